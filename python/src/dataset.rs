@@ -92,13 +92,18 @@ impl Dataset {
     /// Bytes of files; waits for files not in memory.
     fn bytes<'py>(&self, py: Python<'py>, files: Files) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let mut read = Vec::new();
-        self.lend(py, files, &mut |bytes| read.push(PyBytes::new(py, bytes)))?;
+        self.read_files(py, files, &mut |bytes| read.push(PyBytes::new(py, bytes)))?;
         Ok(read)
     }
 
     /// Passes files in their order to `take`; waits for files not in memory. Only few chunks are
     /// pinned at a time, for any number of files.
-    fn lend(&self, py: Python<'_>, files: Files, take: &mut dyn FnMut(&[u8])) -> PyResult<()> {
+    fn read_files(
+        &self,
+        py: Python<'_>,
+        files: Files,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> PyResult<()> {
         let mut numbers = match files {
             Files::Numbers(numbers) => numbers,
             paths @ Files::Paths(_) => {
@@ -226,26 +231,26 @@ impl Dataset {
     /// :raises NotFoundError: if the path does not exist
     fn stat<'py>(&self, py: Python<'py>, path: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
         let path = file_path(py, bytes_of(path)?)?;
-        let told = PyDict::new(py);
+        let fields = PyDict::new(py);
         match self.stats(py, path.clone())? {
             StatItem::File(record) => {
                 let open = self.open(py)?;
-                told.set_item("type", "file")?;
-                told.set_item("size", record.length)?;
-                told.set_item("mtime", record.attributes.mtime as f64 / 1e9)?;
-                told.set_item("mode", record.attributes.mode)?;
-                told.set_item("crc32c", record.crc.value())?;
+                fields.set_item("type", "file")?;
+                fields.set_item("size", record.length)?;
+                fields.set_item("mtime", record.attributes.mtime as f64 / 1e9)?;
+                fields.set_item("mode", record.attributes.mode)?;
+                fields.set_item("crc32c", record.crc.value())?;
                 if let Some(snapshot) = open.dataset.snapshot() {
-                    told.set_item("number", snapshot.number(&path).or_raise(py)?)?;
+                    fields.set_item("number", snapshot.number(&path).or_raise(py)?)?;
                 }
             }
-            StatItem::Folder => told.set_item("type", "folder")?,
+            StatItem::Folder => fields.set_item("type", "folder")?,
             StatItem::Missing => {
                 let text = format!("stat {}/{path}: there is nothing", self.target.address());
                 return Err(named(py, "NotFoundError", text));
             }
         }
-        Ok(told)
+        Ok(fields)
     }
 
     /// The names of the files and folders in a folder; names of folders end in a slash.
@@ -483,7 +488,7 @@ impl Dataset {
                 end = to;
             }
         };
-        self.lend(py, files, &mut take)?;
+        self.read_files(py, files, &mut take)?;
         if needed > end {
             let text = format!("the buffer is too short: {needed} bytes are needed");
             return Err(invalid(py, text));

@@ -105,18 +105,18 @@ impl Dataset {
         let dataset = Some(open.dataset.info().name.clone());
         let request = PurgeRequest { dataset, grace, dry_run, force };
         let purged = wait(py, move || open.client.purge(request, &mut |_| {}))?.or_raise(py)?;
-        let told = PyDict::new(py);
+        let fields = PyDict::new(py);
         for progress in purged {
-            told.set_item("removed", progress.removed)?;
-            told.set_item("removed_bytes", progress.removed_bytes)?;
-            told.set_item("rewritten", progress.rewritten)?;
-            told.set_item("waiting", progress.waiting)?;
-            told.set_item("waiting_bytes", progress.waiting_bytes)?;
-            told.set_item("reclaimable_bytes", progress.reclaimable_bytes)?;
-            told.set_item("leased_by", progress.leased_by)?;
-            told.set_item("problems", progress.problems)?;
+            fields.set_item("removed", progress.removed)?;
+            fields.set_item("removed_bytes", progress.removed_bytes)?;
+            fields.set_item("rewritten", progress.rewritten)?;
+            fields.set_item("waiting", progress.waiting)?;
+            fields.set_item("waiting_bytes", progress.waiting_bytes)?;
+            fields.set_item("reclaimable_bytes", progress.reclaimable_bytes)?;
+            fields.set_item("leased_by", progress.leased_by)?;
+            fields.set_item("problems", progress.problems)?;
         }
-        Ok(told)
+        Ok(fields)
     }
 }
 

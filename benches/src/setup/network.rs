@@ -59,20 +59,20 @@ impl Network {
 
     fn make(&self, megabits: u32) -> Result<()> {
         let bridge = &self.bridge;
-        tell("ip", &format!("link add {bridge} type bridge"))?;
-        tell("ip", &format!("addr add {}/24 dev {bridge}", self.address()))?;
-        tell("ip", &format!("link set {bridge} up"))?;
+        execute("ip", &format!("link add {bridge} type bridge"))?;
+        execute("ip", &format!("addr add {}/24 dev {bridge}", self.address()))?;
+        execute("ip", &format!("link set {bridge} up"))?;
         for node in 0..self.nodes {
             let (name, outside) = (self.namespace(node), format!("{bridge}v{node}"));
             let shape = format!("root tbf rate {megabits}mbit burst 256kb latency 50ms");
-            tell("ip", &format!("netns add {name}"))?;
-            tell("ip", &format!("link add {outside} type veth peer name eth0 netns {name}"))?;
-            tell("ip", &format!("link set {outside} master {bridge} up"))?;
-            tell("tc", &format!("qdisc add dev {outside} {shape}"))?;
-            tell("ip", &format!("-n {name} addr add {}/24 dev eth0", self.address_of(node)))?;
-            tell("ip", &format!("-n {name} link set lo up"))?;
-            tell("ip", &format!("-n {name} link set eth0 up"))?;
-            tell("tc", &format!("-n {name} qdisc add dev eth0 {shape}"))?;
+            execute("ip", &format!("netns add {name}"))?;
+            execute("ip", &format!("link add {outside} type veth peer name eth0 netns {name}"))?;
+            execute("ip", &format!("link set {outside} master {bridge} up"))?;
+            execute("tc", &format!("qdisc add dev {outside} {shape}"))?;
+            execute("ip", &format!("-n {name} addr add {}/24 dev eth0", self.address_of(node)))?;
+            execute("ip", &format!("-n {name} link set lo up"))?;
+            execute("ip", &format!("-n {name} link set eth0 up"))?;
+            execute("tc", &format!("-n {name} qdisc add dev eth0 {shape}"))?;
         }
         Ok(())
     }
@@ -83,10 +83,10 @@ impl Drop for Network {
         for node in 0..self.nodes {
             // The outer veth ends at once; the inner veth exists as long as a process of the
             // namespace.
-            let _ = tell("ip", &format!("link del {}v{node}", self.bridge));
-            let _ = tell("ip", &format!("netns del {}", self.namespace(node)));
+            let _ = execute("ip", &format!("link del {}v{node}", self.bridge));
+            let _ = execute("ip", &format!("netns del {}", self.namespace(node)));
         }
-        let _ = tell("ip", &format!("link del {}", self.bridge));
+        let _ = execute("ip", &format!("link del {}", self.bridge));
     }
 }
 
@@ -99,7 +99,7 @@ fn remove_old() {
         let text = listed.map(|listed| listed.stdout).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
         for name in text.split([' ', ':', '\n']).filter(|word| is_left(word)) {
-            let _ = tell("ip", &format!("{remove} {name}"));
+            let _ = execute("ip", &format!("{remove} {name}"));
         }
     }
 }
@@ -111,12 +111,12 @@ fn is_left(name: &str) -> bool {
     process.parse::<u32>().is_ok() && !Path::new("/proc").join(process).exists()
 }
 
-fn tell(program: &str, arguments: &str) -> Result<()> {
+fn execute(program: &str, arguments: &str) -> Result<()> {
     let mut command = Command::new(program);
     command.args(arguments.split(' ')).stdin(Stdio::null());
     let out = command.output()?;
-    let said = String::from_utf8_lossy(&out.stderr);
-    ensure!(out.status.success(), "{program} {arguments}: {}", said.trim());
+    let message = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "{program} {arguments}: {}", message.trim());
     Ok(())
 }
 

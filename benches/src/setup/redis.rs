@@ -52,7 +52,7 @@ impl Redis {
     }
 
     /// Runs a redis-cli command.
-    pub(crate) fn tell(&self, command: &[&str]) -> Result<()> {
+    pub(crate) fn execute(&self, command: &[&str]) -> Result<()> {
         finish(Command::new("redis-cli").args(["-p", &self.port.to_string()]).args(command))
     }
 
@@ -74,7 +74,7 @@ impl Redis {
         let (port, count) = (self.port.to_string(), count.to_string());
         let fill = "for i = 1, 1000 do redis.call('ZADD', KEYS[1], 0, \
                     string.format('n01440764_%05d.JPEG!', i) .. string.rep('x', 70)) end";
-        self.tell(&["EVAL", fill, "1", "rows"])?;
+        self.execute(&["EVAL", fill, "1", "rows"])?;
         let mut command = Command::new("redis-benchmark");
         command.args(["-p", &port, "-c", "64", "-P", "64", "-n", &count, "-q", "--csv"]);
         let (low, high) = ("[n01440764_00500.JPEG!", "(n01440764_00500.JPEG~");

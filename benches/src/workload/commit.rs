@@ -49,7 +49,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         let ((), committing) = Stopwatch::new()
             .time(|| at_once(&runtime, &chunks, |mine| commit(client.clone(), dataset, mine)))?;
         let setting = alone.rate("SET", &["-P", "64", "-n", &sets, "-r", "1000000"])?;
-        alone.tell(&["FLUSHALL"])?;
+        alone.execute(&["FLUSHALL"])?;
         let record = runtime.block_on(other(&*metadata, &name))?;
         let objects =
             packed(files, record.id)?.iter().map(header_of).collect::<Result<Vec<_>>>()?;

@@ -26,7 +26,7 @@ const PROCESSES: [usize; 3] = [1, 2, 4];
 
 /// Destination of the files of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Into {
+enum Destination {
     Diesel,
     Memcached,
     Files,
@@ -38,7 +38,7 @@ enum Into {
 #[derive(Debug, Clone, Args)]
 pub struct Worker {
     /// Kind of the destination
-    into: Into,
+    into: Destination,
     /// Address or folder of the destination
     at: PathBuf,
     /// Folder of the files, or prefix of their names
@@ -53,10 +53,10 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let folder = settings.on_disk("created");
     let chunks = settings.on_disk("written");
     let places = [
-        (Into::Diesel, PathBuf::from(&server.address)),
-        (Into::Memcached, memcached.address.to_string().into()),
-        (Into::Files, folder.clone()),
-        (Into::Chunks, chunks.clone()),
+        (Destination::Diesel, PathBuf::from(&server.address)),
+        (Destination::Memcached, memcached.address.to_string().into()),
+        (Destination::Files, folder.clone()),
+        (Destination::Chunks, chunks.clone()),
     ];
     let files = settings.scaled(100_000);
     let rates = measure(settings, &places, files)?;
@@ -97,7 +97,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
 /// files with a final sync.
 fn measure(
     settings: &Settings,
-    places: &[(Into, PathBuf)],
+    places: &[(Destination, PathBuf)],
     files: u32,
 ) -> Result<Vec<Vec<Vec<f64>>>> {
     let mut rates = vec![vec![Vec::new(); PROCESSES.len()]; places.len()];
@@ -107,15 +107,17 @@ fn measure(
             for (place, (into, at)) in places.iter().enumerate() {
                 let name = match into {
                     // A repeated set: memcached has memory for the files of one round.
-                    Into::Memcached => format!("p{processes}"),
-                    Into::Diesel | Into::Files | Into::Chunks => format!("r{round}p{processes}"),
+                    Destination::Memcached => format!("p{processes}"),
+                    Destination::Diesel | Destination::Files | Destination::Chunks => {
+                        format!("r{round}p{processes}")
+                    }
                 };
                 rustix::fs::sync();
                 take_from_the_host(processes * usize::try_from(files)? * LENGTH);
                 let seconds = together(*into, at, &name, processes, files)?;
                 let files = f64::from(files) * processes as f64;
                 rates[place][count].push(files / seconds);
-                if *into == Into::Files {
+                if *into == Destination::Files {
                     let ((), more) = Stopwatch::new().time(|| {
                         rustix::fs::sync();
                         Ok(())
@@ -146,7 +148,7 @@ fn best(rates: Vec<Vec<f64>>, what: &str) -> Side {
 
 /// Runs processes that put `files` files each; returns the seconds.
 fn together(
-    into: Into,
+    into: Destination,
     at: &std::path::Path,
     name: &str,
     processes: usize,
@@ -188,10 +190,10 @@ pub fn work(worker: &Worker) -> Result<()> {
     let paths: Vec<String> =
         (0..worker.files).map(|n| format!("{}/n01440764_{n}.JPEG", worker.name)).collect();
     match worker.into {
-        Into::Diesel => put_diesel(worker, &paths, &data),
-        Into::Memcached => put_memcached(worker, &paths, &data),
-        Into::Files => put_files(worker, &paths, &data),
-        Into::Chunks => put_chunks(worker),
+        Destination::Diesel => put_diesel(worker, &paths, &data),
+        Destination::Memcached => put_memcached(worker, &paths, &data),
+        Destination::Files => put_files(worker, &paths, &data),
+        Destination::Chunks => put_chunks(worker),
     }
 }
 

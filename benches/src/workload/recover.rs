@@ -55,11 +55,11 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
 
 fn recover(client: &Client, path: &str) -> Result<u64> {
     let request = RecoverRequest { dataset: None, since: None };
-    let told = client.recover(request, &mut |_| {})?;
+    let recovered = client.recover(request, &mut |_| {})?;
     let dataset = client.dataset(&"small".parse()?)?;
     let found = dataset.stat(&FilePath::new(path.to_owned())?)?;
     ensure!(matches!(found, StatItem::File(_)), "{path} is not there again");
-    Ok(told.iter().map(|dataset| dataset.files).sum())
+    Ok(recovered.iter().map(|dataset| dataset.files).sum())
 }
 
 fn insert(file: &Path, paths: &[String]) -> Result<()> {

@@ -39,14 +39,14 @@ type Request = Vec<ObjectRange>;
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let (chunks, requests) = (settings.scaled(64), settings.scaled(4_000));
-    let rig = Rig::new(settings, chunks)?;
-    let warmed = rig.tier.counts().misses;
+    let setup = Setup::new(settings, chunks)?;
+    let warmed = setup.tier.counts().misses;
     let marked =
-        rig.compare(settings.runs(), 0, |round| Ok(vec![wanted(chunks, requests, round)?]))?;
-    let run_out = rig.compare(settings.runs(), TRUSTED, |round| {
+        setup.compare(settings.runs(), 0, |round| Ok(vec![wanted(chunks, requests, round)?]))?;
+    let run_out = setup.compare(settings.runs(), TRUSTED, |round| {
         (0..EPOCHS).map(|number| epoch(chunks, round * EPOCHS + number)).collect()
     })?;
-    let misses = rig.tier.counts().misses - warmed;
+    let misses = setup.tier.counts().misses - warmed;
     ensure!(misses == 0, "{misses} ranges came from the slow store");
     let bench = |name: &str, what: &str, settings, [ours, theirs]: [Vec<f64>; 2], bar| Bench {
         name: name.to_owned(),
@@ -74,13 +74,13 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
 
 /// A clock that the bench can advance.
 #[derive(Debug, Default)]
-struct Movable {
+struct MovableClock {
     machine: SystemClock,
     /// Advance in seconds.
     ahead: AtomicU64,
 }
 
-impl Movable {
+impl MovableClock {
     fn move_on(&self, seconds: u64) {
         self.ahead.fetch_add(seconds, Ordering::Relaxed);
     }
@@ -90,7 +90,7 @@ impl Movable {
     }
 }
 
-impl Clock for Movable {
+impl Clock for MovableClock {
     fn now(&self) -> SystemTime {
         self.machine.now() + self.ahead()
     }
@@ -106,24 +106,24 @@ impl Clock for Movable {
 }
 
 /// A tier with all chunks in its fast store, and another fast store.
-struct Rig {
+struct Setup {
     tier: TierStore,
     alone: Arc<dyn Store>,
-    clock: Arc<Movable>,
+    clock: Arc<MovableClock>,
     /// The last field: dropped after its users.
     runtime: Runtime,
 }
 
-impl Rig {
+impl Setup {
     fn new(settings: &Settings, chunks: u32) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()
             .context("start the threads of the stores")?;
-        let clock = Arc::new(Movable::default());
+        let clock = Arc::new(MovableClock::default());
         let (tier, alone) =
-            runtime.block_on(stores(settings, chunks, Arc::<Movable>::clone(&clock)))?;
+            runtime.block_on(stores(settings, chunks, Arc::<MovableClock>::clone(&clock)))?;
         Ok(Self { tier, alone, clock, runtime })
     }
 

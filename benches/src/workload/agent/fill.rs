@@ -13,7 +13,7 @@ use dl_store::Throttle;
 use libdiesel::agent::{Arena, Shape};
 
 use super::node::{Node, put};
-use super::reader::{AgentReader, Ask, Reading};
+use super::reader::{AgentReader, Command, ReaderProcess};
 use super::{BYTES, runs};
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Server, Settings, SlowServer, take_from_the_host};
@@ -66,14 +66,14 @@ fn epochs(settings: &Settings, server: &str, folder: &Path, files: u32) -> Resul
         let past_node = AgentReader { task: None, ..of_node.clone() };
         let mut rates = Vec::new();
         for reader in [of_node, past_node] {
-            let readers = (0..PROCESSES).map(|_| Reading::start(&reader));
+            let readers = (0..PROCESSES).map(|_| ReaderProcess::start(&reader));
             let mut readers = readers.collect::<Result<Vec<_>>>()?;
             // The answer comes from a ready process.
             for reader in &mut readers {
-                reader.run(Ask::Ready)?;
+                reader.run(Command::Ready)?;
             }
             let (read, seconds) = stopwatch.time(|| epoch(&mut readers, round as u64))?;
-            ensure!(read == u64::from(files), "{read} files came");
+            ensure!(read == u64::from(files), "the readers read {read} files");
             rates.push(read as f64 / seconds);
         }
         if round == 0 {
@@ -105,9 +105,9 @@ fn epochs(settings: &Settings, server: &str, folder: &Path, files: u32) -> Resul
 }
 
 /// Runs an epoch, one share for each process; returns the number of files.
-fn epoch(readers: &mut [Reading], epoch: u64) -> Result<u64> {
+fn epoch(readers: &mut [ReaderProcess], epoch: u64) -> Result<u64> {
     for (rank, reader) in (0..).zip(readers.iter_mut()) {
-        reader.tell(Ask::Epoch { epoch, rank, world: PROCESSES, group: GROUP, rest: 0 })?;
+        reader.send(Command::Epoch { epoch, rank, world: PROCESSES, group: GROUP, rest: 0 })?;
     }
     readers.iter_mut().try_fold(0, |files, reader| Ok(files + reader.answer()?.files))
 }
@@ -163,10 +163,10 @@ fn first_reads(settings: &Settings) -> Result<Bench> {
     put(&server.address, DATASET, files, LENGTH)?;
     let node = Node::start("first", &server.address, DATASET, &folder, room(files), "on-demand")?;
     let reader = node.reader(LENGTH, 0);
-    let mut through = Reading::start(&reader)?;
-    let mut past = Reading::start(&AgentReader { task: None, ..reader })?;
-    through.run(Ask::Ready)?;
-    past.run(Ask::Ready)?;
+    let mut through = ReaderProcess::start(&reader)?;
+    let mut past = ReaderProcess::start(&AgentReader { task: None, ..reader })?;
+    through.run(Command::Ready)?;
+    past.run(Command::Ready)?;
     server.set_throttle(SLOW);
     let chunks = node.status()?.chunks as usize;
     let mut ours = Side::new("get_into through the agent");
@@ -179,8 +179,8 @@ fn first_reads(settings: &Settings) -> Result<Bench> {
         if at >= chunks {
             break;
         }
-        let ask = Ask::First { chunk: at * (chunks / ((rounds + 1) * FIRST_READS)).max(1) };
-        let answers = [through.run(ask)?, quiet(&node).and_then(|()| past.run(ask))?];
+        let command = Command::First { chunk: at * (chunks / ((rounds + 1) * FIRST_READS)).max(1) };
+        let answers = [through.run(command)?, quiet(&node).and_then(|()| past.run(command))?];
         if round > 0 {
             for (side, answer) in [&mut ours, &mut theirs].into_iter().zip(answers) {
                 side.samples.push(answer.seconds * 1e3);

@@ -3,11 +3,11 @@
 //! Must hold: readers are separate processes and use the public API of the library. The agent is
 //! `dlcmd agent start`. Both sides of a ratio run in turns in one process.
 
-mod bare;
 mod fill;
 mod hot;
 pub(super) mod memcached;
 pub(super) mod node;
+mod plain;
 pub(super) mod reader;
 mod small;
 

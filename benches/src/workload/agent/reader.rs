@@ -18,8 +18,8 @@ use dl_runtime::{Clock, SystemClock};
 use libdiesel::{Client, ConnectOptions, Dataset, ShuffleOptions, SnapshotCache, TaskOptions};
 use serde::{Deserialize, Serialize};
 
-use super::bare::Bare;
 use super::memcached::{Connection, Listener};
+use super::plain::Plain;
 use crate::setup::{Process, shuffle, start_own};
 
 /// Files of a batch.
@@ -99,9 +99,9 @@ pub(crate) enum Kind {
     /// `view_many` by number, with a read of the first byte of each file.
     Views,
     /// A memcpy into the buffer of one file.
-    Bare,
+    Plain,
     /// A memcpy into the buffer of a batch.
-    BareMany,
+    PlainMany,
     /// A memcpy whose address comes from a random record.
     Record,
     /// A memcached request with one key.
@@ -118,8 +118,8 @@ impl Kind {
             Self::Path => "get_into by path",
             Self::PathMany => "get_many_into by path",
             Self::Views => "view_many by number, first bytes",
-            Self::Bare => "memcpy",
-            Self::BareMany => "memcpy to the buffer of a batch",
+            Self::Plain => "memcpy",
+            Self::PlainMany => "memcpy to the buffer of a batch",
             Self::Record => "memcpy, address from a random record of 16 bytes",
             Self::Memcached => "memcached over a unix socket, one key",
             Self::MemcachedMany => "memcached over a unix socket, a batch of keys",
@@ -129,7 +129,7 @@ impl Kind {
 
 /// Command for a process.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) enum Ask {
+pub(crate) enum Command {
     /// Answer as soon as the process is ready.
     Ready,
     /// Prepare reads of this kind.
@@ -166,9 +166,9 @@ impl std::ops::AddAssign for Answer {
 
 /// A process that waits for commands.
 #[derive(Debug)]
-pub(crate) struct Reading(Process, BufReader<ChildStdout>);
+pub(crate) struct ReaderProcess(Process, BufReader<ChildStdout>);
 
-impl Reading {
+impl ReaderProcess {
     pub(crate) fn start(reader: &AgentReader) -> Result<Self> {
         let arguments = reader.arguments();
         let (process, stdout) =
@@ -176,9 +176,9 @@ impl Reading {
         Ok(Self(process, stdout))
     }
 
-    pub(crate) fn tell(&mut self, ask: Ask) -> Result<()> {
+    pub(crate) fn send(&mut self, command: Command) -> Result<()> {
         let stdin = self.0.0.stdin.as_mut().context("take its input")?;
-        Ok(writeln!(stdin, "{}", serde_json::to_string(&ask)?)?)
+        Ok(writeln!(stdin, "{}", serde_json::to_string(&command)?)?)
     }
 
     pub(crate) fn answer(&mut self) -> Result<Answer> {
@@ -187,16 +187,16 @@ impl Reading {
         serde_json::from_str(&line).context("a process that reads has failed")
     }
 
-    pub(crate) fn run(&mut self, ask: Ask) -> Result<Answer> {
-        self.tell(ask)?;
+    pub(crate) fn run(&mut self, command: Command) -> Result<Answer> {
+        self.send(command)?;
         self.answer()
     }
 }
 
 /// Sends the same command to all readers at the same time.
-pub(crate) fn together(readers: &mut [Reading], ask: Ask) -> Result<Vec<Answer>> {
-    readers.iter_mut().try_for_each(|reader| reader.tell(ask))?;
-    readers.iter_mut().map(Reading::answer).collect()
+pub(crate) fn together(readers: &mut [ReaderProcess], command: Command) -> Result<Vec<Answer>> {
+    readers.iter_mut().try_for_each(|reader| reader.send(command))?;
+    readers.iter_mut().map(ReaderProcess::answer).collect()
 }
 
 /// Body of a process: executes the commands of its input until the input ends.
@@ -204,25 +204,25 @@ pub(crate) fn together(readers: &mut [Reading], ask: Ask) -> Result<Vec<Answer>>
 /// # Errors
 /// A command fails.
 pub fn read_cached(reader: &AgentReader) -> Result<()> {
-    let mut scene = Scene::new(reader)?;
+    let mut state = State::new(reader)?;
     for line in stdin().lines() {
         let answer = match serde_json::from_str(&line?)? {
-            Ask::Ready => Answer::default(),
-            Ask::Prepare(kind) => {
-                scene.prepare(kind, reader)?;
+            Command::Ready => Answer::default(),
+            Command::Prepare(kind) => {
+                state.prepare(kind, reader)?;
                 Answer::default()
             }
-            Ask::Read(kind, milliseconds) => {
-                scene.read(kind, Duration::from_millis(milliseconds))?
+            Command::Read(kind, milliseconds) => {
+                state.read(kind, Duration::from_millis(milliseconds))?
             }
-            Ask::First { chunk } => scene.first(chunk)?,
-            Ask::Epoch { epoch, rank, world, group, rest } => {
+            Command::First { chunk } => state.first(chunk)?,
+            Command::Epoch { epoch, rank, world, group, rest } => {
                 let options = ShuffleOptions::new(SEED, epoch, group).of_rank(rank, world);
-                scene.epoch(options, Duration::from_micros(rest))?
+                state.epoch(options, Duration::from_micros(rest))?
             }
-            Ask::Sparse { epoch, group, step } => {
+            Command::Sparse { epoch, group, step } => {
                 let options = ShuffleOptions::new(SEED, epoch, group).of_worker(0, step, 1);
-                scene.epoch(options, Duration::ZERO)?
+                state.epoch(options, Duration::ZERO)?
             }
         };
         writeln!(stdout(), "{}", serde_json::to_string(&answer)?)?;
@@ -231,28 +231,28 @@ pub fn read_cached(reader: &AgentReader) -> Result<()> {
 }
 
 /// Data and position of a process.
-struct Scene {
+struct State {
     dataset: Dataset,
     length: usize,
     order: Vec<u32>,
     /// Paths in the same order.
     paths: Vec<FilePath>,
     is_warm: bool,
-    bare: Option<Bare>,
+    plain: Option<Plain>,
     memcached: Option<Connection>,
     /// Buffers for one file and for a batch.
     buffers: [Vec<u8>; 2],
-    turns: Turns,
+    passes: Passes,
 }
 
 /// Repeated passes over the order.
-struct Turns {
+struct Passes {
     clock: SystemClock,
     files: usize,
     next: usize,
 }
 
-impl Turns {
+impl Passes {
     /// Calls `work` with the next `step` files of the order until `time` has passed.
     fn pass(
         &mut self,
@@ -277,17 +277,17 @@ impl Turns {
     }
 }
 
-impl Scene {
+impl State {
     fn new(reader: &AgentReader) -> Result<Self> {
         let dataset = reader.open()?;
         let files = dataset.snapshot().context("there is a snapshot")?.files();
         let mut order: Vec<u32> = (0..files).collect();
         shuffle(&mut order, reader.seed);
         let buffers = [vec![0; reader.length], vec![0; reader.length * BATCH]];
-        let turns = Turns { clock: SystemClock::new(), files: order.len(), next: 0 };
-        let (paths, is_warm, bare, memcached) = (Vec::new(), false, None, None);
+        let passes = Passes { clock: SystemClock::new(), files: order.len(), next: 0 };
+        let (paths, is_warm, plain, memcached) = (Vec::new(), false, None, None);
         let length = reader.length;
-        Ok(Self { dataset, length, order, paths, is_warm, bare, memcached, buffers, turns })
+        Ok(Self { dataset, length, order, paths, is_warm, plain, memcached, buffers, passes })
     }
 
     /// Reads all files once, and so maps all pages of the cache.
@@ -309,9 +309,9 @@ impl Scene {
                 self.list_paths()?;
             }
             Kind::Memcached | Kind::MemcachedMany => self.fill_memcached(reader)?,
-            Kind::Bare | Kind::BareMany | Kind::Record => {
-                if self.bare.is_none() {
-                    self.bare = Some(Bare::new(&self.order, self.length)?);
+            Kind::Plain | Kind::PlainMany | Kind::Record => {
+                if self.plain.is_none() {
+                    self.plain = Some(Plain::new(&self.order, self.length)?);
                 }
             }
         }
@@ -344,16 +344,16 @@ impl Scene {
         let firsts = snapshot.first_files()?;
         let [first, next] = firsts[chunk..chunk + 2] else { bail!("there is no chunk {chunk}") };
         let file = u32::midpoint(first, next);
-        let start = self.turns.clock.monotonic();
+        let start = self.passes.clock.monotonic();
         let length = self.dataset.get_into(file, &mut self.buffers[0])?;
-        let took = self.turns.clock.monotonic().saturating_sub(start);
+        let took = self.passes.clock.monotonic().saturating_sub(start);
         ensure!(length == self.length, "another length");
         Ok(Answer { files: 1, seconds: took.as_secs_f64() })
     }
 
     /// Reads an epoch to its end.
     fn epoch(&self, options: ShuffleOptions, rest: Duration) -> Result<Answer> {
-        let start = self.turns.clock.monotonic();
+        let start = self.passes.clock.monotonic();
         let epoch = self.dataset.shuffle(options)?;
         let mut files = 0;
         while let Some(file) = epoch.next()? {
@@ -363,7 +363,7 @@ impl Scene {
                 std::thread::sleep(rest);
             }
         }
-        let took = self.turns.clock.monotonic().saturating_sub(start);
+        let took = self.passes.clock.monotonic().saturating_sub(start);
         Ok(Answer { files, seconds: took.as_secs_f64() })
     }
 
@@ -371,16 +371,16 @@ impl Scene {
         match kind {
             Kind::Get | Kind::Path => self.read_files(kind, time),
             Kind::GetMany | Kind::PathMany | Kind::Views => self.read_batches(kind, time),
-            Kind::Bare | Kind::BareMany | Kind::Record => self.copy_bare(kind, time),
+            Kind::Plain | Kind::PlainMany | Kind::Record => self.copy_plain(kind, time),
             Kind::Memcached | Kind::MemcachedMany => self.get_memcached(kind, time),
         }
     }
 
     fn read_files(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
         let step = files_between_clock_readings(self.length);
-        let Self { dataset, length, order, paths, buffers: [one, _], turns, .. } = self;
+        let Self { dataset, length, order, paths, buffers: [one, _], passes, .. } = self;
         if kind == Kind::Path {
-            return turns.pass(time, step, |range| {
+            return passes.pass(time, step, |range| {
                 for path in &paths[range] {
                     ensure!(dataset.get_into(path, one)? == *length, "another length");
                     black_box(&mut *one);
@@ -388,7 +388,7 @@ impl Scene {
                 Ok(())
             });
         }
-        turns.pass(time, step, |range| {
+        passes.pass(time, step, |range| {
             for number in &order[range] {
                 ensure!(dataset.get_into(*number, one)? == *length, "another length");
                 black_box(&mut *one);
@@ -398,8 +398,8 @@ impl Scene {
     }
 
     fn read_batches(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
-        let Self { dataset, order, paths, buffers: [_, many], turns, .. } = self;
-        turns.pass(time, BATCH, |range| {
+        let Self { dataset, order, paths, buffers: [_, many], passes, .. } = self;
+        passes.pass(time, BATCH, |range| {
             let places = match kind {
                 Kind::Views => {
                     let views = dataset.view_many(&order[range])?;
@@ -415,19 +415,19 @@ impl Scene {
         })
     }
 
-    fn copy_bare(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
+    fn copy_plain(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
         let step = files_between_clock_readings(self.length);
-        let Self { order, bare, buffers: [one, many], turns, .. } = self;
-        bare.as_ref().context("it was prepared")?.by_number(|copying| match kind {
-            Kind::BareMany => turns.pass(time, BATCH, |range| {
+        let Self { order, plain, buffers: [one, many], passes, .. } = self;
+        plain.as_ref().context("it was prepared")?.by_number(|copying| match kind {
+            Kind::PlainMany => passes.pass(time, BATCH, |range| {
                 copying.by_number(&order[range], many);
                 Ok(())
             }),
-            Kind::Record => turns.pass(time, step, |range| {
+            Kind::Record => passes.pass(time, step, |range| {
                 copying.by_record(&order[range], one);
                 Ok(())
             }),
-            _ => turns.pass(time, step, |range| {
+            _ => passes.pass(time, step, |range| {
                 copying.by_number(&order[range], one);
                 Ok(())
             }),
@@ -435,9 +435,9 @@ impl Scene {
     }
 
     fn get_memcached(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
-        let Self { paths, memcached, turns, .. } = self;
+        let Self { paths, memcached, passes, .. } = self;
         let connection = memcached.as_mut().context("it was prepared")?;
-        turns.pass(time, BATCH, |range| match kind {
+        passes.pass(time, BATCH, |range| match kind {
             Kind::Memcached => range.into_iter().try_for_each(|at| connection.get(&paths[at..=at])),
             _ => connection.get(&paths[range]),
         })

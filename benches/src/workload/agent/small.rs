@@ -11,7 +11,7 @@ use dl_store::Throttle;
 
 use super::BYTES;
 use super::node::{Node, put};
-use super::reader::{Ask, BATCH, Reading};
+use super::reader::{BATCH, Command, ReaderProcess};
 use crate::measure::{Bar, Bench, Side};
 use crate::setup::{Settings, SlowServer};
 
@@ -81,7 +81,7 @@ impl Setup<'_> {
         let memory = u64::from(self.files) * LENGTH as u64 * 5 / 4 + (256 << 20);
         let node = self.node("whole", memory, "oneshot")?;
         node.wait()?;
-        let mut reader = Reading::start(&node.reader(LENGTH, 0))?;
+        let mut reader = ReaderProcess::start(&node.reader(LENGTH, 0))?;
         let mut rates = Side::new("all chunks in memory");
         for number in 0..=self.settings.runs() {
             let rate = epoch(&mut reader, number)?;
@@ -101,8 +101,8 @@ impl Setup<'_> {
         let slots = (*chunks as f64 * row.cached) as u64;
         self.server.set_throttle(Throttle::default());
         let node = self.node("part", slots * slot, "on-demand")?;
-        let mut reader = Reading::start(&node.reader(LENGTH, 0))?;
-        reader.run(Ask::Ready)?;
+        let mut reader = ReaderProcess::start(&node.reader(LENGTH, 0))?;
+        reader.run(Command::Ready)?;
         let store = cached.median() * LENGTH as f64 * row.store;
         let bytes_per_second = NonZeroU64::new(store as u64);
         self.server.set_throttle(Throttle { bytes_per_second, ..Throttle::default() });
@@ -146,8 +146,8 @@ impl Setup<'_> {
 }
 
 /// Reads an epoch; returns files a second.
-fn epoch(reader: &mut Reading, number: usize) -> Result<f64> {
+fn epoch(reader: &mut ReaderProcess, number: usize) -> Result<f64> {
     let epoch = number as u64;
-    let ask = Ask::Epoch { epoch, rank: 0, world: 1, group: GROUP, rest: REST };
-    Ok(reader.run(ask)?.rate())
+    let command = Command::Epoch { epoch, rank: 0, world: 1, group: GROUP, rest: REST };
+    Ok(reader.run(command)?.rate())
 }

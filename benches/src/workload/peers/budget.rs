@@ -9,7 +9,7 @@ use super::cluster::{Cluster, FILES, Job, LENGTH, memory, put_files};
 use crate::measure::{Bar, Bench, Side};
 use crate::setup::{Server, Settings};
 use crate::workload::agent::node::Start;
-use crate::workload::agent::reader::{Ask, Reading};
+use crate::workload::agent::reader::{Command, ReaderProcess};
 
 const DATASET: &str = "peers-budget";
 const NODES: usize = 4;
@@ -37,21 +37,21 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
 }
 
 /// Reads an epoch, one share for each node; returns the store reads.
-fn epoch(cluster: &Cluster, readers: &mut [Reading], epoch: u64, files: u32) -> Result<u64> {
+fn epoch(cluster: &Cluster, readers: &mut [ReaderProcess], epoch: u64, files: u32) -> Result<u64> {
     let before = cluster.store_reads()?;
     for (rank, reader) in (0..).zip(readers.iter_mut()) {
-        reader.tell(Ask::Epoch { epoch, rank, world: NODES as u32, group: GROUP, rest: 0 })?;
+        reader.send(Command::Epoch { epoch, rank, world: NODES as u32, group: GROUP, rest: 0 })?;
     }
     let mut read = 0;
     for reader in readers {
         read += reader.answer()?.files;
     }
-    ensure!(read == u64::from(files), "{read} files came");
+    ensure!(read == u64::from(files), "the readers read {read} files");
     Ok(cluster.store_reads()? - before)
 }
 
-fn readers(cluster: &Cluster) -> Result<Vec<Reading>> {
-    cluster.nodes.iter().map(|node| Reading::start(&node.reader(LENGTH, 0))).collect()
+fn readers(cluster: &Cluster) -> Result<Vec<ReaderProcess>> {
+    cluster.nodes.iter().map(|node| ReaderProcess::start(&node.reader(LENGTH, 0))).collect()
 }
 
 /// Four nodes with memory for more than the dataset: only the first epoch reads the store.

@@ -73,22 +73,22 @@ impl Instances {
     fn ask(&mut self, number: u32, answer: &mut [u8]) -> bool {
         let instance = Self::of(number, self.connections.len());
         let Some(connection) = &mut self.connections[instance] else { return false };
-        let mut asked = || {
+        let mut exchange = || {
             connection.write_all(&self.request)?;
-            let mut came = 0;
-            while came < answer.len() {
-                match connection.read(&mut answer[came..])? {
+            let mut received = 0;
+            while received < answer.len() {
+                match connection.read(&mut answer[received..])? {
                     0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-                    read => came += read,
+                    read => received += read,
                 }
-                if answer[..came] == *b"END\r\n" {
+                if answer[..received] == *b"END\r\n" {
                     return Ok(false);
                 }
             }
             Ok(true)
         };
-        let asked: std::io::Result<bool> = asked();
-        asked.unwrap_or_else(|_| {
+        let exchange: std::io::Result<bool> = exchange();
+        exchange.unwrap_or_else(|_| {
             self.connections[instance] = None;
             false
         })

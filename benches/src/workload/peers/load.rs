@@ -17,7 +17,7 @@ use super::cluster::{Cluster, FILES, Job, LENGTH, PER_CHUNK, memory, put_files};
 use super::figure::Figure;
 use super::first::{IN_FLIGHT, LINK, NODES};
 use super::loss::{finish_all, instances, kill};
-use super::trace::{PeersReader, Report, Traced, Work, files_at};
+use super::trace::{PeersReader, Report, TracedReader, Work, files_at};
 use crate::measure::{Bar, Bench, Curve, Plot, Side};
 use crate::setup::{Network, Settings, SlowServer};
 use crate::workload::agent::node::Start;
@@ -205,7 +205,7 @@ fn fill<P>(
     only: Option<usize>,
 ) -> Result<Load> {
     let fillers = (0..NODES as u32).map(|rank| {
-        Traced::start(&PeersReader {
+        TracedReader::start(&PeersReader {
             server: job.server.to_owned(),
             dataset: job.dataset.to_owned(),
             folder: job.folder.join(format!("node{rank}")),

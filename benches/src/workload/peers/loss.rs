@@ -17,11 +17,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::cluster::{Cluster, FILES, Job, LENGTH, memory, put_files};
 use super::figure::Figure;
 use super::first::{IN_FLIGHT, LINK, NODES};
-use super::trace::{PeersReader, Report, Traced, Work, files_at};
+use super::trace::{PeersReader, Report, TracedReader, Work, files_at};
 use crate::measure::{Bar, Bench, Curve, Plot, Side};
 use crate::setup::{Memcached, Network, Process, Settings, SlowServer};
 use crate::workload::agent::node::{Start, Status};
-use crate::workload::agent::reader::{Ask, Reading};
+use crate::workload::agent::reader::{Command, ReaderProcess};
 
 const DATASET: &str = "peers-loss";
 const GROUP: u32 = 10;
@@ -164,10 +164,10 @@ impl Course {
 
 /// Starts readers, loses a node, and returns the reports and the time of the loss.
 fn around_loss(
-    readers: &mut [Traced],
+    readers: &mut [TracedReader],
     lose: impl FnOnce() -> Result<()>,
 ) -> Result<(Vec<Vec<Report>>, f64)> {
-    readers.iter_mut().try_for_each(Traced::begin)?;
+    readers.iter_mut().try_for_each(TracedReader::begin)?;
     // The first second does not count.
     sleep(Duration::from_secs_f64(BEFORE + 1.0));
     let lost_at = since_boot().as_secs_f64();
@@ -176,7 +176,7 @@ fn around_loss(
     for reader in readers.iter_mut() {
         ensure!(!reader.has_ended()?, "a reader has ended");
     }
-    Ok((readers.iter().map(Traced::reports).collect(), lost_at))
+    Ok((readers.iter().map(TracedReader::reports).collect(), lost_at))
 }
 
 /// Store with one and a half times the lost share of this speed.
@@ -219,7 +219,7 @@ fn of_agents(job: &Job<'_>, server: &SlowServer, files: u32) -> Result<Course> {
     let network = job.network.context("there is a network")?;
     let readers = (0..READERS).map(|rank| {
         let reader = reader(job, network, rank, Work::Epochs);
-        Traced::start(&PeersReader { task: Some(job.task.to_owned()), ..reader })
+        TracedReader::start(&PeersReader { task: Some(job.task.to_owned()), ..reader })
     });
     let mut readers = readers.collect::<Result<Vec<_>>>()?;
     let lost = cluster.nodes[NODES - 1].status()?;
@@ -231,11 +231,17 @@ fn of_agents(job: &Job<'_>, server: &SlowServer, files: u32) -> Result<Course> {
 
 /// Reads two epochs, after which the nodes hold all chunks.
 fn warm(cluster: &Cluster) -> Result<()> {
-    let readers = cluster.nodes.iter().map(|node| Reading::start(&node.reader(LENGTH, 0)));
+    let readers = cluster.nodes.iter().map(|node| ReaderProcess::start(&node.reader(LENGTH, 0)));
     let mut readers = readers.collect::<Result<Vec<_>>>()?;
     for epoch in 0..2 {
         for (rank, reader) in (0..).zip(&mut readers) {
-            reader.tell(Ask::Epoch { epoch, rank, world: NODES as u32, group: GROUP, rest: 0 })?;
+            reader.send(Command::Epoch {
+                epoch,
+                rank,
+                world: NODES as u32,
+                group: GROUP,
+                rest: 0,
+            })?;
         }
         for reader in &mut readers {
             reader.answer()?;
@@ -252,10 +258,11 @@ fn of_memcached(job: &Job<'_>, network: &Network, server: &SlowServer) -> Result
         memcached: addresses.clone(),
         ..reader(job, network, rank, work)
     };
-    let fillers = (0..READERS)
-        .map(|rank| Traced::start(&PeersReader { rest: 0, threads: 4, ..of(rank, Work::Store) }));
+    let fillers = (0..READERS).map(|rank| {
+        TracedReader::start(&PeersReader { rest: 0, threads: 4, ..of(rank, Work::Store) })
+    });
     finish_all(fillers.collect::<Result<_>>()?)?;
-    let readers = (0..READERS).map(|rank| Traced::start(&of(rank, Work::Keys)));
+    let readers = (0..READERS).map(|rank| TracedReader::start(&of(rank, Work::Keys)));
     let mut readers = readers.collect::<Result<Vec<_>>>()?;
     let lost_share = 1.0 / NODES as f64;
     server.set_throttle(slow(SPEED, lost_share));
@@ -285,10 +292,10 @@ pub(super) fn kill(agent: &Status) -> Result<()> {
 }
 
 /// Runs processes to the end of their work; returns the reports of each.
-pub(super) fn finish_all(mut processes: Vec<Traced>) -> Result<Vec<Vec<Report>>> {
-    processes.iter_mut().try_for_each(Traced::begin)?;
+pub(super) fn finish_all(mut processes: Vec<TracedReader>) -> Result<Vec<Vec<Report>>> {
+    processes.iter_mut().try_for_each(TracedReader::begin)?;
     super::cluster::until("the processes take too long", || {
         processes.iter_mut().try_fold(true, |all, process| Ok(all & process.has_ended()?))
     })?;
-    Ok(processes.iter().map(Traced::reports).collect())
+    Ok(processes.iter().map(TracedReader::reports).collect())
 }

@@ -6,12 +6,12 @@
 use anyhow::Result;
 
 use super::cluster::{Cluster, Job, until};
-use super::stream::Ends;
-use super::transfer::{CHUNK, LENGTH, MEMORY, came, runs};
+use super::stream::StreamPair;
+use super::transfer::{CHUNK, LENGTH, MEMORY, received, runs};
 use crate::measure::{Bar, Bench, Side};
 use crate::setup::{Settings, processor_seconds};
 use crate::workload::agent::node::Start;
-use crate::workload::agent::reader::{Ask, Reading};
+use crate::workload::agent::reader::{Command, ReaderProcess};
 
 /// Slots of the receiver, and chunks of a group. The chunks of two groups pass through these slots.
 const SLOTS: u32 = 48;
@@ -29,9 +29,9 @@ pub(super) fn run(settings: &Settings, job: &Job<'_>, bytes: u32) -> Result<Vec<
     giver.wait()?;
     let pair = Cluster { nodes: vec![giver, job.start_node(1, &taking)?] };
     pair.wait_for_peers()?;
-    let mut reader = Reading::start(&pair.nodes[1].reader(LENGTH, 0))?;
+    let mut reader = ReaderProcess::start(&pair.nodes[1].reader(LENGTH, 0))?;
     let times = (bytes / CHUNK).div_ceil(SLOTS);
-    let mut ends = Ends::start(SLOTS, CHUNK, times)?;
+    let mut stream = StreamPair::start(SLOTS, CHUNK, times)?;
     let sent = f64::from(times) * f64::from(SLOTS) * f64::from(CHUNK);
     let mut rates = [
         Side::new("chunks from one agent to another, each file checked"),
@@ -43,16 +43,16 @@ pub(super) fn run(settings: &Settings, job: &Job<'_>, bytes: u32) -> Result<Vec<
         let before = pair.statuses()?;
         let processes: Vec<u32> = before.iter().map(|status| status.pid).collect();
         let processor_before = processor_seconds(&processes)?;
-        let epoch = Ask::Sparse { epoch: round as u64, group: GROUP, step: STEP };
+        let epoch = Command::Sparse { epoch: round as u64, group: GROUP, step: STEP };
         let seconds = reader.run(epoch)?.seconds;
         // Chunks of the next epoch arrive from now on.
-        let came = came(&before[1], &pair.nodes[1].status()?)?;
+        let received = received(&before[1], &pair.nodes[1].status()?)?;
         let processor_seconds = processor_seconds(&processes)? - processor_before;
-        let (stream_seconds, stream_processor) = ends.run(false)?;
+        let (stream_seconds, stream_processor) = stream.run(false)?;
         if round > 0 {
-            rates[0].samples.push(came.from_peer / seconds / 1e6);
+            rates[0].samples.push(received.from_peer / seconds / 1e6);
             rates[1].samples.push(sent / stream_seconds / 1e6);
-            processor[0].samples.push(processor_seconds / came.all * 1e9);
+            processor[0].samples.push(processor_seconds / received.all * 1e9);
             processor[1].samples.push(stream_processor / sent * 1e9);
         }
     }

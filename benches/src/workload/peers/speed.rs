@@ -15,7 +15,7 @@ use super::cluster::{FILES, Job, LENGTH, PER_CHUNK, memory, put_files, until};
 use super::figure::Figure;
 use super::first::{LINK, NODES};
 use super::loss::{finish_all, instances};
-use super::trace::{PeersReader, Traced, Work, files_at};
+use super::trace::{PeersReader, TracedReader, Work, files_at};
 use crate::measure::{Bar, Bench, Curve, Plot, Side};
 use crate::setup::{Network, Server, Settings};
 use crate::workload::agent::node::{Node, Start};
@@ -141,7 +141,7 @@ fn of_memcached(job: &Job<'_>, network: &Network) -> Result<f64> {
     let addresses: Vec<SocketAddr> =
         instances.iter().take(job.nodes).map(|(_, address)| *address).collect();
     let fillers = readers(job, Work::Store, None, &addresses);
-    finish_all(fillers.iter().map(Traced::start).collect::<Result<_>>()?)?;
+    finish_all(fillers.iter().map(TracedReader::start).collect::<Result<_>>()?)?;
     read(&readers(job, Work::Random, None, &addresses))
 }
 
@@ -173,15 +173,15 @@ fn readers(
 
 /// Files a second of all readers together.
 fn read(readers: &[PeersReader]) -> Result<f64> {
-    let mut traced = readers.iter().map(Traced::start).collect::<Result<Vec<_>>>()?;
-    traced.iter_mut().try_for_each(Traced::begin)?;
+    let mut traced = readers.iter().map(TracedReader::start).collect::<Result<Vec<_>>>()?;
+    traced.iter_mut().try_for_each(TracedReader::begin)?;
     let began = since_boot().as_secs_f64();
     // The last reports come after their time.
     sleep(Duration::from_secs_f64(BEFORE + WINDOW + 0.5));
     for one in &mut traced {
         ensure!(!one.has_ended()?, "a reader has ended");
     }
-    let reports: Vec<_> = traced.iter().map(Traced::reports).collect();
+    let reports: Vec<_> = traced.iter().map(TracedReader::reports).collect();
     let [from, to] = [BEFORE, BEFORE + WINDOW].map(|after| files_at(&reports, began + after));
     Ok((to - from) / WINDOW)
 }

@@ -88,38 +88,38 @@ fn receive(stream: &Stream, from: SocketAddr) -> Result<()> {
 
 fn fill(arena: &Arena, slot: u32, connection: &mut TcpStream) -> Result<()> {
     arena.populate(slot);
-    let (mut came, all) = (0, arena.shape().slot_bytes as usize);
-    while came < all {
-        let most = READ_MAX.min(all - came);
-        let read = arena.write_with(slot, came as u32, most, |bytes| connection.read(bytes));
+    let (mut received, all) = (0, arena.shape().slot_bytes as usize);
+    while received < all {
+        let most = READ_MAX.min(all - received);
+        let read = arena.write_with(slot, received as u32, most, |bytes| connection.read(bytes));
         let read = read.context("a slot is too short")??;
         ensure!(read > 0, "the stream ended too soon");
-        came += read;
+        received += read;
     }
     Ok(())
 }
 
 /// Both ends of a stream.
 #[derive(Debug)]
-pub(super) struct Ends {
+pub(super) struct StreamPair {
     sender: Process,
     receiver: Process,
-    told: BufReader<ChildStdout>,
+    durations: BufReader<ChildStdout>,
 }
 
-impl Ends {
+impl StreamPair {
     /// Starts both ends; each run writes each slot `times` times.
     pub(super) fn start(slots: u32, slot_bytes: u32, times: u32) -> Result<Self> {
         let [slots, slot_bytes, times] =
             [slots, slot_bytes, times].map(|number| number.to_string());
         let stream: [&OsStr; 4] =
             ["stream".as_ref(), slots.as_ref(), slot_bytes.as_ref(), times.as_ref()];
-        let (sender, mut told) = start_own(None, stream)?;
+        let (sender, mut durations) = start_own(None, stream)?;
         let mut address = String::new();
-        told.read_line(&mut address)?;
+        durations.read_line(&mut address)?;
         let from = ["--from".as_ref(), address.trim().as_ref()];
-        let (receiver, told) = start_own(None, stream.into_iter().chain(from))?;
-        Ok(Self { sender, receiver, told })
+        let (receiver, durations) = start_own(None, stream.into_iter().chain(from))?;
+        Ok(Self { sender, receiver, durations })
     }
 
     /// Sends all slots into new memory or into the memory of the last run. Returns the seconds, and
@@ -130,7 +130,7 @@ impl Ends {
         let stdin = self.receiver.0.stdin.as_mut().context("take its input")?;
         writeln!(stdin, "{}", if is_new { NEW } else { "" })?;
         let mut line = String::new();
-        self.told.read_line(&mut line)?;
+        self.durations.read_line(&mut line)?;
         let seconds = line.trim().parse().context("the stream broke")?;
         Ok((seconds, processor_seconds(&processes)? - before))
     }

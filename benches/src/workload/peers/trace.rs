@@ -287,24 +287,24 @@ pub(super) type Report = (f64, u64);
 
 /// A process of a node.
 #[derive(Debug)]
-pub(super) struct Traced {
+pub(super) struct TracedReader {
     process: Process,
     reports: Arc<Mutex<Vec<Report>>>,
     has_ended: Arc<AtomicBool>,
 }
 
-impl Traced {
+impl TracedReader {
     /// Starts the process and waits until it is ready to read.
     pub(super) fn start(reader: &PeersReader) -> Result<Self> {
         let arguments = reader.arguments();
         let arguments = arguments.iter().map(OsString::as_os_str);
-        let (process, mut told) = start_own(reader.namespace.as_deref(), arguments)?;
+        let (process, mut stdout) = start_own(reader.namespace.as_deref(), arguments)?;
         let mut line = String::new();
-        told.read_line(&mut line)?;
+        stdout.read_line(&mut line)?;
         ensure!(line == "ready\n", "a process that reads has failed");
         let (reports, has_ended) = (Arc::default(), Arc::default());
         let (kept, ended) = (Arc::clone(&reports), Arc::clone(&has_ended));
-        spawn(move || listen(told, &kept, &ended));
+        spawn(move || listen(stdout, &kept, &ended));
         Ok(Self { process, reports, has_ended })
     }
 
@@ -330,8 +330,8 @@ impl Traced {
     }
 }
 
-fn listen(told: BufReader<ChildStdout>, reports: &Mutex<Vec<Report>>, has_ended: &AtomicBool) {
-    for line in told.lines().map_while(Result::ok) {
+fn listen(stdout: BufReader<ChildStdout>, reports: &Mutex<Vec<Report>>, has_ended: &AtomicBool) {
+    for line in stdout.lines().map_while(Result::ok) {
         let report = line
             .split_once(' ')
             .and_then(|(at, files)| Some((at.parse().ok()?, files.parse().ok()?)));

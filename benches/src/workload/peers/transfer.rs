@@ -6,7 +6,7 @@
 use anyhow::{Result, ensure};
 
 use super::cluster::{Cluster, Job};
-use super::stream::Ends;
+use super::stream::StreamPair;
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Server, Settings, processor_seconds, take_from_the_host};
 use crate::workload::agent::node::{Start, Status, put};
@@ -61,10 +61,10 @@ pub(super) fn run(
         theirs: theirs.clone(),
         bar,
     };
-    let mut ends = Ends::start(bytes / CHUNK, CHUNK, 1)?;
-    let plain = measure(settings, &job, bytes, &mut ends, false)?;
-    let tls = measure(settings, &job, bytes, &mut ends, true)?;
-    drop(ends);
+    let mut stream_pair = StreamPair::start(bytes / CHUNK, CHUNK, 1)?;
+    let plain = measure(settings, &job, bytes, &mut stream_pair, false)?;
+    let tls = measure(settings, &job, bytes, &mut stream_pair, true)?;
+    drop(stream_pair);
     let Samples { rates: [ours, stream, used], processor } = &plain;
     let [our_processor, stream_processor, used_processor] = processor;
     let mut benches = vec![
@@ -94,7 +94,7 @@ fn measure(
     settings: &Settings,
     job: &Job<'_>,
     bytes: u32,
-    ends: &mut Ends,
+    stream_pair: &mut StreamPair,
     has_tls: bool,
 ) -> Result<Samples> {
     let giving = Start { memory: MEMORY, policy: "oneshot", has_tls, ..Start::default() };
@@ -121,15 +121,15 @@ fn measure(
         let taker = &pair.nodes[1];
         let ((), seconds) = stopwatch.time(|| taker.prefetch())?;
         let processor_seconds = processor_seconds(&processes)? - processor_before;
-        let came = came(&before[1], &taker.status()?)?;
+        let received = received(&before[1], &taker.status()?)?;
         nodes = pair.nodes;
         nodes.truncate(1);
         take_from_the_host(bytes as usize);
         let sent = f64::from(bytes / CHUNK) * f64::from(CHUNK);
-        let (stream_seconds, stream_processor) = ends.run(true)?;
-        let (used_seconds, used_processor) = ends.run(false)?;
+        let (stream_seconds, stream_processor) = stream_pair.run(true)?;
+        let (used_seconds, used_processor) = stream_pair.run(false)?;
         let runs = [
-            (came.from_peer, seconds, processor_seconds * came.from_peer / came.all),
+            (received.from_peer, seconds, processor_seconds * received.from_peer / received.all),
             (sent, stream_seconds, stream_processor),
             (sent, used_seconds, used_processor),
         ];
@@ -159,16 +159,16 @@ pub(super) fn runs(settings: &Settings) -> usize {
 }
 
 /// Bytes received by an agent.
-pub(super) struct Came {
+pub(super) struct Received {
     pub(super) from_peer: f64,
     pub(super) all: f64,
 }
 
 /// Bytes received between two states of an agent; fails for too many bytes from the servers.
-pub(super) fn came(before: &Status, after: &Status) -> Result<Came> {
+pub(super) fn received(before: &Status, after: &Status) -> Result<Received> {
     let from_peer = (after.bytes_from_peers - before.bytes_from_peers) as f64;
     let others = (after.bytes_from_servers - before.bytes_from_servers) as f64;
     let all = from_peer + others;
-    ensure!(from_peer > SHARE_MIN * all, "too much came from the servers: {after:?}");
-    Ok(Came { from_peer, all })
+    ensure!(from_peer > SHARE_MIN * all, "the servers sent too many bytes: {after:?}");
+    Ok(Received { from_peer, all })
 }

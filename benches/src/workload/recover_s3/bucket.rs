@@ -67,12 +67,12 @@ pub(super) fn settings(address: SocketAddr) -> [(&'static str, String); 5] {
 
 /// A link with latency.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Link {
     _runtime: Runtime,
     pub(super) address: SocketAddr,
 }
 
-impl Line {
+impl Link {
     /// Starts a link to the server at `upstream`.
     pub(super) fn start(upstream: SocketAddr, delay: Duration) -> Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
@@ -81,26 +81,26 @@ impl Line {
         dl_runtime::spawn_on(runtime.handle(), async move {
             while let Ok((client, _)) = listener.accept().await {
                 // A failed connection ends.
-                dl_runtime::spawn(carry(client, upstream, delay));
+                dl_runtime::spawn(forward(client, upstream, delay));
             }
         });
         Ok(Self { _runtime: runtime, address })
     }
 }
 
-async fn carry(client: TcpStream, upstream: SocketAddr, delay: Duration) -> Result<()> {
+async fn forward(client: TcpStream, upstream: SocketAddr, delay: Duration) -> Result<()> {
     let server = TcpStream::connect(upstream).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let clock = Arc::new(SystemClock::new());
-    let ((mut asked, mut told), (mut answered, mut to_server)) =
+    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
         (client.into_split(), server.into_split());
     let (line, mut waiting) = mpsc::channel(PIECES);
     let arriving = Arc::clone(&clock);
     let arrive = async move {
         loop {
             let mut piece = Vec::with_capacity(PIECE);
-            if asked.read_buf(&mut piece).await? == 0 {
+            if from_client.read_buf(&mut piece).await? == 0 {
                 return anyhow::Ok(());
             }
             line.send((arriving.monotonic() + delay, piece)).await?;
@@ -114,8 +114,8 @@ async fn carry(client: TcpStream, upstream: SocketAddr, delay: Duration) -> Resu
         anyhow::Ok(to_server.shutdown().await?)
     };
     let back = async move {
-        copy(&mut answered, &mut told).await?;
-        anyhow::Ok(told.shutdown().await?)
+        copy(&mut from_server, &mut to_client).await?;
+        anyhow::Ok(to_client.shutdown().await?)
     };
     tokio::try_join!(arrive, leave, back)?;
     Ok(())

@@ -19,7 +19,7 @@ use object_store::aws::AmazonS3Builder;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 
-use self::bucket::{BUCKET, Bucket, Line, settings};
+use self::bucket::{BUCKET, Bucket, Link, settings};
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Server, Settings, bytes};
 
@@ -40,7 +40,7 @@ pub(in crate::workload) fn run(bench: &Settings) -> Result<Vec<Bench>> {
     let store = format!("s3://{BUCKET}/far");
     let chunks = bench.scaled(8_000).next_multiple_of(WRITERS);
     fill(bench, &bucket, &store, chunks)?;
-    let line = Line::start(bucket.address, LATENCY)?;
+    let line = Link::start(bucket.address, LATENCY)?;
     let plain = Plain::connect(line.address)?;
     let keys = plain.keys()?;
     ensure!(keys.len() as u64 >= u64::from(chunks), "{} objects were made", keys.len());
@@ -52,8 +52,8 @@ pub(in crate::workload) fn run(bench: &Settings) -> Result<Vec<Bench>> {
         let server = Server::start_on(&data, &["--store", &store], &settings(line.address))?;
         let client = connect(&server)?;
         let request = RecoverRequest { dataset: None, since: None };
-        let (told, recovering) = stopwatch.time(|| Ok(client.recover(request, &mut |_| {})?))?;
-        let adopted: u64 = told.iter().map(|dataset| dataset.adopted).sum();
+        let (reports, recovering) = stopwatch.time(|| Ok(client.recover(request, &mut |_| {})?))?;
+        let adopted: u64 = reports.iter().map(|dataset| dataset.adopted).sum();
         ensure!(adopted == keys.len() as u64, "{adopted} of {} chunks came back", keys.len());
         drop(server);
         remove_dir_all(&data)?;

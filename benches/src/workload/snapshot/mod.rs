@@ -18,7 +18,7 @@ use libdiesel::{Client, ConnectOptions, Dataset, Snapshot, SnapshotCache};
 
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Redis, Server, Settings, dlcmd, finish, shuffle};
-use reader::{Asking, Task};
+use reader::{QueryProcess, Task};
 pub use reader::{Reader, read};
 
 const FILES: u32 = 1_281_167;
@@ -114,7 +114,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     benches.extend(build(settings, &over_redis, &cache, from)?);
     let from = (EMBEDDED, files, Put::Sorted, Bar::AtLeast(1e6));
     benches.extend(build(settings, &embedded, &cache, from)?);
-    benches.extend(ask(settings, &embedded, &cache, files, 2e6)?);
+    benches.extend(queries(settings, &embedded, &cache, files, 2e6)?);
     benches.push(list(settings, &over_redis, "-lR", Bar::AtMost(2.0))?);
     benches.push(list(settings, &over_redis, "-R", Bar::AtMost(1.0))?);
     benches.push(report(settings, &over_redis)?);
@@ -130,7 +130,7 @@ pub(super) fn run_large(settings: &Settings) -> Result<Vec<Bench>> {
     let cache = settings.on_disk("snapshots-large");
     let from = (EMBEDDED, files, Put::Sorted, Bar::None);
     let mut benches = build(settings, &server, &cache, from)?;
-    benches.extend(ask(settings, &server, &cache, files, 1.5e6)?);
+    benches.extend(queries(settings, &server, &cache, files, 1.5e6)?);
     benches.extend(put_at_random(settings, &cache, files)?);
     Ok(benches)
 }
@@ -174,13 +174,13 @@ fn build(
         }
         newest = Some(reader);
     }
-    let told = peak(server.id()).unwrap_or_default() >> 20;
+    let peak_after = peak(server.id()).unwrap_or_default() >> 20;
     let reader = newest.context("there was a run")?;
     let snapshot = reader.snapshot().context("it has a snapshot")?;
     let built = Bench {
         name: format!("snapshot from {name}"),
         settings: format!(
-            "{files} files; most memory of the server so far: {told} MiB, {before} MiB before it \
+            "{files} files; most memory of the server so far: {peak_after} MiB, {before} MiB before it \
              built any"
         ),
         unit: "files/s",
@@ -213,15 +213,15 @@ fn size(snapshot: &Snapshot, step: u32, bar: Bar) -> Bench {
 }
 
 /// Queries of one process and of two processes at once on the newest snapshot.
-fn ask(
+fn queries(
     settings: &Settings,
     server: &Server,
     cache: &Path,
     files: u32,
     bar: f64,
 ) -> Result<Vec<Bench>> {
-    let mut first = Asking::start(&server.address, cache, files)?;
-    let mut second = Asking::start(&server.address, cache, files)?;
+    let mut first = QueryProcess::start(&server.address, cache, files)?;
+    let mut second = QueryProcess::start(&server.address, cache, files)?;
     let mut map = Side::new("the same paths in a hash map in memory");
     let mut alone = Side::new("path to record, name verified, one core");
     let mut batches = Side::new("the same, 256 paths a question");
@@ -283,20 +283,20 @@ struct Figures {
     private: f64,
 }
 
-fn measure(first: &mut Asking, second: &mut Asking) -> Result<Figures> {
+fn measure(first: &mut QueryProcess, second: &mut QueryProcess) -> Result<Figures> {
     let (one, other) = (first.run(Task::Open)?, second.run(Task::Open)?);
     let fill = first.run(Task::Fill)?;
     // Both processes run their queries once before the measurement.
     for process in [&mut *first, &mut *second] {
-        process.run(Task::Ask)?;
+        process.run(Task::Lookup)?;
     }
     let mut rates = [0.0; 5];
-    let tasks = [Task::Ask, Task::Batches, Task::Numbers, Task::Epoch, Task::Map];
+    let tasks = [Task::Lookup, Task::Batches, Task::Numbers, Task::Epoch, Task::Map];
     for (rate, task) in rates.iter_mut().zip(tasks) {
         [*rate, _] = first.run(task)?;
     }
-    first.tell(Task::Ask)?;
-    second.tell(Task::Ask)?;
+    first.send(Task::Lookup)?;
+    second.send(Task::Lookup)?;
     let ([one_rate, _], [other_rate, private]) = (first.answer()?, second.answer()?);
     let open = [one[0].max(other[0]), one[1].max(other[1])];
     Ok(Figures { open, fill, rates, both: one_rate + other_rate, private })

@@ -45,7 +45,7 @@ pub(super) enum Task {
     Open,
     /// Look up random paths one by one: records a second, and bytes of private memory added since
     /// before the open. Page tables count as private memory.
-    Ask,
+    Lookup,
     /// Look up the same paths in batches of 256.
     Batches,
     /// Read records by number, in order.
@@ -54,14 +54,14 @@ pub(super) enum Task {
     Epoch,
     /// Build a hash map of all paths: milliseconds, and bytes of memory added to the process.
     Fill,
-    /// Look up the paths of [`Task::Ask`] in the hash map.
+    /// Look up the paths of [`Task::Lookup`] in the hash map.
     Map,
 }
 
 impl Task {
     const ALL: [(Self, &'static str); 7] = [
         (Self::Open, "open"),
-        (Self::Ask, "ask"),
+        (Self::Lookup, "lookup"),
         (Self::Batches, "batches"),
         (Self::Numbers, "numbers"),
         (Self::Epoch, "epoch"),
@@ -72,20 +72,20 @@ impl Task {
 
 /// A process that waits for tasks.
 #[derive(Debug)]
-pub(super) struct Asking(Process, BufReader<ChildStdout>);
+pub(super) struct QueryProcess(Process, BufReader<ChildStdout>);
 
-impl Asking {
+impl QueryProcess {
     pub(super) fn start(server: &str, cache: &Path, files: u32) -> Result<Self> {
         let files = files.to_string();
         let [reader, server] = ["reader", server].map(OsStr::new);
         let (process, stdout) =
             start_own(None, [reader, server, cache.as_os_str(), files.as_ref()])?;
-        let mut asking = Self(process, stdout);
-        asking.answer()?;
-        Ok(asking)
+        let mut process = Self(process, stdout);
+        process.answer()?;
+        Ok(process)
     }
 
-    pub(super) fn tell(&mut self, task: Task) -> Result<()> {
+    pub(super) fn send(&mut self, task: Task) -> Result<()> {
         let (_, name) = Task::ALL.into_iter().find(|(of, _)| *of == task).context("has a name")?;
         let stdin = self.0.0.stdin.as_mut().context("take its input")?;
         Ok(writeln!(stdin, "{name}")?)
@@ -99,7 +99,7 @@ impl Asking {
     }
 
     pub(super) fn run(&mut self, task: Task) -> Result<[f64; 2]> {
-        self.tell(task)?;
+        self.send(task)?;
         self.answer()
     }
 }
@@ -112,7 +112,7 @@ pub fn read(reader: &Reader) -> Result<()> {
     let servers = vec![reader.server.clone()];
     let client = Client::connect(ConnectOptions { servers, ..Default::default() })?;
     let cache = SnapshotCache::new(reader.cache.clone(), 4 << 30);
-    let questions = questions(reader.files)?;
+    let paths = paths(reader.files)?;
     let mut map: HashMap<Vec<u8>, u64> = HashMap::new();
     let (mut opened, mut numbers) = (None, Vec::new());
     writeln!(stdout(), "0 0")?;
@@ -147,8 +147,7 @@ pub fn read(reader: &Reader) -> Result<()> {
         let (dataset, own) = opened.as_ref().context("the snapshot is opened first")?;
         let snapshot = dataset.snapshot().context("it has a snapshot")?;
         let stopwatch = Stopwatch::new();
-        let (count, seconds) =
-            stopwatch.time(|| ask(task, snapshot, &questions, &numbers, &map))?;
+        let (count, seconds) = stopwatch.time(|| query(task, snapshot, &paths, &numbers, &map))?;
         let added = own_memory()?.saturating_sub(*own);
         writeln!(stdout(), "{} {added}", count as f64 / seconds)?;
     }
@@ -162,30 +161,30 @@ fn epoch(dataset: &Dataset) -> Result<Vec<u32>> {
 }
 
 /// Random paths, in memory one after another as in a loader that has just made them.
-fn questions(files: u32) -> Result<Vec<FilePath>> {
+fn paths(files: u32) -> Result<Vec<FilePath>> {
     let mut numbers: Vec<u32> = (0..files).collect();
     shuffle(&mut numbers, 1);
-    let asked = numbers.iter().cycle().take(LOOKUPS);
-    asked.map(|file| Ok(FilePath::new(path(*file))?)).collect()
+    let queried = numbers.iter().cycle().take(LOOKUPS);
+    queried.map(|file| Ok(FilePath::new(path(*file))?)).collect()
 }
 
-fn ask(
+fn query(
     task: Task,
     snapshot: &Snapshot,
-    questions: &[FilePath],
+    paths: &[FilePath],
     epoch: &[u32],
     map: &HashMap<Vec<u8>, u64>,
 ) -> Result<usize> {
     match task {
         Task::Open | Task::Fill => bail!("that is no question"),
-        Task::Ask => {
-            for path in questions {
+        Task::Lookup => {
+            for path in paths {
                 let StatItem::File(record) = snapshot.stat(path)? else { bail!("it is there") };
                 black_box(record.length);
             }
         }
         Task::Batches => {
-            for batch in questions.chunks(BATCH) {
+            for batch in paths.chunks(BATCH) {
                 for item in snapshot.stat_many(batch)? {
                     let StatItem::File(record) = item else { bail!("it is there") };
                     black_box(record.length);
@@ -203,7 +202,7 @@ fn ask(
             }
         }
         Task::Map => {
-            for path in questions {
+            for path in paths {
                 ensure!(black_box(map.get(path.as_bytes())).is_some(), "it is there");
             }
         }

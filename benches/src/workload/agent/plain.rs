@@ -16,14 +16,14 @@ const STEP: usize = 4 << 20;
 
 /// A memfd as large as a dataset, with the positions of the files.
 #[derive(Debug)]
-pub(super) struct Bare {
+pub(super) struct Plain {
     arena: Arena,
     length: usize,
     /// Address and length of each file.
     records: Vec<[u64; 2]>,
 }
 
-impl Bare {
+impl Plain {
     /// Memory for files of `length` bytes, a power of two. Record `n` has the address of file
     /// `order[n]`.
     pub(super) fn new(order: &[u32], length: usize) -> Result<Self> {
