@@ -136,12 +136,12 @@ mod tests {
         assert!(backlog.prefetch(0, 3, vec![(0, 3)]));
         assert_eq!(backlog.waiting(), 7);
         let there = RefCell::new(HashSet::from([key(1, 8), key(0, 0)]));
-        let mut came = Vec::new();
+        let mut order = Vec::new();
         while let Some(next) = backlog.next_of_prefetches(|key| there.borrow().contains(&key)) {
-            came.push((next.dataset, next.chunk));
+            order.push((next.dataset, next.chunk));
             there.borrow_mut().insert(next);
         }
-        assert_eq!(came, [(1, 7), (1, 2), (1, 3), (0, 1), (0, 2)]);
+        assert_eq!(order, [(1, 7), (1, 2), (1, 3), (0, 1), (0, 2)]);
         assert_eq!(backlog.waiting(), 0);
     }
 

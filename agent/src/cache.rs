@@ -448,7 +448,7 @@ impl State {
                 counts.bytes_from_servers += bytes;
             }
         }
-        self.orders.came(key, origin == Origin::Peer);
+        self.orders.arrived(key, origin == Origin::Peer);
         let open = self.datasets.get(key.dataset);
         let is_own = open.is_some_and(|open| open.peers.owns(key.chunk));
         let stay = self.stay(origin == Origin::Servers || is_own, is_reserved);

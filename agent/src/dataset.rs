@@ -122,8 +122,8 @@ impl Open {
     pub(crate) fn apply_membership(&self, joined: &TaskMembership) -> bool {
         let version = self.snapshot.version();
         if joined.version != Some(version) {
-            let told = joined.version.map(|version| version.to_string());
-            tracing::warn!(dataset = self.name, version = ?told, "the task reads another version");
+            let other = joined.version.map(|version| version.to_string());
+            tracing::warn!(dataset = self.name, version = ?other, "the task reads another version");
         }
         self.peers.update(self.snapshot.dataset(), version, joined)
     }

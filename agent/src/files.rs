@@ -38,14 +38,14 @@ impl Cache {
         spawn(async move {
             arena.populate(slot);
             let mut offsets = vec![NO_FILE; files.len()];
-            let mut asked = Vec::new();
+            let mut waiting = Vec::new();
             for Part { link, start, files } in parts {
                 let (indexes, files) = files.into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
                 let incoming = IncomingFiles { arena: Arc::clone(&arena), slot, start, files };
                 let asking = spawn(async move { link.files(incoming).await });
-                asked.push((indexes, asking));
+                waiting.push((indexes, asking));
             }
-            for (indexes, asking) in asked {
+            for (indexes, asking) in waiting {
                 let places = asking.await.ok().flatten().unwrap_or_default();
                 for (index, place) in indexes.into_iter().zip(places) {
                     offsets.get_mut(index).into_iter().for_each(|offset| *offset = place);
@@ -79,8 +79,8 @@ impl State {
     fn answer_files(&mut self, connection: u64, id: u64, slot: Option<u32>, offsets: Vec<u32>) {
         if let Some(one) = self.connections.get(&connection) {
             if let Some(counts) = self.counts.get_mut(one.dataset) {
-                let came = offsets.iter().filter(|offset| **offset != NO_FILE);
-                counts.files_from_peers += came.count() as u64;
+                let found = offsets.iter().filter(|offset| **offset != NO_FILE);
+                counts.files_from_peers += found.count() as u64;
             }
             let is_waiting = slot.is_none_or(|slot| one.pins.pin_for_reader(slot, id));
             if is_waiting {

@@ -113,22 +113,22 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
 
 /// The files of a chunk, or the piece of a large file.
 fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, String> {
-    let said = |error: Error| chain(&error);
+    let text = |error: Error| chain(&error);
     let Fetch { key, slot, first, progress, is_for_peer } = fetch;
     let of_files = |id, files: Vec<_>| {
         let files = files.into();
         Wanted { key, slot, id, files, first, progress, is_for_peer }
     };
     if key.chunk >= open.snapshot.chunks() {
-        let (id, number, place) = open.snapshot.part(key.chunk).map_err(said)?;
+        let (id, number, place) = open.snapshot.part(key.chunk).map_err(text)?;
         return Ok(of_files(id, vec![(number, place)]));
     }
-    let (id, length, numbers) = open.snapshot.chunk(key.chunk).map_err(said)?;
+    let (id, length, numbers) = open.snapshot.chunk(key.chunk).map_err(text)?;
     let mut files = Vec::with_capacity(numbers.len());
     for number in numbers {
-        let mut place = open.snapshot.place(number).map_err(said)?;
+        let mut place = open.snapshot.place(number).map_err(text)?;
         // A large file has its last piece in this chunk.
-        place = open.snapshot.pieces(number).map_err(said)?.pop().unwrap_or(place);
+        place = open.snapshot.pieces(number).map_err(text)?.pop().unwrap_or(place);
         if u64::from(place.offset).saturating_add(place.length) > u64::from(length) {
             return Err(format!("file {number} ends behind the end of its chunk"));
         }
@@ -177,7 +177,7 @@ impl Wanted {
             match link.chunk(self.key.chunk, incoming, is_right).await {
                 ChunkOutcome::Complete => {
                     let span = span_of(&self.files);
-                    link.came((span.end - span.start).into());
+                    link.add_bytes((span.end - span.start).into());
                     return (self.files.len(), Origin::Peer);
                 }
                 ChunkOutcome::Absent => {}
@@ -252,19 +252,19 @@ impl Wanted {
         if ranges.is_empty() {
             return Ok(Ok(()));
         }
-        let asked = ranges.iter().map(|range| ChunkRange {
+        let requests = ranges.iter().map(|range| ChunkRange {
             chunk: self.id,
             offset: range.start,
             length: range.end - range.start,
         });
-        let asked: Vec<ChunkRange> = asked.collect();
+        let requests: Vec<ChunkRange> = requests.collect();
         let take = |index: usize, offset: u64, bytes: &[u8]| {
             let start = ranges.get(index).map_or(0, |range| u64::from(range.start));
             let at = u32::try_from(start.saturating_add(offset)).unwrap_or(u32::MAX);
             arena.write(self.slot, at, bytes);
             self.progress.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         };
-        let fetched = open.source.fetch(&asked, passes_copies, take).await;
+        let fetched = open.source.fetch(&requests, passes_copies, take).await;
         let fetched = fetched.map_err(|error| Failure::Away(chain(&error)))?;
         let Some(error) = fetched.into_iter().find_map(Result::err) else { return Ok(Ok(())) };
         match error.kind() {

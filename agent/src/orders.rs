@@ -265,7 +265,7 @@ impl Orders {
     }
 
     /// Counts a chunk for the earliest epoch in need of the chunk.
-    pub(crate) fn came(&mut self, key: ChunkKey, is_of_peer: bool) {
+    pub(crate) fn arrived(&mut self, key: ChunkKey, is_of_peer: bool) {
         let of = self.orders.iter().filter(|order| order.key.0 == key.dataset);
         if let Some(epoch) = of.filter_map(|order| order.window.epoch_of(key.chunk)).min() {
             let epoch = self.epochs.of(epoch);

@@ -98,14 +98,15 @@ pub(crate) fn of_peers(state: &State) -> Vec<PeerWait> {
 /// All waiting reads.
 pub(crate) fn of(state: &State) -> Vec<Wait> {
     let waits = state.connections.iter().flat_map(|(number, one)| {
-        let asked = awaited(one, Gauge::Awaited, Gauge::AwaitedSince).map(|(chunk, since)| {
-            let doing = doing(state, *number, one.dataset, chunk);
-            wait(state, one, chunk, since, doing)
-        });
+        let worker_waits =
+            awaited(one, Gauge::Awaited, Gauge::AwaitedSince).map(|(chunk, since)| {
+                let doing = doing(state, *number, one.dataset, chunk);
+                wait(state, one, chunk, since, doing)
+            });
         let elsewhere = awaited(one, Gauge::Elsewhere, Gauge::ElsewhereSince);
         let elsewhere =
             elsewhere.map(|(chunk, since)| wait(state, one, chunk, since, Doing::FromServers));
-        asked.into_iter().chain(elsewhere)
+        worker_waits.into_iter().chain(elsewhere)
     });
     waits.take(SHOWN_MAX).collect()
 }

@@ -1,7 +1,7 @@
-//! Workloads on the real programs, each measured beside something known, in one run.
+//! Workloads on the real programs, each measured beside a known reference in one run.
 //!
-//! Must hold: both sides of a ratio take turns and do the same work on the same data, cold starts
-//! are not counted on one side only, and what a figure means is printed with it.
+//! Must hold: both sides of a ratio take turns and do the same work on the same data. Cold starts
+//! never count on one side only. The report prints the meaning of each figure with the figure.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! `dl-bench`: runs the workloads that are asked for and prints what came out.
+//! `dl-bench`: runs the chosen workloads and prints their figures.
 //!
-//! Must hold: a bar that is missed ends the program with 1 only where `--check` asks for it; a
-//! program that is missing or fails always does.
+//! Must hold: a missed bar ends the program with status 1 only with `--check`. A missing or failed
+//! program always ends it with status 1.
 
 #![forbid(unsafe_code)]
 
@@ -15,10 +15,10 @@ use dl_benches::{
     print_json, read, read_cached, stream, trace, work,
 };
 
-/// Measure the system beside something known, on this machine
+/// Measure the system beside a known reference on this machine
 ///
-/// Needs tar, ls, memcached and Redis with its tools, and dlserver and dlcmd beside this program:
-/// `make bench` sees to all of it.
+/// The program needs tar, ls, memcached, Redis with its tools, and dlserver and dlcmd in its own
+/// folder: run `make bench` to provide them.
 #[derive(Debug, Parser)]
 #[command(name = "dl-bench", version)]
 struct Cli {
@@ -35,19 +35,19 @@ enum Command {
     All,
     #[command(flatten)]
     One(Workload),
-    /// One process of put-memory, started by it
+    /// A process of the put-memory workload
     #[command(hide = true)]
     Worker(Worker),
-    /// One process of snapshot, started by it
+    /// A process of the snapshot workload
     #[command(hide = true)]
     Reader(Reader),
-    /// One process of agent, started by it
+    /// A process of the agent workload
     #[command(hide = true)]
     AgentReader(AgentReader),
-    /// One end of a stream beside which peers is measured, started by it
+    /// An end of a TCP stream, the reference of the peers workload
     #[command(hide = true)]
     Stream(Stream),
-    /// One process of peers, started by it
+    /// A process of the peers workload
     #[command(hide = true)]
     PeersReader(PeersReader),
 }
@@ -67,14 +67,14 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            // Nobody to tell when stderr is gone.
+            // A closed stderr leaves no place for the message.
             let _ = writeln!(std::io::stderr(), "dl-bench: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Whether it is fine to exit with success.
+/// Runs the workloads; false for a missed bar with `--check`.
 fn run(options: &Options, workloads: &[Workload]) -> Result<bool> {
     let settings = Settings::new(options)?;
     let machine = Machine::look(settings.folder())?;

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn datasets_folders_and_files_are_distinguished_by_their_address() {
+    fn an_address_tells_datasets_folders_and_files_apart() {
         for (typed, path, is_folder) in [
             (&b"dl://photos"[..], None, true),
             (b"dl://photos/", None, true),

@@ -91,9 +91,9 @@ mod tests {
     use super::*;
 
     fn drained(causes: &Causes) -> Vec<String> {
-        let mut told = Vec::new();
-        causes.drain(|text| told.push(text));
-        told
+        let mut drained_texts = Vec::new();
+        causes.drain(|text| drained_texts.push(text));
+        drained_texts
     }
 
     #[test]
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(lines[0], format!("store 12241 files: chunk {:022}: it is full", 0));
         assert_eq!(lines.get(10), Some(&"  f9"));
         assert_eq!(lines.get(11..), Some(&["  and 12231 more"][..]));
-        assert_eq!(drained(&causes), [""; 0], "told once");
+        assert_eq!(drained(&causes), [""; 0], "a second drain returns nothing");
     }
 
     #[test]
@@ -120,8 +120,8 @@ mod tests {
         for number in 0..100 {
             causes.add("get", number, word(number) + &word(number / 26));
         }
-        let told = drained(&causes);
-        assert_eq!(told.len(), CAUSES + 1);
-        assert!(told.iter().any(|text| text.contains("and 26 more")), "{told:?}");
+        let drained_texts = drained(&causes);
+        assert_eq!(drained_texts.len(), CAUSES + 1);
+        assert!(drained_texts.iter().any(|text| text.contains("and 26 more")), "{drained_texts:?}");
     }
 }

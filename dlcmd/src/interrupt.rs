@@ -54,27 +54,27 @@ pub(crate) fn or_given_up<T>(
 ///
 /// # Errors
 /// When the kernel refuses a thread or the signal handler.
-pub(crate) fn watch(tell: impl Fn() + Send + 'static) -> io::Result<Shutdown> {
+pub(crate) fn watch(announce: impl Fn() + Send + 'static) -> io::Result<Shutdown> {
     let shutdown = Shutdown::new().with_grace(GRACE);
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let mut interrupt = {
         let _inside = runtime.enter();
         signal(SignalKind::interrupt())?
     };
-    let asked = shutdown.clone();
+    let requested = shutdown.clone();
     thread::Builder::new().name("interrupt".to_owned()).spawn(move || {
         runtime.block_on(async {
             let clock = SystemClock::new();
             let ask = async {
                 while interrupt.recv().await.is_some() {
-                    if !asked.is_requested() {
-                        tell();
+                    if !requested.is_requested() {
+                        announce();
                     }
-                    asked.request();
+                    requested.request();
                 }
             };
             tokio::select! {
-                () = asked.expired(&clock) => {}
+                () = requested.expired(&clock) => {}
                 () = ask => {}
             }
         });

@@ -111,12 +111,12 @@ fn print_help(help: &clap::Error) -> Exit {
 fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failure> {
     let goes_on =
         matches!(cli.command, Command::Put(_) | Command::Get(_)).then(|| Arc::clone(&notes));
-    let tell = move || {
+    let announce = move || {
         if let Some(notes) = &goes_on {
             notes.note("stopped by Ctrl-C; the same command goes on from here");
         }
     };
-    let shutdown = interrupt::watch(tell)
+    let shutdown = interrupt::watch(announce)
         .map_err(|why| Failure::local("prepare to be stopped by Ctrl-C", why))?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let task = cli.global.task()?;

@@ -79,8 +79,8 @@ mod tests {
 
     /// The notes for a request retried ten times a second for forty seconds.
     fn notes_of_forty_seconds(quiet: bool) -> String {
-        let said = Recorded::default();
-        let notes = Arc::new(Notes::new(Box::new(said.clone()), quiet, ProgressBar::hidden()));
+        let written = Recorded::default();
+        let notes = Arc::new(Notes::new(Box::new(written.clone()), quiet, ProgressBar::hidden()));
         let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
         let shared: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
         let on_retry = notes_to(&notes, &shared);
@@ -95,8 +95,8 @@ mod tests {
                 left: Duration::from_secs(60) - waited,
             });
         }
-        let said = said.0.lock().unwrap();
-        String::from_utf8(said.clone()).unwrap()
+        let written = written.0.lock().unwrap();
+        String::from_utf8(written.clone()).unwrap()
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! CRC-32C, the checksum of every file and every header section.
 //!
-//! Must hold: the checksum of two parts together is that of their bytes one after the other, however it
-//! was computed.
+//! Must hold: the checksum of two parts combined equals the checksum of their concatenated bytes,
+//! however computed.
 
-/// What is copied at a time: with its copy half of a first-level data cache.
+/// Block size of the copy: with its copy half of a first-level data cache.
 const BLOCK: usize = 8_192;
 
-/// Appends bytes to a buffer and gives their CRC-32C: for a copy that does both at once, which
-/// takes instructions of the processor that this crate doesn't use.
+/// Appends bytes to a buffer and returns their CRC-32C: a copy that computes both at once, with
+/// processor instructions not used by this crate.
 pub type CopyChecked = fn(&[u8], &mut Vec<u8>) -> u32;
 
 /// CRC-32C (Castagnoli) of some bytes.
@@ -28,14 +28,14 @@ impl Crc32c {
         Self::from_wide(digest.finalize())
     }
 
-    /// From the width that crc-fast has for all its checksums.
+    /// From the width used by crc-fast for all its checksums.
     fn from_wide(value: u64) -> Self {
         Self(u32::try_from(value).unwrap_or(u32::MAX))
     }
 
-    /// Appends `data` to `copy` and gives its checksum. It goes block by block, so that large data
-    /// is brought into the cache once for both; the copy, which waits for memory less than a
-    /// checksum does, goes first.
+    /// Appends `data` to `copy` and returns its checksum. Block by block, so that large data is
+    /// brought into the cache once for both. The copy goes first, because the checksum waits longer
+    /// for memory.
     pub(crate) fn of_copied(data: &[u8], copy: &mut Vec<u8>) -> Self {
         if data.len() <= BLOCK {
             let crc = Self::of(data);
@@ -50,17 +50,18 @@ impl Crc32c {
         Self::from_wide(digest.finalize())
     }
 
-    /// A checksum read from somewhere.
+    /// A stored checksum.
     pub const fn from_value(value: u32) -> Self {
         Self(value)
     }
 
-    /// The number that is stored.
+    /// The stored number.
     pub const fn value(self) -> u32 {
         self.0
     }
 
-    /// The checksum of these bytes followed by `next_length` bytes whose checksum is `next`.
+    /// The checksum of the bytes of `self` followed by `next_length` bytes with the checksum
+    /// `next`.
     #[must_use]
     pub fn then(self, next: Self, next_length: u64) -> Self {
         let combined = crc_fast::checksum_combine(

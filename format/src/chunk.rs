@@ -1,7 +1,7 @@
-//! Packing: files go into one buffer behind room for the header, which is put right before them
-//! when the chunk is sealed, so that no byte is moved twice (paper, 4.1, Figure 5).
+//! Packing: files go into one buffer, behind space for the header. Sealing writes the header right
+//! before the files, so no byte is moved twice (paper, 4.1, Figure 5).
 //!
-//! Must hold: a file is added whole or not at all, and what is sealed passes
+//! Must hold: a file is added completely or not at all, and a sealed chunk passes
 //! [`Verified::check`](crate::Verified::check).
 
 use crate::checksum::{CopyChecked, Crc32c};
@@ -18,7 +18,7 @@ use crate::layout::{
 use crate::path::FilePath;
 use crate::shape::ChunkShape;
 
-/// Where the payload begins in a packing buffer: room for the longest header.
+/// Offset of the payload in a packing buffer: space for the longest header.
 const ROOM: usize = HEADER_MAX;
 
 /// Packs files into one chunk.
@@ -29,7 +29,7 @@ pub struct ChunkWriter {
     buffer: Vec<u8>,
     entries: Vec<u8>,
     names: Vec<u8>,
-    /// One for each entry once any has one; else none at all.
+    /// Empty until the first rewritten file, then one value for each entry.
     origins: Vec<Option<Origin>>,
     replaces: Vec<ChunkId>,
     extents: Vec<Extent>,
@@ -39,9 +39,9 @@ pub struct ChunkWriter {
 }
 
 impl ChunkWriter {
-    /// An empty chunk. `buffer` is scratch memory to use again, of any content.
+    /// An empty chunk. `buffer` is memory to reuse, with any content.
     pub fn new(shape: ChunkShape, mut buffer: Vec<u8>) -> Self {
-        // What lies in the room is overwritten when the chunk is sealed.
+        // Old bytes in the header space are overwritten when the chunk is sealed.
         buffer.truncate(ROOM);
         let whole = Self::buffer_length(shape);
         buffer.reserve_exact(whole.saturating_sub(buffer.len()));
@@ -60,35 +60,34 @@ impl ChunkWriter {
         }
     }
 
-    /// Files will be brought in by `copy` where there is one: it must give the CRC-32C of what it
-    /// appends.
+    /// Sets the function for copying files, which must return the CRC-32C of the appended bytes.
     #[must_use]
     pub fn copied_by(mut self, copy: Option<CopyChecked>) -> Self {
         self.copy = copy;
         self
     }
 
-    /// The memory that packing a chunk takes, in bytes.
+    /// The memory for packing a chunk, in bytes.
     pub fn buffer_length(shape: ChunkShape) -> usize {
         ROOM.saturating_add(shape.size() as usize)
     }
 
-    /// Whether no file was added yet.
+    /// Whether the chunk has no file yet.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// How many files were added.
+    /// The number of added files.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Bytes of the files that were added.
+    /// Bytes of the added files.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// Whether a file of `length` bytes still has room.
+    /// Whether there is room for a file of `length` bytes.
     pub fn fits(&self, path: &FilePath, length: u64) -> bool {
         self.has_room(path, length, false)
     }
@@ -96,8 +95,8 @@ impl ChunkWriter {
     /// Adds a file.
     ///
     /// # Errors
-    /// [`PackError::Full`] when it fits only into a fresh chunk, [`PackError::TooLarge`] when it
-    /// fits into none. Nothing is added then.
+    /// [`PackError::Full`] if the file fits only into a fresh chunk, [`PackError::TooLarge`] if it
+    /// fits into no chunk. Nothing is added then.
     pub fn append(
         &mut self,
         path: &FilePath,
@@ -109,11 +108,11 @@ impl ChunkWriter {
         Ok(())
     }
 
-    /// Adds a file that an earlier chunk held, under the version it had there.
+    /// Adds a file of an earlier chunk, under its earlier version.
     ///
     /// # Errors
-    /// As [`ChunkWriter::append`], and [`PackError::Origin`] for a version that no committed
-    /// chunk can have given.
+    /// As [`ChunkWriter::append`], and [`PackError::Origin`] for a version impossible in a
+    /// committed chunk.
     pub fn rewrite(
         &mut self,
         path: &FilePath,
@@ -129,10 +128,10 @@ impl ChunkWriter {
         Ok(())
     }
 
-    /// Says that this chunk, with others, replaces an earlier one.
+    /// Notes that this chunk, with others, replaces an earlier chunk.
     ///
     /// # Errors
-    /// [`PackError::Full`] when the header has no room for its id. Nothing is added then.
+    /// [`PackError::Full`] if the header has no room for the id. Nothing is added then.
     pub fn replace(&mut self, chunk: ChunkId) -> Result<(), PackError> {
         let replaces = self.replaces.len().saturating_add(1);
         let header = self.header_length(0, 0, !self.origins.is_empty(), replaces);
@@ -144,12 +143,12 @@ impl ChunkWriter {
     }
 
     /// Makes this the last chunk of a large file: `tail` are its last bytes, `extents` the parts
-    /// before them, in order. The chunk holds nothing else.
+    /// before them, in order. The chunk has no other file.
     ///
     /// # Errors
-    /// [`PackError::Full`] when the chunk is not empty, [`PackError::Empty`] when the parts hold
-    /// nothing, [`PackError::TooManyParts`] when the header can't list them, [`PackError::TooLarge`] when `tail` has no room beside them: make
-    /// it a part too and end with an empty tail.
+    /// [`PackError::Full`] if the chunk is not empty, [`PackError::Empty`] if the parts have no
+    /// bytes, [`PackError::TooManyParts`] if the header can't list them. [`PackError::TooLarge`] if
+    /// `tail` has no room beside them: then make the tail a part too, and end with an empty tail.
     pub fn append_tail(
         &mut self,
         path: &FilePath,
@@ -190,7 +189,7 @@ impl ChunkWriter {
         Ok(())
     }
 
-    /// Ends the chunk. One without files is no object: ask [`ChunkWriter::is_empty`] first.
+    /// Ends the chunk. A chunk without files is no object: check [`ChunkWriter::is_empty`] first.
     pub fn seal(mut self, id: ChunkId, dataset: DatasetId) -> Sealed {
         let mut head = HeadWriter::new(ObjectKind::Chunk, id, dataset);
         head.section(SECTION_ENTRIES, self.entries);
@@ -206,7 +205,7 @@ impl ChunkWriter {
             head.section(SECTION_EXTENTS, encode_extents(&self.extents));
         }
         let length = head.length();
-        // Entries were written as if the payload began at zero; now its place is known.
+        // Offsets in entries assumed a payload at zero; now its offset is known.
         if let Some(rows) = head.body_mut(SECTION_ENTRIES) {
             shift_offsets(rows, length);
         }
@@ -218,7 +217,7 @@ impl ChunkWriter {
         Sealed { buffer: self.buffer, start }
     }
 
-    /// Bytes of the header with one more row and its name where `row` isn't zero.
+    /// Bytes of the header with another row and its name, if `row` is not zero.
     fn header_length(&self, row: usize, name: usize, rewritten: bool, replaces: usize) -> usize {
         let mut sections = 2usize;
         let mut bodies = self.entries.len().saturating_add(row);
@@ -226,7 +225,7 @@ impl ChunkWriter {
         bodies = bodies.saturating_add(self.names.len()).saturating_add(name);
         if rewritten {
             sections = sections.saturating_add(1);
-            // At worst each comes from another chunk.
+            // At worst each file comes from another chunk.
             let each = rows.saturating_mul(ORIGIN_LEN.saturating_add(ID_LEN));
             bodies = bodies.saturating_add(ORIGIN_COUNT_LEN).saturating_add(each);
         }
@@ -237,7 +236,8 @@ impl ChunkWriter {
         head_length(sections, bodies)
     }
 
-    /// Whether the chunk holds `more` bytes from `end` of the buffer on beside such a header.
+    /// Whether the chunk has room for `more` bytes behind `end` of the buffer with the given
+    /// header.
     fn holds(&self, header: usize, end: usize, more: u64) -> bool {
         let payload = end.saturating_sub(ROOM) as u64;
         header <= HEADER_MAX
@@ -264,12 +264,12 @@ impl ChunkWriter {
         }
     }
 
-    /// Where the bytes of a file of `length` bytes begin in the buffer.
+    /// Offset in the buffer for a file of `length` bytes.
     fn start_of(&self, length: u64) -> usize {
         round_up(self.buffer.len(), self.shape.alignment_of(length) as usize)
     }
 
-    /// Pads to the alignment; gives where the file's bytes begin.
+    /// Pads to the alignment; returns the offset of the file's bytes.
     fn begin(&mut self, length: usize) -> usize {
         let start = self.start_of(length as u64);
         self.buffer.resize(start, 0);
@@ -359,12 +359,12 @@ impl Sealed {
         Ok((Self { buffer, start: 0 }, Extent { part: id, length: narrow(data.len()), crc }))
     }
 
-    /// The object's bytes.
+    /// The bytes of the object.
     pub fn as_slice(&self) -> &[u8] {
         self.buffer.get(self.start..).unwrap_or_default()
     }
 
-    /// The memory, and where in it the object begins.
+    /// The memory, and the offset of the object.
     pub fn into_parts(self) -> (Vec<u8>, usize) {
         (self.buffer, self.start)
     }

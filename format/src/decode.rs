@@ -1,6 +1,6 @@
-//! A cursor over bytes nobody has checked yet: every read is bounded, every failure is located.
+//! A cursor over unchecked bytes: every read is bounded, every failure has an offset.
 //!
-//! Must hold: no length that the bytes tell is taken before that many bytes are there.
+//! Must hold: a length in the bytes is not used before as many bytes were found.
 
 use crate::error::{DecodeError, NEWER_VERSION};
 use crate::layout::FORMAT_VERSION;
@@ -9,7 +9,7 @@ use crate::layout::FORMAT_VERSION;
 #[derive(Debug, Clone)]
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
-    /// Where `bytes` begins in the object.
+    /// Offset of `bytes` in the object.
     offset: usize,
 }
 
@@ -75,7 +75,7 @@ impl<'a> Cursor<'a> {
         self.array(field).map(i64::from_le_bytes)
     }
 
-    /// A field that this version always writes as zero.
+    /// Reads a field written as zero by this version.
     pub(crate) fn zero<const N: usize>(&mut self, field: &'static str) -> Result<(), DecodeError> {
         let offset = self.offset;
         if self.array::<N>(field)? == [0; N] {
@@ -86,7 +86,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Reads the version that every object has behind its magic.
+/// Reads the version, which follows the magic of every object.
 pub(crate) fn check_version(cursor: &mut Cursor<'_>) -> Result<(), DecodeError> {
     let offset = cursor.offset();
     match cursor.u16("version")? {
@@ -96,12 +96,12 @@ pub(crate) fn check_version(cursor: &mut Cursor<'_>) -> Result<(), DecodeError> 
     }
 }
 
-/// `bytes[start..][..length]`, when it is there.
+/// `bytes[start..][..length]`, if present.
 pub(crate) fn range(bytes: &[u8], start: usize, length: usize) -> Option<&[u8]> {
     bytes.get(start..)?.get(..length)
 }
 
-/// Whether all bytes are zero. In words, then the rest: padding has up to a page.
+/// Whether all bytes are zero. Checks words first, because padding may be a page.
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     let (words, rest) = bytes.as_chunks::<16>();
     words.iter().all(|word| *word == [0; 16]) && rest.iter().all(|byte| *byte == 0)

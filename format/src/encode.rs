@@ -1,7 +1,7 @@
-//! Writing headers: the one place that lays out prelude, section table and sections.
+//! Writing headers: the only module that lays out prelude, section table and sections.
 //!
-//! Must hold: what it writes, [`crate::Header::decode`] reads; callers keep a header within
-//! [`HEADER_MAX`](crate::layout::HEADER_MAX) by asking [`head_length`] before they add to it.
+//! Must hold: [`crate::Header::decode`] reads every written header. Callers keep a header within
+//! [`HEADER_MAX`](crate::layout::HEADER_MAX) by calling [`head_length`] before each addition.
 
 use crate::checksum::Crc32c;
 use crate::id::{ChunkId, DatasetId};
@@ -35,7 +35,7 @@ impl HeadWriter {
         Some(&mut section.1)
     }
 
-    /// Says that one run of bytes follows the header.
+    /// Notes that a single run of bytes follows the header.
     pub(crate) fn payload(&mut self, length: u32, crc: Crc32c) {
         self.payload = Some((length, crc));
     }
@@ -112,7 +112,7 @@ impl FieldWriter<'_> {
     }
 }
 
-/// Bytes of a header of so many sections whose bodies have so many bytes together.
+/// Bytes of a header with the given number of sections and bytes in their bodies.
 pub(crate) fn head_length(sections: usize, bodies: usize) -> usize {
     let table = sections.saturating_mul(SECTION_LEN);
     round_up(PRELUDE_LEN.saturating_add(table).saturating_add(bodies), PAGE)

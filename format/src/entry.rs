@@ -1,6 +1,7 @@
-//! What a chunk says of one file: its attributes, where its bytes lie, and which version it is.
+//! The entry of a file in a chunk: its attributes, the place of its bytes, and its version.
 //!
-//! Must hold: a version is never given to another file, and keeps its name when its chunk is rewritten.
+//! Must hold: a version is never given to another file, and stays the same when its chunk is
+//! rewritten.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -8,10 +9,10 @@ use crate::checksum::Crc32c;
 use crate::id::{ChunkId, Stamp};
 use crate::path::FilePath;
 
-/// Everybody may read, the owner may write.
+/// Readable for all, writable for the owner.
 const MODE: u16 = 0o644;
 
-/// What a file's owner set: kept as given, restored by `get`.
+/// Attributes set by a file's owner: stored as given, restored by `get`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
     /// Permission bits, at most 0o7777.
@@ -21,7 +22,7 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// Of a file that was made at `time`: everybody may read it, and its owner write it.
+    /// Of a file created at `time`: readable for all, writable for the owner.
     pub fn at(time: SystemTime) -> Self {
         let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         let mtime = match time.duration_since(UNIX_EPOCH) {
@@ -39,26 +40,26 @@ impl Default for Attributes {
     }
 }
 
-/// Names one written version of one file for ever, also after its chunk was rewritten.
+/// Identifies one written version of one file for ever, even after its chunk was rewritten.
 ///
-/// Of two versions of a path the greater one holds: by stamp, then chunk id, then entry number.
+/// Of two versions of a path the greater version wins: by stamp, then chunk id, then entry number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EntryVersion {
-    /// When the version was first committed.
+    /// Stamp of the first commit.
     pub stamp: Stamp,
-    /// The chunk it was first committed in.
+    /// The chunk of the first commit.
     pub chunk: ChunkId,
-    /// Its number among that chunk's entries.
+    /// The entry number in the chunk.
     pub entry: u32,
 }
 
 impl EntryVersion {
-    /// The entry of a version of which only the stamp is known: that of a file which a snapshot
-    /// names. No chunk has an entry of this number, so nothing can be deleted by it.
+    /// The entry number of versions from a snapshot, which stores only stamps. No chunk has an
+    /// entry of this number, so such a version deletes nothing.
     pub const UNKNOWN_ENTRY: u32 = u32::MAX;
 }
 
-/// Where a rewritten entry comes from.
+/// The version of a rewritten entry in its earlier chunk.
 pub type Origin = EntryVersion;
 
 /// An earlier part of a large file.
@@ -66,32 +67,32 @@ pub type Origin = EntryVersion;
 pub struct Extent {
     /// The part's object.
     pub part: ChunkId,
-    /// Bytes of the file in it.
+    /// Bytes of the file in the part.
     pub length: u32,
-    /// Their checksum.
+    /// Checksum of these bytes.
     pub crc: Crc32c,
 }
 
-/// One file of a chunk, as its verified header tells it.
+/// A file of a chunk, from its verified header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// Its number among the chunk's entries.
     pub number: u32,
     /// Its path in the dataset.
     pub path: FilePath,
-    /// What its owner set.
+    /// The owner's attributes.
     pub attributes: Attributes,
     /// Bytes of the file.
     pub length: u64,
     /// Checksum of all its bytes.
     pub crc: Crc32c,
-    /// Where its bytes begin in the object; for a large file, those of its last part.
+    /// Offset of its bytes in the object; for a large file, of its last part.
     pub offset: u32,
-    /// Bytes of it in this object.
+    /// Bytes of the file in this object.
     pub stored: u32,
-    /// Whether earlier parts precede it (see [`crate::Header::extents`]).
+    /// Whether the file has earlier parts (see [`crate::Header::extents`]).
     pub has_extents: bool,
-    /// The version it was first written as, when the chunk is a rewrite.
+    /// The version of its first commit, if the chunk is a rewrite.
     pub origin: Option<Origin>,
 }
 

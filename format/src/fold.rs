@@ -1,8 +1,8 @@
-//! The fold: from the headers of a dataset's objects to its live files. The one definition of what
-//! a dataset holds; every index, snapshot, rebuild and check follows it.
+//! The fold: from the headers of a dataset's objects to its live files. The only definition of a
+//! dataset's contents, followed by every index, snapshot, rebuild and check.
 //!
-//! Must hold: the result depends on the set of headers only, not on the order in which they come,
-//! nor on how often; it is the same after live entries moved into rewritten chunks.
+//! Must hold: the result depends only on the set of headers, not on their order or repetition. The
+//! result stays the same after live entries moved into rewritten chunks.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound;
@@ -14,29 +14,29 @@ use crate::id::ChunkId;
 use crate::path::FilePath;
 use crate::tombstone::EntrySet;
 
-/// The version of a path that holds, and where its bytes are.
+/// The winning version of a path, and the place of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileRecord {
-    /// Which version it is; what a delete names.
+    /// The version of the file, used by deletes.
     pub version: EntryVersion,
-    /// The chunk that holds its bytes now: the same as `version` unless it was rewritten.
+    /// The chunk with its bytes: equal to `version` unless rewritten.
     pub holder: EntryVersion,
-    /// What its owner set.
+    /// The owner's attributes.
     pub attributes: Attributes,
     /// Bytes of the file.
     pub length: u64,
     /// Checksum of all its bytes.
     pub crc: Crc32c,
-    /// Where its bytes begin in the holder.
+    /// Offset of its bytes in the holder.
     pub offset: u32,
-    /// Bytes of it in the holder.
+    /// Bytes of the file in the holder.
     pub stored: u32,
     /// Whether earlier parts precede the bytes in the holder.
     pub has_extents: bool,
 }
 
 impl FileRecord {
-    /// What a committed chunk says of one of its entries.
+    /// The record of an entry of a committed chunk.
     pub fn of(chunk: &Committed, entry: &Entry) -> Self {
         let holder =
             EntryVersion { stamp: chunk.stamp(), chunk: chunk.header().id(), entry: entry.number };
@@ -52,23 +52,23 @@ impl FileRecord {
         }
     }
 
-    /// Whether this one holds against `other`, of the same path: the greater version; of two
-    /// copies of one version, the one that was written last.
+    /// Whether this record wins against `other` for the same path: the greater version, and of two
+    /// copies of a version the later copy.
     pub fn supersedes(&self, other: &Self) -> bool {
         (self.version, self.holder) > (other.version, other.holder)
     }
 
-    /// Whether an index that has `other` for the same path takes this record instead. A record of
-    /// the same entry of the same object always replaces the older record: the object's stamp may
-    /// differ from the stamp that was indexed first.
+    /// Whether an index replaces its record `other` of the same path by this record. A record of
+    /// the same entry of the same object always replaces the older record, because the object's
+    /// stamp may differ from the stamp indexed first.
     pub fn replaces(&self, other: &Self) -> bool {
         let (holder, known) = (self.holder, other.holder);
         (holder.chunk, holder.entry) == (known.chunk, known.entry) || self.supersedes(other)
     }
 }
 
-/// Folds headers one by one. Costs memory for every path: for the tests, the in-memory store and
-/// checks; indexes on disk follow the same rules by [`FileRecord::supersedes`].
+/// Folds headers one after the other. Uses memory for every path: meant for tests, the in-memory
+/// store and checks. Indexes on disk follow the same rules with [`FileRecord::supersedes`].
 #[derive(Debug, Clone, Default)]
 pub struct Fold {
     winners: BTreeMap<FilePath, FileRecord>,
@@ -93,9 +93,9 @@ impl Fold {
         }
     }
 
-    /// Forgets the winners that lie in chunks which left the dataset. False when one of them is not
-    /// deleted: nothing is forgotten then. No older version comes back in their place, so the
-    /// caller makes sure that there is none, or that it is deleted too.
+    /// Removes the winners in chunks that left the dataset. If any of them is not deleted, nothing
+    /// is removed and the result is false. No older version takes their place, so the caller
+    /// ensures that older versions are absent or deleted too.
     pub fn retire(&mut self, chunks: &HashSet<ChunkId>) -> bool {
         let lies_there = |record: &FileRecord| chunks.contains(&record.holder.chunk);
         let is_lost = |record: &FileRecord| lies_there(record) && !self.is_deleted(&record.version);
@@ -106,8 +106,8 @@ impl Fold {
         true
     }
 
-    /// The live file at `path`: its winner, unless that is deleted (then it still shadows older
-    /// versions) or the path is also a folder (then the folder holds).
+    /// The live file at `path`: its winner. A deleted winner still shadows older versions, and a
+    /// folder at `path` wins over a file.
     pub fn get(&self, path: &FilePath) -> Option<&FileRecord> {
         let record = self.undeleted(path)?;
         (!self.is_folder(path)).then_some(record)
@@ -118,17 +118,17 @@ impl Fold {
         self.winners.keys().filter_map(|path| Some((path, self.get(path)?)))
     }
 
-    /// Paths that were written as a file and are a folder too; the folder holds.
+    /// Paths that are both a file and a folder; the folder wins.
     pub fn conflicts(&self) -> impl Iterator<Item = &FilePath> {
         self.winners.keys().filter(|path| self.undeleted(path).is_some() && self.is_folder(path))
     }
 
-    /// Every path ever written, with its winner and whether that is deleted.
+    /// Every path ever written, with its winner and whether the winner is deleted.
     pub fn winners(&self) -> impl Iterator<Item = (&FilePath, &FileRecord, bool)> {
         self.winners.iter().map(|(path, record)| (path, record, self.is_deleted(&record.version)))
     }
 
-    /// [`Fold::winners`] whose paths lie behind `start`.
+    /// [`Fold::winners`] with paths behind `start`.
     pub fn winners_from(
         &self,
         start: Bound<&[u8]>,
@@ -138,7 +138,7 @@ impl Fold {
             .map(|(path, record)| (path, record, self.is_deleted(&record.version)))
     }
 
-    /// The entries of a chunk that tombstones name.
+    /// The deleted entries of a chunk.
     pub fn deleted_of(&self, chunk: ChunkId) -> Option<&EntrySet> {
         self.deleted.get(&chunk)
     }

@@ -1,8 +1,8 @@
-//! Ids: the names of chunks, tombstones, datasets and stores, and the stamp that orders changes
-//! (paper, Table 1).
+//! Ids of chunks, tombstones, datasets and stores, and the stamp that orders changes (paper, Table
+//! 1).
 //!
-//! Must hold: byte order of a chunk id is time order, printed order is byte order, and no two
-//! makers ever give the same id. Ids do not decide which of two writes wins; stamps do.
+//! Must hold: byte order of a chunk id is time order, printed order is byte order, and different
+//! makers never create the same id. Stamps, not ids, decide which of two writes wins.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use base64::Engine;
 use base64::alphabet::Alphabet;
 use base64::engine::{GeneralPurpose, general_purpose::NO_PAD};
 
-/// In ASCII order, unlike the usual alphabets, so that sorted names are sorted ids.
+/// In ASCII order, unlike the usual alphabets, so that sorting names sorts ids.
 const ORDERED: Alphabet =
     match Alphabet::new("-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz") {
         Ok(alphabet) => alphabet,
@@ -20,7 +20,7 @@ const ORDERED: Alphabet =
     };
 const PRINTED: GeneralPurpose = GeneralPurpose::new(&ORDERED, NO_PAD);
 
-/// Text that is not 22 characters of the id alphabet.
+/// A text other than 22 characters of the id alphabet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an id is 22 characters of A-Z, a-z, 0-9, - and _")]
 pub struct InvalidId;
@@ -68,40 +68,40 @@ macro_rules! id {
 }
 
 id! {
-    /// The name of a chunk or a tombstone, and the key that makes a retried write harmless.
+    /// The id of a chunk or a tombstone, which makes a retried write harmless.
     ///
-    /// Big-endian on purpose, so that it sorts by time: seconds (4 bytes), machine (6),
-    /// process (3), counter (3).
+    /// Big-endian on purpose, so that ids sort by time: seconds (4 bytes), machine (6), process
+    /// (3), counter (3).
     ChunkId
 }
 id! {
-    /// The random name of a dataset's contents. A re-created dataset has another one.
+    /// The random id of a dataset's contents. A re-created dataset has another id.
     DatasetId
 }
 id! {
-    /// The random name of a chunk store, kept in it and in the metadata store that indexes it.
+    /// The random id of a chunk store, stored in the chunk store and in its metadata store.
     StoreId
 }
 
 id! {
-    /// The name of a training job of one user: the first 16 bytes of a SHA-256, so that nobody finds another
-    /// job with the same id.
+    /// The id of a training job of one user: the first 16 bytes of a SHA-256, so that nobody can
+    /// construct another job with the same id.
     TaskId
 }
 id! {
-    /// The random name of a member of a training job.
+    /// The random id of a member of a training job.
     MemberId
 }
 
 impl ChunkId {
-    /// Seconds since 1970 at which the object was sealed, by its writer's clock.
+    /// Seal time of the object in seconds since 1970, by its writer's clock.
     pub fn seconds(self) -> u32 {
         let [a, b, c, d, ..] = self.0;
         #[expect(clippy::big_endian_bytes, reason = "ids sort by time")]
         u32::from_be_bytes([a, b, c, d])
     }
 
-    /// The greatest id below this one: what to continue after, to see this one first.
+    /// The greatest id below this id: the position to continue after, so that this id comes first.
     pub fn before(self) -> Option<Self> {
         #[expect(clippy::big_endian_bytes, reason = "ids sort by their bytes")]
         u128::from_be_bytes(self.0).checked_sub(1).map(|number| Self(number.to_be_bytes()))
@@ -118,7 +118,7 @@ impl ChunkId {
 pub struct Stamp(u64);
 
 impl Stamp {
-    /// The stamp with this number.
+    /// The stamp with the given number.
     pub const fn new(micros: u64) -> Self {
         Self(micros)
     }
@@ -129,24 +129,24 @@ impl Stamp {
         Self(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// The number itself.
+    /// The number.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The time it stands for: when the change was accepted.
+    /// The time of the stamp: when the change was accepted.
     pub fn time(self) -> SystemTime {
         UNIX_EPOCH.checked_add(Duration::from_micros(self.0)).unwrap_or(UNIX_EPOCH)
     }
 
-    /// The stamp to give after this one when the clock says `now`: max(now, last + 1).
+    /// The next stamp at clock time `now`: max(now, last + 1).
     #[must_use]
     pub fn next(self, now: Self) -> Self {
         now.max(Self(self.0.saturating_add(1)))
     }
 }
 
-/// Makes chunk ids for one process. Pure: the time and the randomness are given.
+/// Makes chunk ids for one process. Pure: time and randomness are arguments.
 #[derive(Debug)]
 pub struct ChunkIdMaker {
     origin: [u8; 9],
@@ -154,20 +154,21 @@ pub struct ChunkIdMaker {
 }
 
 impl ChunkIdMaker {
-    /// `origin` names machine and process: drawn at random once per process, again after a fork.
+    /// `origin` identifies machine and process: drawn at random once per process, and again after a
+    /// fork.
     pub fn new(origin: [u8; 9]) -> Self {
         Self { origin, last: (0, 0) }
     }
 
-    /// Whether its last id is further ahead of `now` than by as much: the clock was wrong then, and
-    /// ids would go on from there. Another origin may begin at any time.
+    /// Whether the last id is ahead of `now` by more than `by`. The clock was wrong then, and
+    /// further ids would be wrong too. Another origin may start at any time.
     pub fn is_ahead(&self, now: SystemTime, by: Duration) -> bool {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         u64::from(self.last.0) > now.saturating_add(by).as_secs()
     }
 
-    /// The next id. A clock that steps back, or 16.7 million ids in one second,
-    /// borrows from the next second rather than repeat a pair.
+    /// The next id. After a step back of the clock, or 16.7 million ids in one second, the next
+    /// second is used early rather than repeating a pair.
     pub fn next(&mut self, now: SystemTime) -> ChunkId {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let now = u32::try_from(now).unwrap_or(u32::MAX);

@@ -1,8 +1,8 @@
-//! Where objects lie in the chunk store: `<dataset id>/<hash byte>/<id>.c` or `.t`,
-//! `<dataset id>/snapshots/<version>/<part>`, `manifest` or `lease-<until>-<task>`, `names/<dataset name>/<generation>`, and
-//! `identity`.
+//! Keys of objects in the chunk store: `<dataset id>/<hash byte>/<id>.c` or `.t`,
+//! `<dataset id>/snapshots/<version>/<part>`, `manifest` or `lease-<until>-<task>`,
+//! `names/<dataset name>/<generation>`, and `identity`.
 //!
-//! Must hold: each reader of keys takes those of its own kind and no others.
+//! Must hold: each parser accepts only keys of its own kind.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -37,13 +37,13 @@ pub fn dataset_prefix(dataset: DatasetId) -> String {
     dataset.to_string()
 }
 
-/// The folder of a dataset's objects that have this hash byte.
+/// The folder of a dataset's objects with the given hash byte.
 pub fn hash_prefix(dataset: DatasetId, hash: u8) -> String {
     format!("{dataset}/{hash:02x}")
 }
 
-/// The dataset and id that a key names, and whether it is a tombstone's; `None` for a key that
-/// [`object_key`] never gives.
+/// The dataset and id of a key, and whether it is a tombstone's; `None` for a key never returned by
+/// [`object_key`].
 pub fn parse_object_key(key: &str) -> Option<(DatasetId, ChunkId, bool)> {
     let (dataset, rest) = key.split_once('/')?;
     let (_, file) = rest.split_once('/')?;
@@ -57,23 +57,23 @@ pub fn parse_object_key(key: &str) -> Option<(DatasetId, ChunkId, bool)> {
     (object_key(dataset, id, kind) == key).then_some((dataset, id, is_tombstone))
 }
 
-/// Of a snapshot, what an object holds.
+/// The kind of an object of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SnapshotObject {
-    /// What there is of it, written last.
+    /// The manifest, written last.
     Manifest,
-    /// Some of its bytes: parts count from 0.
+    /// A part of its bytes, counted from 0.
     Part(u32),
-    /// A training job reads this version: not of the snapshot itself.
+    /// The lease of a training job on the version; not data of the snapshot.
     Lease {
-        /// When the claim ends.
+        /// The end of the lease.
         until: Stamp,
         /// The job.
         task: TaskId,
     },
 }
 
-/// The folder, in that of a dataset, of its snapshots.
+/// The folder of snapshots, within the folder of a dataset.
 const SNAPSHOTS: &str = "snapshots";
 const MANIFEST: &str = "manifest";
 const LEASE: &str = "lease-";
@@ -95,7 +95,7 @@ pub fn snapshot_key(dataset: DatasetId, version: Version, object: SnapshotObject
     }
 }
 
-/// What a key of a snapshot's object says; `None` for a key that [`snapshot_key`] never gives.
+/// The fields of a snapshot object's key; `None` for a key never returned by [`snapshot_key`].
 pub fn parse_snapshot_key(key: &str) -> Option<(DatasetId, Version, SnapshotObject)> {
     let (dataset, rest) = key.split_once('/')?;
     let (version, object) = rest.strip_prefix(SNAPSHOTS)?.strip_prefix('/')?.split_once('/')?;
@@ -119,12 +119,12 @@ pub fn name_prefix(name: &DatasetName) -> String {
     format!("{NAMES_PREFIX}/{name}")
 }
 
-/// The key of one generation of a dataset's name. The highest generation holds.
+/// The key of a generation of a dataset's name. The highest generation is valid.
 pub fn name_key(name: &DatasetName, generation: u32) -> String {
     format!("{NAMES_PREFIX}/{name}/{generation:08x}")
 }
 
-/// The name and generation that a key stands for; `None` for a key that [`name_key`] never gives.
+/// The name and generation of a key; `None` for a key never returned by [`name_key`].
 pub fn parse_name_key(key: &str) -> Option<(DatasetName, u32)> {
     let (name, generation) = key.strip_prefix(NAMES_PREFIX)?.strip_prefix('/')?.split_once('/')?;
     let name = DatasetName::new(name).ok()?;

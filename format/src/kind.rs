@@ -1,17 +1,17 @@
-//! What kinds of objects there are.
+//! The kinds of objects.
 //!
-//! Must hold: a number keeps its kind for ever, and an unknown one is refused.
+//! Must hold: a number keeps its kind for ever, and an unknown number is refused.
 
 use crate::layout::{KIND_CHUNK, KIND_PART, KIND_TOMBSTONE};
 
-/// What an object holds.
+/// The kind of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ObjectKind {
     /// Files: their entries and their bytes.
     Chunk,
-    /// An earlier part of a large file, without a name of its own.
+    /// An earlier part of a large file, without a name.
     Part,
-    /// Which entries of which chunks are deleted.
+    /// A list of deleted entries by chunk.
     Tombstone,
 }
 

@@ -1,11 +1,11 @@
-//! The numbers of the formats, as docs/FORMAT.md lists them. A test holds the two together.
+//! The numbers of the formats, as listed in docs/FORMAT.md. A test compares both.
 //!
-//! Must hold: a number that stored objects carry never changes its meaning within a format version;
-//! writers and readers take it from here, both the same.
+//! Must hold: the meaning of a stored number never changes within a format version. Writers and
+//! readers use the same constants.
 
 /// Begins every chunk, part and tombstone. Like PNG's, it shows damage by text-mode transfers.
 pub const MAGIC: [u8; 8] = *b"\x89DLC\r\n\x1a\n";
-/// Begins the object that a dataset's name points to.
+/// Begins the name object of a dataset.
 pub const NAME_MAGIC: [u8; 8] = *b"\x89DLN\r\n\x1a\n";
 /// Begins a snapshot.
 pub const SNAPSHOT_MAGIC: [u8; 8] = *b"\x89DLS\r\n\x1a\n";
@@ -15,51 +15,52 @@ pub const MANIFEST_MAGIC: [u8; 8] = *b"\x89DLM\r\n\x1a\n";
 pub const LEASE_MAGIC: [u8; 8] = *b"\x89DLL\r\n\x1a\n";
 /// Begins the identity object of a store.
 pub const IDENTITY_MAGIC: [u8; 8] = *b"\x89DLI\r\n\x1a\n";
-/// The version that this code writes, and the newest that it reads.
+/// The version written by this code, and the newest readable version.
 pub const FORMAT_VERSION: u16 = 1;
 
 /// Bytes of the fixed beginning of every object, commit block included.
 pub const PRELUDE_LEN: usize = 128;
-/// Where the length of the header stands in the prelude.
+/// Offset of the header length in the prelude.
 pub const HEADER_LENGTH_OFFSET: usize = 56;
-/// Where the checksum of the prelude and the section table stands; it covers what precedes it.
+/// Offset of the checksum of the prelude and the section table; the checksum covers the bytes
+/// before.
 pub const PRELUDE_CHECKSUM_OFFSET: usize = 92;
-/// Where the commit block begins in the prelude.
+/// Offset of the commit block in the prelude.
 pub const COMMIT_OFFSET: usize = 96;
 /// Bytes of the commit block.
 pub const COMMIT_LEN: usize = 32;
-/// Bytes of one row of the section table.
+/// Bytes of a row of the section table.
 pub const SECTION_LEN: usize = 16;
 /// Most rows of the section table.
 pub const SECTIONS_MAX: usize = 16;
-/// Bytes of one entry.
+/// Bytes of an entry.
 pub const ENTRY_LEN: usize = 48;
-/// Bytes of one extent.
+/// Bytes of an extent.
 pub const EXTENT_LEN: usize = 24;
 /// Bytes of an id.
 pub const ID_LEN: usize = 16;
-/// Bytes of the count at the beginning of the origins section.
+/// Bytes of the count at the start of the origins section.
 pub const ORIGIN_COUNT_LEN: usize = 4;
 /// Bytes of the origins section for each entry, beside the ids.
 pub const ORIGIN_LEN: usize = 8;
-/// Bytes of the count at the beginning of the deletions section.
+/// Bytes of the count at the start of the deletions section.
 pub const DELETION_COUNT_LEN: usize = 4;
 /// Bytes of the deletions section for each chunk, beside its bitmap.
 pub const DELETION_LEN: usize = 20;
-/// Most entries of one chunk.
+/// Most entries of a chunk.
 pub const ENTRIES_MAX: usize = 65_536;
-/// Most bytes of a header; payload starts no later.
+/// Most bytes of a header; the payload starts no later.
 pub const HEADER_MAX: usize = 524_288;
-/// Headers end, and payload starts, at a multiple of this.
+/// Headers end, and payload starts, at a multiple of `PAGE`.
 pub const PAGE: usize = 4_096;
 
 /// Smallest size of a dataset's chunks, in bytes.
 pub const CHUNK_SIZE_MIN: u32 = 1 << 20;
-/// Size of a dataset's chunks when nothing else is asked for, in bytes (paper, 4.1: about 4 MB).
+/// Default size of a dataset's chunks, in bytes (paper, 4.1: about 4 MB).
 pub const CHUNK_SIZE_DEFAULT: u32 = 4 << 20;
 /// Largest size of a dataset's chunks, in bytes.
 pub const CHUNK_SIZE_MAX: u32 = 64 << 20;
-/// Files start at a multiple of this when nothing else is asked for, in bytes: a disk sector.
+/// Default alignment of files, in bytes: a disk sector.
 pub const ALIGNMENT_DEFAULT: u32 = 512;
 /// Largest alignment of files, in bytes.
 pub const ALIGNMENT_MAX: u32 = 4_096;
@@ -68,17 +69,17 @@ pub const PAGED_FILE_MIN: u64 = 64 << 10;
 
 /// Most bytes of a path.
 pub const PATH_MAX: usize = 4_096;
-/// Most bytes of one component of a path.
+/// Most bytes of a component of a path.
 pub const COMPONENT_MAX: usize = 255;
 
 /// Most bytes of a dataset's name.
 pub const NAME_MAX: usize = 128;
 
-/// Bytes of the object that a dataset's name points to.
+/// Bytes of the name object of a dataset.
 pub const NAME_RECORD_LEN: usize = 48;
 /// Bytes of the identity object of a store.
 pub const IDENTITY_RECORD_LEN: usize = 32;
-/// State of a name: it names a dataset.
+/// State of a name: valid.
 pub const NAME_LIVE: u16 = 1;
 /// State of a name: its dataset was deleted.
 pub const NAME_DELETED: u16 = 2;
@@ -87,61 +88,61 @@ pub const NAME_DELETED: u16 = 2;
 pub const KIND_CHUNK: u16 = 1;
 /// Kind of an object: an earlier part of a large file, without a name.
 pub const KIND_PART: u16 = 2;
-/// Kind of an object: says which entries are deleted.
+/// Kind of an object: a list of deleted entries.
 pub const KIND_TOMBSTONE: u16 = 3;
 
 /// Section: fixed-size entries.
 pub const SECTION_ENTRIES: u32 = 1;
 /// Section: the paths of the entries, one after the other.
 pub const SECTION_NAMES: u32 = 2;
-/// Section: where the entries of a rewritten chunk come from.
+/// Section: the origins of the entries of a rewritten chunk.
 pub const SECTION_ORIGINS: u32 = 3;
-/// Section: ids of the chunks that a rewritten chunk replaces.
+/// Section: ids of the chunks replaced by a rewritten chunk.
 pub const SECTION_REPLACES: u32 = 4;
 /// Section: the earlier parts of a large file.
 pub const SECTION_EXTENTS: u32 = 5;
-/// Section: the deleted entries that a tombstone names.
+/// Section: the deleted entries of a tombstone.
 pub const SECTION_DELETIONS: u32 = 6;
 /// Section: the bytes of a part; the only section outside the header.
 pub const SECTION_PAYLOAD: u32 = 7;
 
 /// Type of an entry: a regular file.
 pub const TYPE_FILE: u8 = 1;
-/// Codec of an entry: stored as it is.
+/// Codec of an entry: stored unchanged.
 pub const CODEC_NONE: u8 = 0;
-/// Flag of an entry: its file has earlier parts, named in the extents section.
+/// Flag of an entry: its file has earlier parts, listed in the extents section.
 pub const FLAG_EXTENTS: u16 = 1;
 
 /// Bytes of the fixed beginning of a snapshot.
 pub const SNAPSHOT_PRELUDE_LEN: usize = 128;
-/// Where the checksum of the prelude and the section table stands.
+/// Offset of the checksum of the prelude and the section table.
 pub const SNAPSHOT_CHECKSUM_OFFSET: usize = 124;
-/// Bytes of one row of the section table.
+/// Bytes of a row of the section table.
 pub const SNAPSHOT_SECTION_LEN: usize = 32;
-/// Sections begin at multiples of this.
+/// Sections start at multiples of this number.
 pub const SNAPSHOT_ALIGNMENT: usize = 64;
-/// Bytes of one chunk.
+/// Bytes of a chunk's row.
 pub const SNAPSHOT_CHUNK_LEN: usize = 32;
 /// Files whose names are coded together.
 pub const SNAPSHOT_BLOCK_FILES: usize = 16;
-/// Bytes of one bucket of the index.
+/// Bytes of a bucket of the index.
 pub const SNAPSHOT_BUCKET_LEN: usize = 64;
 /// Most files of a bucket.
 pub const SNAPSHOT_BUCKET_FILES: usize = 12;
-/// Files for each bucket that files are sought in first.
+/// Average files for each home bucket.
 pub const SNAPSHOT_BUCKET_LOAD: usize = 10;
-/// Bytes of one directory.
+/// Bytes of a directory's row.
 pub const SNAPSHOT_DIRECTORY_LEN: usize = 12;
-/// Bytes of one run of files.
+/// Bytes of a run of files.
 pub const SNAPSHOT_RUN_LEN: usize = 8;
-/// Bytes of one earlier part of a large file.
+/// Bytes of an earlier part of a large file.
 pub const SNAPSHOT_EXTENT_LEN: usize = 32;
-/// Bytes behind the last record, so that eight can be read anywhere.
+/// Bytes behind the last record, so that eight bytes can be read at any record.
 pub const SNAPSHOT_RECORD_PAD: usize = 8;
 
 /// Most bytes of a part of a stored snapshot.
 pub const SNAPSHOT_PART_LEN: u32 = 8_388_608;
-/// Bytes of a stored snapshot with a checksum of their own.
+/// Bytes of a stored snapshot covered by one checksum.
 pub const SNAPSHOT_PIECE_LEN: u32 = 1_048_576;
 /// Bytes of the fixed beginning of a manifest.
 pub const MANIFEST_LEN: usize = 72;

@@ -1,7 +1,7 @@
-//! The lease of a training job on a version of a dataset, and the name of such a job.
+//! The lease of a training job on a version of a dataset, and the name of a job.
 //!
-//! Must hold: a lease is read only when its checksum and all of its fields are right; names are printable
-//! ASCII, so that they can be shown as they are.
+//! Must hold: a lease is accepted only if its checksum and all of its fields are valid. Names are
+//! printable ASCII, so they can be displayed unchanged.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,11 +14,11 @@ use crate::layout::{FORMAT_VERSION, LEASE_LEN, LEASE_MAGIC, LEASE_USER_MAX, TASK
 use crate::record::{open, seal};
 use crate::version::Version;
 
-/// The name of a training job, as its user chose it.
+/// The name of a training job, chosen by its user.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskName(String);
 
-/// A text that is no name of a training job.
+/// A text that is no valid name of a training job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the name of a task has 1 to 128 letters, digits or ._:-")]
 pub struct InvalidTaskName;
@@ -46,23 +46,23 @@ impl fmt::Display for TaskName {
     }
 }
 
-/// The claim of a training job that a version of a dataset stays readable.
+/// The claim of a training job to keep a version of a dataset readable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
     /// The dataset.
     pub dataset: DatasetId,
-    /// The version that the job reads.
+    /// The version read by the job.
     pub version: Version,
-    /// When the claim ends.
+    /// The end of the claim.
     pub until: Stamp,
-    /// The job's user; empty where the servers have no users.
+    /// The job's user; empty for servers without users.
     pub user: String,
     /// The job.
     pub task: TaskName,
 }
 
 impl Lease {
-    /// The object's bytes. Of a user's name that is too long only the beginning is kept.
+    /// The object's bytes. Too long user names are cut off.
     pub fn encode(&self) -> Vec<u8> {
         let user = self.user.as_bytes();
         let user = user.get(..LEASE_USER_MAX).unwrap_or(user);
@@ -80,10 +80,10 @@ impl Lease {
         seal([&head, user, task, &[0; 4]].concat())
     }
 
-    /// Checks and reads the object.
+    /// Checks and decodes the object.
     ///
     /// # Errors
-    /// The first field that is wrong.
+    /// The first wrong field.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut cursor = open(bytes, LEASE_MAGIC, bytes.len())?;
         let [user_length, task_length] = cursor.array("lengths")?.map(usize::from);

@@ -1,8 +1,8 @@
-//! The bytes of DIESEL: ids, names, checksums, chunks, tombstones and the fold that turns a
-//! dataset's objects into its live files (paper, 4.1).
+//! The stored formats of DIESEL: ids, names, checksums, chunks, tombstones and the fold from a
+//! dataset's objects to its live files (paper, 4.1).
 //!
-//! Must hold: decoding is total. Any bytes give a value or a [`DecodeError`] that names the field
-//! and the offset; never a panic, never an allocation that the input did not pay for, never an
+//! Must hold: decoding is total. Any bytes give a value or a [`DecodeError`] with field and offset.
+//! Decoding never panics, never allocates more than the input justifies, and never returns an
 //! unverified byte. No I/O, no clock, no randomness: those are arguments.
 
 #![forbid(unsafe_code)]

@@ -1,13 +1,13 @@
 //! Names of datasets: safe in an object key, a URL and a file name.
 //!
-//! Must hold: no name leaves the folder that it stands in, or needs an escape.
+//! Must hold: no name leaves its folder, or needs escaping.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::layout::NAME_MAX;
 
-/// Text that can't name a dataset.
+/// A text that is no valid name of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a dataset's name starts with a letter or digit and has at most 128 of A-Z a-z 0-9 . _ -")]
 pub struct InvalidName;
@@ -17,10 +17,10 @@ pub struct InvalidName;
 pub struct DatasetName(String);
 
 impl DatasetName {
-    /// Checks `text` and keeps it.
+    /// Checks and stores `text`.
     ///
     /// # Errors
-    /// When it breaks the rule of the type.
+    /// When the text breaks the rule of the type.
     pub fn new(text: impl Into<String>) -> Result<Self, InvalidName> {
         let text = text.into();
         let first = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());

@@ -1,6 +1,6 @@
-//! Paths inside a dataset: bytes, checked once, so that no later code has to wonder.
+//! Paths inside a dataset: bytes, checked once.
 //!
-//! Must hold: there is no path that breaks the rules of docs/FORMAT.md, wherever its bytes came from.
+//! Must hold: every path obeys the rules of docs/FORMAT.md, wherever its bytes came from.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use bytes::Bytes;
 
 use crate::layout::{COMPONENT_MAX, PATH_MAX};
 
-/// Why some bytes are not a path in a dataset.
+/// The reason why bytes are not a valid path in a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPath {
-    /// Nothing at all.
+    /// No bytes.
     #[error("a path can't be empty")]
     Empty,
     /// Over 4,096 bytes.
@@ -26,7 +26,7 @@ pub enum InvalidPath {
     /// Starts with a slash.
     #[error("a path in a dataset is relative: it can't start with /")]
     Absolute,
-    /// A component that is empty, `.` or `..`.
+    /// An empty component, `.` or `..`.
     #[error("a path can't have an empty part, . or ..")]
     Component,
 }
@@ -37,17 +37,17 @@ pub enum InvalidPath {
 pub struct FilePath(Bytes);
 
 impl FilePath {
-    /// Checks `bytes` and keeps them.
+    /// Checks and stores `bytes`.
     ///
     /// # Errors
-    /// The first rule that they break.
+    /// The first broken rule.
     pub fn new(bytes: impl Into<Bytes>) -> Result<Self, InvalidPath> {
         let bytes = bytes.into();
         check(&bytes)?;
         Ok(Self(bytes))
     }
 
-    /// Keeps bytes that [`check`] has passed.
+    /// Stores bytes checked before by [`check`].
     pub(crate) fn from_checked(bytes: Bytes) -> Self {
         Self(bytes)
     }
@@ -67,7 +67,7 @@ impl FilePath {
         self.0.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
     }
 
-    /// The folder that holds the file.
+    /// The folder of the file.
     pub fn parent(&self) -> DirPath {
         let end = self.0.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
         DirPath(self.0.slice(..end))
@@ -76,7 +76,7 @@ impl FilePath {
     /// `dir/self`.
     ///
     /// # Errors
-    /// [`InvalidPath::TooLong`] when the two together are.
+    /// [`InvalidPath::TooLong`] if the joined path is too long.
     pub fn under(&self, dir: &DirPath) -> Result<Self, InvalidPath> {
         if dir.is_root() {
             return Ok(self.clone());
@@ -86,7 +86,7 @@ impl FilePath {
     }
 }
 
-/// Control bytes, backslash and what is not UTF-8 as `\xHH`.
+/// Control bytes, backslashes and invalid UTF-8 as `\xHH`.
 impl fmt::Display for FilePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         printable(&self.0, f)
@@ -119,10 +119,10 @@ impl DirPath {
     /// The root of a dataset.
     pub const ROOT: Self = Self(Bytes::new());
 
-    /// Checks `bytes` and keeps them; none is the root.
+    /// Checks and stores `bytes`; no bytes mean the root.
     ///
     /// # Errors
-    /// The first rule that they break.
+    /// The first broken rule.
     pub fn new(bytes: impl Into<Bytes>) -> Result<Self, InvalidPath> {
         let bytes = bytes.into();
         if !bytes.is_empty() {
@@ -141,7 +141,7 @@ impl DirPath {
         self.0.is_empty()
     }
 
-    /// What the path of everything inside starts with: nothing for the root, else `dir/`.
+    /// The common prefix of all paths inside: empty for the root, else `dir/`.
     pub fn prefix(&self) -> Vec<u8> {
         let mut prefix = self.0.to_vec();
         if !prefix.is_empty() {
@@ -157,7 +157,7 @@ impl From<FilePath> for DirPath {
     }
 }
 
-/// As [`FilePath`]; nothing for the root.
+/// As [`FilePath`]; empty for the root.
 impl fmt::Display for DirPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         printable(&self.0, f)
@@ -180,7 +180,7 @@ pub(crate) fn check(bytes: &[u8]) -> Result<(), InvalidPath> {
     if bytes.starts_with(b"/") {
         return Err(InvalidPath::Absolute);
     }
-    // One pass, since every name of every header goes through here.
+    // A single pass, since every name of every header is checked here.
     let mut start = 0usize;
     for (at, byte) in bytes.iter().enumerate() {
         match byte {

@@ -1,8 +1,7 @@
-//! The two small objects beside the chunks: what a dataset's name points to, and which store
-//! this is.
+//! The two small objects beside the chunks: name records and the identity of a store.
 //!
-//! Must hold: each has one length, ends with the checksum of all that precedes it, and is read
-//! only when both are right.
+//! Must hold: each kind has a fixed length, and ends with the checksum of all bytes before. Both
+//! are checked before a record is accepted.
 
 use crate::checksum::Crc32c;
 use crate::decode::{Cursor, check_version, range};
@@ -15,25 +14,25 @@ use crate::layout::{
 };
 use crate::shape::ChunkShape;
 
-/// Whether a dataset's name points to something.
+/// The state of a dataset's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NameState {
-    /// It names the dataset.
+    /// The name is valid.
     Live,
-    /// The dataset was deleted; its objects are swept.
+    /// The dataset was deleted; its objects are being removed.
     Deleted,
 }
 
-/// One generation of a dataset's name.
+/// A generation of a dataset's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NameRecord {
-    /// Whether the dataset lives.
+    /// The state of the name.
     pub state: NameState,
     /// The dataset's id.
     pub dataset: DatasetId,
     /// The shape of its chunks.
     pub shape: ChunkShape,
-    /// When this generation was made.
+    /// The creation time of the generation.
     pub created: Stamp,
 }
 
@@ -56,10 +55,10 @@ impl NameRecord {
         seal(bytes)
     }
 
-    /// Checks and reads the object.
+    /// Checks and decodes the object.
     ///
     /// # Errors
-    /// The first field that is wrong.
+    /// The first wrong field.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut cursor = open(bytes, NAME_MAGIC, NAME_RECORD_LEN)?;
         let state = match cursor.u16("state")? {
@@ -75,7 +74,7 @@ impl NameRecord {
     }
 }
 
-/// Which store this is.
+/// The identity of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdentityRecord {
     /// The store's random id.
@@ -94,10 +93,10 @@ impl IdentityRecord {
         seal(bytes)
     }
 
-    /// Checks and reads the object.
+    /// Checks and decodes the object.
     ///
     /// # Errors
-    /// The first field that is wrong.
+    /// The first wrong field.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut cursor = open(bytes, IDENTITY_MAGIC, IDENTITY_RECORD_LEN)?;
         cursor.zero::<2>("reserved")?;
@@ -105,7 +104,7 @@ impl IdentityRecord {
     }
 }
 
-/// Puts the checksum of all before into the last four bytes.
+/// Writes the checksum of all bytes before into the last four bytes.
 pub(crate) fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     if let Some((body, crc)) = bytes.split_last_chunk_mut::<4>() {
         *crc = Crc32c::of(body).value().to_le_bytes();
@@ -113,7 +112,7 @@ pub(crate) fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Checks magic, version, length and checksum; gives what follows the version.
+/// Checks magic, version, length and checksum; returns a cursor behind the version.
 pub(crate) fn open(bytes: &[u8], magic: [u8; 8], length: usize) -> Result<Cursor<'_>, DecodeError> {
     let mut cursor = Cursor::new(bytes, 0);
     if cursor.array::<8>("magic")? != magic {

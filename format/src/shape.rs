@@ -1,6 +1,6 @@
-//! The size and alignment of a dataset's chunks, and what follows from them.
+//! The size and alignment of a dataset's chunks, and derived limits.
 //!
-//! Must hold: a dataset keeps its shape, and a file that fits into a chunk alone also fits when it is
+//! Must hold: a dataset keeps its shape. A file that fits into a chunk alone also fits when
 //! rewritten.
 
 use crate::encode::head_length;
@@ -19,7 +19,7 @@ pub struct ChunkShape {
 }
 
 impl ChunkShape {
-    /// Where the bytes of a file begin in the object of a part, in bytes.
+    /// Offset of a file's bytes in the object of a part, in bytes.
     pub const PART_START: u32 = PAGE as u32;
 
     /// Chunks of at most `size` bytes, header included, with small files at multiples of `alignment`
@@ -47,14 +47,14 @@ impl ChunkShape {
         self.alignment
     }
 
-    /// A file of `length` bytes starts at a multiple of this many bytes: a long file at a page, so
-    /// that the chunk can be mapped file by file.
+    /// The alignment of a file of `length` bytes: long files start at a page, so that a chunk can
+    /// be mapped file by file.
     pub fn alignment_of(self, length: u64) -> u32 {
         if length >= PAGED_FILE_MIN { PAGE as u32 } else { self.alignment }
     }
 
-    /// Most bytes of a file that is never cut: what one chunk holds beside a header for its path,
-    /// also when the chunk is later rewritten alone.
+    /// Most bytes of an uncut file: the room of a chunk beside a header for its path, even when the
+    /// chunk is later rewritten alone.
     pub fn largest_file(self, path: &FilePath) -> u64 {
         let rewrite = ORIGIN_COUNT_LEN.saturating_add(ORIGIN_LEN).saturating_add(ID_LEN * 2);
         let row = ENTRY_LEN.saturating_add(path.as_bytes().len());
@@ -62,7 +62,7 @@ impl ChunkShape {
         u64::from(self.size).saturating_sub(header as u64)
     }
 
-    /// Bytes of a large file in each part but the last.
+    /// Bytes of a large file in each part except the last.
     pub fn part_length(self) -> u32 {
         self.size.saturating_sub(PAGE as u32)
     }

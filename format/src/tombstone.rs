@@ -1,8 +1,8 @@
-//! Tombstones: objects that delete. They name entries by the version that the caller saw, so that
-//! a delete commutes with everything and a late retry can't kill a newer file.
+//! Tombstones: objects that delete entries. Entries are identified by the version seen by the
+//! caller, so a delete commutes with all changes and a late retry can't delete a newer file.
 //!
-//! Must hold: one set of deletions has one encoding; an [`EntrySet`] never ends with a zero byte,
-//! and [`Deletions`] hold no empty set.
+//! Must hold: a set of deletions has exactly one encoding. An [`EntrySet`] never ends with a zero
+//! byte, and [`Deletions`] contain no empty set.
 
 use std::collections::BTreeMap;
 
@@ -24,10 +24,10 @@ pub struct EntrySet {
 }
 
 impl EntrySet {
-    /// The set whose bitmap is `bits`: bit n of byte m stands for entry 8 m + n.
+    /// The set with the bitmap `bits`: bit n of byte m stands for entry 8 m + n.
     ///
     /// # Errors
-    /// The same as reading one from a tombstone: over 8,192 bytes.
+    /// For more than 8,192 bytes, as in a tombstone.
     pub fn from_bits(bits: &[u8]) -> Result<Self, DecodeError> {
         if bits.len() > ENTRIES_MAX / 8 {
             return Err(DecodeError::new("deletion bitmap", 0, "longer than 8192 bytes"));
@@ -36,12 +36,12 @@ impl EntrySet {
         Ok(Self { bits: bits.get(..end).unwrap_or_default().to_vec() })
     }
 
-    /// The bitmap, without zero bytes at its end.
+    /// The bitmap, without trailing zero bytes.
     pub fn bits(&self) -> &[u8] {
         &self.bits
     }
 
-    /// Adds an entry; false when it can't be one.
+    /// Adds an entry; false for an invalid number.
     pub fn insert(&mut self, entry: u32) -> bool {
         let (byte, bit) = (entry as usize / 8, entry % 8);
         if entry as usize >= ENTRIES_MAX {
@@ -56,13 +56,13 @@ impl EntrySet {
         true
     }
 
-    /// Whether the entry is in it.
+    /// Whether the set contains an entry.
     pub fn contains(&self, entry: u32) -> bool {
         let byte = self.bits.get(entry as usize / 8).copied().unwrap_or(0);
         byte & (1 << (entry % 8)) != 0
     }
 
-    /// Adds all of `other`; true when that changed anything.
+    /// Adds all of `other`; true if the set has changed.
     pub fn union(&mut self, other: &Self) -> bool {
         if self.bits.len() < other.bits.len() {
             self.bits.resize(other.bits.len(), 0);
@@ -84,20 +84,20 @@ impl EntrySet {
         })
     }
 
-    /// How many entries it holds.
+    /// The number of entries.
     pub fn count(&self) -> u32 {
         self.bits.iter().map(|byte| byte.count_ones()).sum()
     }
 }
 
-/// The entries that a tombstone deletes, by the chunk they were first committed in.
+/// The deleted entries of a tombstone, by the chunk of their first commit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Deletions(BTreeMap<ChunkId, EntrySet>);
 
 impl Deletions {
-    /// Deletes the version a caller saw; false when no chunk can hold such an entry.
+    /// Deletes a version seen by a caller; false for an impossible entry number.
     pub fn insert(&mut self, version: &EntryVersion) -> bool {
-        // Checked first: an entry that can't be must not leave an empty set behind.
+        // Checked first: an invalid entry must not leave an empty set behind.
         (version.entry as usize) < ENTRIES_MAX
             && self.0.entry(version.chunk).or_default().insert(version.entry)
     }
@@ -114,17 +114,17 @@ impl Deletions {
         self.0.iter().map(|(chunk, entries)| (*chunk, entries))
     }
 
-    /// Whether nothing is deleted.
+    /// Whether there are no deletions.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many entries are deleted.
+    /// The number of deleted entries.
     pub fn count(&self) -> u64 {
         self.0.values().map(|entries| u64::from(entries.count())).sum()
     }
 
-    /// Cuts the deletions into pieces that fit into one tombstone each; none when there are none.
+    /// Splits the deletions into pieces for one tombstone each; none for no deletions.
     pub fn split(self) -> Vec<Self> {
         let room = HEADER_MAX.saturating_sub(PRELUDE_LEN.saturating_add(SECTION_LEN));
         let mut pieces = Vec::new();
@@ -184,11 +184,11 @@ impl Deletions {
     }
 }
 
-/// The tombstone object that makes `deletions`, ready to be committed.
+/// The tombstone object for `deletions`, ready to be committed.
 ///
 /// # Errors
-/// [`PackError::Full`] when they don't fit (see [`Deletions::split`]), [`PackError::Empty`] when
-/// there are none.
+/// [`PackError::Full`] for too many deletions (see [`Deletions::split`]), [`PackError::Empty`] for
+/// no deletions.
 pub fn encode_tombstone(
     dataset: DatasetId,
     id: ChunkId,
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn every_piece_of_a_split_fits_even_when_full() {
         let set = |length: usize| EntrySet::from_bits(&vec![0xFF; length]).expect("short enough");
-        // 63 full bitmaps leave room for one of 6,764 bytes beside the count.
+        // 63 full bitmaps leave room for a bitmap of 6,764 bytes beside the count.
         for (first, second) in [(6_764, 6_764), (6_764, 6_765), (6_765, 6_764), (6_765, 6_765)] {
             let mut deletions = Deletions::default();
             for number in 0..128u8 {

@@ -1,7 +1,7 @@
-//! The version of a dataset: what it held at one point of its log.
+//! The version of a dataset: its state at one point of its log.
 //!
 //! Must hold: a pure function of the set of committed object ids and the highest stamp. The order
-//! in which objects came doesn't show, nor does a log that was lost and rebuilt.
+//! of objects plays no role, nor does a lost and rebuilt log.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,8 +12,9 @@ use crate::decode::Cursor;
 use crate::error::DecodeError;
 use crate::id::{ChunkId, Stamp};
 
-/// A hash over the ids of a dataset's committed objects, with the last stamp. The default is that
-/// of an empty dataset. Their order means nothing. Stored in 24 bytes: the hash and the stamp, little-endian.
+/// A hash over the ids of a dataset's committed objects, with the last stamp. The default is the
+/// version of an empty dataset. The order of versions has no meaning. Stored in 24 bytes: the hash
+/// and the stamp, little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Version {
     /// The sum of the ids' hashes, modulo 2^128: objects are added in any order.
@@ -25,7 +26,7 @@ impl Version {
     /// Bytes of a stored version.
     pub const LENGTH: usize = 24;
 
-    /// Adds an object that was not there yet.
+    /// Adds an object not added before.
     pub fn add(&mut self, id: ChunkId, stamp: Stamp) {
         self.sum = self.sum.wrapping_add(xxh3_128(id.as_bytes()));
         self.last = self.last.max(stamp);
@@ -36,7 +37,7 @@ impl Version {
         (self != Self::default()).then_some(self.last)
     }
 
-    /// As it is stored.
+    /// The stored bytes.
     pub fn to_bytes(self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
         let (sum, last) = bytes.split_at_mut(16);
@@ -45,10 +46,10 @@ impl Version {
         bytes
     }
 
-    /// From what was stored.
+    /// Decodes the stored bytes.
     ///
     /// # Errors
-    /// When there are not [`Version::LENGTH`] bytes.
+    /// For any other number of bytes than [`Version::LENGTH`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut cursor = Cursor::new(bytes, 0);
         let sum = u128::from_le_bytes(cursor.array("version hash")?);
@@ -67,7 +68,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Text that is not what a version is printed as.
+/// A text that is no printed version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a version is 32 hexadecimal digits, a dash and a number")]
 pub struct InvalidVersion;
@@ -80,7 +81,7 @@ impl FromStr for Version {
         let sum = u128::from_str_radix(sum, 16).map_err(|_| InvalidVersion)?;
         let last = Stamp::new(last.parse().map_err(|_| InvalidVersion)?);
         let version = Self { sum, last };
-        // One way to write it.
+        // Only the canonical text is accepted.
         if version.to_string() == text { Ok(version) } else { Err(InvalidVersion) }
     }
 }

@@ -1,7 +1,7 @@
 //! Feeds bytes to [`dl_fuzz::entry_set`].
 //!
-//! Must hold: a bitmap that is taken is the only one of its set: its entries, put in one after the
-//! other, give the same set again.
+//! Must hold: an accepted bitmap is the only bitmap of its set: inserting its entries one by one
+//! gives the same set.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dl_fuzz::entry_set(bytes));

@@ -1,7 +1,6 @@
 //! Feeds bytes to [`dl_fuzz::identity_record`].
 //!
-//! Must hold: a record that is taken encodes to the bytes it came from, also when its checksum was made
-//! right before.
+//! Must hold: an accepted record encodes to its own bytes, also after its checksum was repaired.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dl_fuzz::identity_record(bytes));

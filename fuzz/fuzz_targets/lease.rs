@@ -1,6 +1,6 @@
 //! Feeds bytes to [`dl_fuzz::lease`].
 //!
-//! Must hold: a lease that is taken encodes to the bytes it came from.
+//! Must hold: an accepted lease encodes to its own bytes.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dl_fuzz::lease(bytes));

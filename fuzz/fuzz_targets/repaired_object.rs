@@ -1,7 +1,7 @@
 //! Feeds bytes to [`dl_fuzz::repaired_object`].
 //!
-//! Must hold: checksums are made right over damaged fields first, so that the checks behind them are
-//! met: what these let through keeps what an undamaged object does.
+//! Must hold: checksums over damaged fields are repaired first, to reach the checks behind them.
+//! Accepted objects have the properties of undamaged objects.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dl_fuzz::repaired_object(bytes));

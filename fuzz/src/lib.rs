@@ -1,8 +1,8 @@
-//! What the fuzz targets feed bytes to, and format's own tests too, with seeded mutations.
+//! Functions for fuzz targets, also called by format's tests with seeded mutations.
 //!
-//! Must hold: each function takes any bytes, returns, and asserts what a decoder promises of what
-//! it lets through. [`repaired_object`] puts right checksums over damaged fields first, so that
-//! the checks behind the checksums are met as well.
+//! Must hold: each function takes any bytes, returns, and asserts the promises of a decoder for
+//! accepted bytes. [`repaired_object`] repairs checksums over damaged fields first, to reach the
+//! checks behind the checksums.
 
 use bytes::Bytes;
 use dl_format::layout::{
@@ -17,7 +17,7 @@ use dl_format::{
     parse_object_key, parse_snapshot_key, snapshot_key,
 };
 
-/// Takes any bytes.
+/// A function for any bytes.
 pub type Decoder = fn(&[u8]);
 
 /// Every decoder, by the name of its fuzz target.
@@ -33,11 +33,11 @@ pub const DECODERS: [(&str, Decoder); 9] = [
     ("lease", lease),
 ];
 
-/// The header alone, the whole object, and its commit.
+/// The header, the whole object, and its commit.
 pub fn object(bytes: &[u8]) {
     let decoded = Header::decode(&Bytes::copy_from_slice(bytes));
     if let Err(error) = &decoded {
-        // What is missing from the prelude is named by its place, though no byte is there.
+        // Missing bytes of the prelude are reported at their own offset.
         assert!(error.offset <= bytes.len().max(PRELUDE_LEN) as u64, "{error} lies outside");
     }
     if let Ok(header) = &decoded {
@@ -58,14 +58,14 @@ pub fn object(bytes: &[u8]) {
     assert!(fold.live().count() <= header.entry_count() as usize);
 }
 
-/// As [`object`], after checksums were made to match.
+/// As [`object`], after repairing checksums.
 pub fn repaired_object(bytes: &[u8]) {
     let mut bytes = bytes.to_vec();
     repair(&mut bytes);
     object(&bytes);
 }
 
-/// The object that a dataset's name points to.
+/// The name object of a dataset.
 pub fn name_record(bytes: &[u8]) {
     let mut bytes = bytes.to_vec();
     for _ in 0..2 {
@@ -124,7 +124,7 @@ pub fn entry_set(bytes: &[u8]) {
     assert!(!again.union(&set));
 }
 
-/// A snapshot, as it comes and after checksums were made to match.
+/// A snapshot, unchanged and after repairing checksums.
 pub fn snapshot(bytes: &[u8]) {
     read_snapshot(bytes);
     let mut bytes = bytes.to_vec();
@@ -164,7 +164,7 @@ fn read_snapshot(bytes: &[u8]) {
     }
 }
 
-/// Writes the checksums that a snapshot with these bytes would have.
+/// Writes valid checksums for the given bytes of a snapshot.
 fn repair_snapshot(bytes: &mut [u8]) {
     for section in 0..SnapshotSection::ALL.len() {
         let row = SNAPSHOT_PRELUDE_LEN + section * SNAPSHOT_SECTION_LEN;
@@ -207,7 +207,7 @@ pub fn text(bytes: &[u8]) {
     }
 }
 
-/// What every decoded header promises.
+/// The promises of every decoded header.
 fn check_header(header: &Header) {
     assert_eq!(header.entries().count(), header.entry_count() as usize);
     assert!(header.header_length() as u64 <= header.object_length());
@@ -224,7 +224,7 @@ fn check_header(header: &Header) {
     assert_eq!(header.part().is_some(), header.kind() == ObjectKind::Part);
 }
 
-/// Writes the checksums that an object with these fields would have.
+/// Writes valid checksums for the given fields of an object.
 pub fn repair(object: &mut [u8]) {
     let rows = number(object, 20).unwrap_or(0).min(SECTIONS_MAX);
     for row in (0..rows).map(|row| PRELUDE_LEN + row * SECTION_LEN) {

@@ -1,7 +1,8 @@
-//! Domain types of reads of whole chunks, and the checked way to and from the wire.
+//! Domain types of reads of whole chunks, with checked conversion to and from the wire.
 //!
-//! Must hold: a request has at least one range and at most [`CHUNK_RANGES_MAX`]; a range has bytes, and
-//! lies within the size of the largest chunk: else the field is named and nothing taken.
+//! Must hold: a request has at least one range and at most [`CHUNK_RANGES_MAX`]. A range is not
+//! empty and lies within the size of the largest chunk. Otherwise the error names the field, and
+//! the whole request is refused.
 
 use bytes::Bytes;
 use dl_format::layout::CHUNK_SIZE_MAX;
@@ -20,7 +21,7 @@ pub struct GetChunksRequest {
     pub dataset: DatasetId,
     /// At least one, at most [`CHUNK_RANGES_MAX`].
     pub ranges: Vec<ChunkRange>,
-    /// Whether copies in a fast store are given up, and the objects themselves read.
+    /// Whether to bypass copies in a fast store and read the objects.
     pub pass_copies: bool,
 }
 
@@ -31,15 +32,15 @@ pub struct ChunkRange {
     pub chunk: ChunkId,
     /// Bytes of the object to skip.
     pub offset: u32,
-    /// Bytes to give.
+    /// Bytes to return.
     pub length: u32,
 }
 
 impl ChunkRange {
-    /// Checks that a chunk can hold the range.
+    /// Checks that the range fits into a chunk.
     ///
     /// # Errors
-    /// For an empty range, and for one that ends behind the largest chunk.
+    /// For an empty range, or a range beyond the largest chunk.
     pub fn check(&self) -> Result<(), WireError> {
         if self.length == 0 {
             return Err(WireError::invalid("length", "a range has at least one byte"));
@@ -87,10 +88,10 @@ impl TryFrom<pb::GetChunksRequest> for GetChunksRequest {
     }
 }
 
-/// Some bytes of a range, or the reason why there are none.
+/// Bytes of a range, or the reason for their absence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkPiece {
-    /// Which range of the request, counted from zero.
+    /// The index of the range in the request.
     pub range: u32,
     /// The next bytes; or the kind of failure and the reason in words, which end the range.
     pub data: Result<Bytes, (Kind, String)>,

@@ -1,8 +1,8 @@
-//! How messages become bytes: protobuf, in memory that is taken once.
+//! Encoding of messages: protobuf, with memory allocated once.
 //!
-//! Must hold: the bytes are those of any other protobuf codec. Growing a buffer step by step to
-//! the size of a message of a mebibyte copies it once more than sending it does. A message takes no
-//! more memory than some times its bytes: one of very many empty fields is refused.
+//! Must hold: the bytes equal those of any other protobuf codec. Growing a buffer step by step for
+//! a message of a mebibyte would copy more than sending does. The memory of a message is a small
+//! multiple of its bytes: messages of very many empty fields are refused.
 
 use std::marker::PhantomData;
 
@@ -20,19 +20,19 @@ use crate::limits::READ_ITEMS_MAX;
 #[derive(Debug, Clone)]
 pub struct ProtobufCodec<T, U>(PhantomData<(T, U)>);
 
-/// Fields that a message may have, however short they are: the most that a request repeats, and what
-/// else it says.
+/// Maximum of fields in a message, however short: the most repeated fields of a request, and its
+/// other fields.
 const FIELDS_MAX: usize = READ_ITEMS_MAX + 16;
 
-/// Bytes that each field has on average where there are more. Each takes about 150 in memory, also an
-/// empty one.
+/// Average bytes for each field in messages with more fields. Each field takes about 150 bytes in
+/// memory, even an empty field.
 const FIELD_BYTES_MIN: usize = 16;
 
-/// Decodes what is worth its memory.
+/// Decodes messages with a bounded number of fields.
 #[derive(Debug, Clone)]
 pub struct BoundedDecoder<U>(ProstDecoder<U>);
 
-/// Encodes into memory of the right size.
+/// Encodes into memory of the exact size.
 #[derive(Debug, Clone)]
 pub struct SizedEncoder<T>(PhantomData<T>);
 
@@ -76,17 +76,17 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        // The message is in one piece; of one that is not, less is looked at.
+        // The message is contiguous; otherwise only its first part is checked.
         check_fields(buffer.chunk()).map_err(|why| Status::invalid_argument(why.to_string()))?;
         self.0.decode(buffer)
     }
 }
 
-/// Checks that a message is worth the memory that it takes once it is decoded: for whoever decodes
-/// one by itself.
+/// Checks that a message has a bounded memory size after decoding: for callers that decode by
+/// themselves.
 ///
 /// # Errors
-/// When it has very many short fields.
+/// For very many short fields.
 pub fn check_fields(message: impl Buf) -> Result<(), WireError> {
     let length = message.remaining();
     if length <= FIELDS_MAX || fields(message) <= FIELDS_MAX.max(length / FIELD_BYTES_MIN) {
@@ -95,8 +95,8 @@ pub fn check_fields(message: impl Buf) -> Result<(), WireError> {
     Err(WireError::invalid("message", "it has too many short fields"))
 }
 
-/// How many fields a message has, up to the first that makes no sense. What is in groups counts as if
-/// it stood alone: no message of ours has any, and who decodes one steps over them.
+/// The number of fields of a message, up to the first invalid field. Fields in groups count like
+/// top-level fields: our messages have no groups, and decoders skip them.
 fn fields(mut message: impl Buf) -> usize {
     let mut count = 0;
     while message.has_remaining() {
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_message_of_very_many_empty_fields_is_refused() {
-        // Fields 11 and 12 are nobody's: a group of one byte at each end, and a short string.
+        // Fields 11 and 12 are unknown: a group of one byte at each end, and a short string.
         let (begin, end, other) = ([0x5b], [0x5c], [0x62, 1, 7]);
         let empty = [0x12, 0].repeat(FIELDS_MAX + 1);
         let messages = [

@@ -1,7 +1,7 @@
-//! Domain types of the requests and answers, and the checked way to and from the wire.
+//! Domain types of the requests and answers, with checked conversion to and from the wire.
 //!
-//! Must hold: ids have 16 bytes, paths keep their rules, files lie within what a chunk can hold, and
-//! requests have no more items than they may: else the field is named and nothing taken.
+//! Must hold: ids have 16 bytes, paths are valid, files fit into a chunk, and the number of items
+//! is bounded. Otherwise the error names the field, and the whole request is refused.
 
 use bytes::Bytes;
 use dl_format::layout::CHUNK_SIZE_MAX;
@@ -18,7 +18,7 @@ use crate::pb;
 /// The first message of PutChunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PutHead {
-    /// The dataset the object belongs to.
+    /// The dataset of the object.
     pub dataset: DatasetId,
     /// Bytes of the object.
     pub length: u64,
@@ -35,14 +35,14 @@ impl TryFrom<&pb::PutChunkRequest> for PutHead {
     }
 }
 
-/// Which entries to delete.
+/// The entries to delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeleteRequest {
     /// The dataset.
     pub dataset: DatasetId,
-    /// The id of the tombstone to make.
+    /// The id of the new tombstone.
     pub tombstone: ChunkId,
-    /// The versions that the caller saw.
+    /// The versions seen by the caller.
     pub deletions: Deletions,
 }
 
@@ -78,18 +78,18 @@ impl TryFrom<pb::DeleteRequest> for DeleteRequest {
     }
 }
 
-/// Which bytes to read.
+/// The files to read.
 #[derive(Debug, Clone)]
 pub struct ReadRequest {
     /// The dataset.
     pub dataset: DatasetId,
     /// At most [`READ_ITEMS_MAX`].
     pub items: Vec<ReadItem>,
-    /// Whether copies in a fast store are checked that were found whole lately, too.
+    /// Whether to check even copies in a fast store that were found whole recently.
     pub check_copies: bool,
-    /// Whether copies are given up, and what they were made of is read.
+    /// Whether to bypass copies and read the objects.
     pub pass_copies: bool,
-    /// Whether files are told as corrupt of which an object's header is damaged.
+    /// Whether a file with a damaged object header counts as corrupt.
     pub check_headers: bool,
 }
 
@@ -104,23 +104,23 @@ impl ReadRequest {
     }
 }
 
-/// One file, or a range of it.
+/// A file, or a range of a file.
 #[derive(Debug, Clone)]
 pub struct ReadItem {
-    /// Which file.
+    /// The file.
     pub source: ReadSource,
     /// Bytes to skip.
     pub offset: u64,
-    /// Most bytes to give; `None`: to the end.
+    /// Most bytes to return; `None`: to the end.
     pub length: Option<u64>,
 }
 
-/// How a file is named.
+/// The way to name a file.
 #[derive(Debug, Clone)]
 pub enum ReadSource {
     /// By its path: the live version.
     Path(FilePath),
-    /// By what an earlier answer said of it.
+    /// By its record in an earlier answer.
     File(FileRecord),
 }
 
@@ -170,14 +170,14 @@ impl TryFrom<pb::ReadRequest> for ReadRequest {
     }
 }
 
-/// Some bytes of an item, or why there are none.
+/// Bytes of an item, or the reason for their absence.
 #[derive(Debug, Clone)]
 pub struct ReadPiece {
-    /// Which item of the request.
+    /// The index of the item in the request.
     pub item: u32,
     /// The next bytes; or the kind of failure, and the reason in words.
     pub data: Result<Bytes, (Kind, String)>,
-    /// Whether nothing of this item follows.
+    /// Whether the piece is the last of its item.
     pub last: bool,
     /// Bytes of the whole file; in the last piece.
     pub length: u64,
@@ -245,7 +245,7 @@ pub(crate) fn item_status(kind: Kind) -> pb::ItemStatus {
     }
 }
 
-/// The kind of failure of an item or a range; none of one that is well.
+/// The kind of failure of an item or a range; none for success.
 pub(crate) fn failure_of(status: pb::ItemStatus) -> Option<Kind> {
     match status {
         pb::ItemStatus::Ok => None,
@@ -259,7 +259,7 @@ pub(crate) fn failure_of(status: pb::ItemStatus) -> Option<Kind> {
     }
 }
 
-/// Which paths to look up.
+/// The paths to look up.
 #[derive(Debug, Clone)]
 pub struct StatRequest {
     /// The dataset.
@@ -289,7 +289,7 @@ impl TryFrom<pb::StatRequest> for StatRequest {
     }
 }
 
-/// What stands at a path.
+/// The entry at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StatItem {
     /// A file.
@@ -323,18 +323,18 @@ impl TryFrom<pb::StatItem> for StatItem {
     }
 }
 
-/// What to list.
+/// The entries to list.
 #[derive(Debug, Clone)]
 pub struct ListRequest {
     /// The dataset.
     pub dataset: DatasetId,
     /// The folder.
     pub dir: DirPath,
-    /// All files below, instead of the files and folders in it.
+    /// All files below, instead of the direct files and folders.
     pub recursive: bool,
-    /// Start behind this path; a folder's ends in a slash.
+    /// Start behind this path; a folder's path ends in a slash.
     pub after: Option<Bytes>,
-    /// Leave out what is not the path.
+    /// Only paths, without records.
     pub names_only: bool,
 }
 
@@ -364,10 +364,10 @@ impl TryFrom<pb::ListRequest> for ListRequest {
     }
 }
 
-/// One line of a listing.
+/// An entry of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListEntry {
-    /// A file; without its record when only names were asked for.
+    /// A file; without its record if only names were requested.
     File(FilePath, Option<FileRecord>),
     /// A folder.
     Folder(FilePath),
@@ -400,12 +400,12 @@ impl TryFrom<pb::ListEntry> for ListEntry {
     }
 }
 
-/// What to rebuild.
+/// The metadata to rebuild.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecoverRequest {
     /// One dataset; `None`: every dataset found in the chunk store.
     pub dataset: Option<DatasetName>,
-    /// Look only at objects sealed since then.
+    /// Check only objects sealed since this time.
     pub since: Option<Stamp>,
 }
 
@@ -430,20 +430,20 @@ impl TryFrom<pb::RecoverRequest> for RecoverRequest {
     }
 }
 
-/// How far a recovery is, for one dataset.
+/// The progress of a recovery, for one dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecoverProgress {
-    /// The dataset; its id when no name points to it.
+    /// The dataset; its id if it has no name.
     pub dataset: String,
     /// Objects found in the chunk store.
     pub listed: u64,
-    /// Of these, how many were compared with the metadata.
+    /// Checked objects among `listed`.
     pub checked: u64,
-    /// Objects that the metadata lacked and has now.
+    /// Objects added to the metadata.
     pub adopted: u64,
-    /// Files in them.
+    /// Files in the added objects.
     pub files: u64,
-    /// What could not be repaired, each with its object.
+    /// Failed repairs, each with its object.
     pub problems: Vec<String>,
     /// Whether this dataset is finished.
     pub done: bool,

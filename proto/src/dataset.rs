@@ -1,7 +1,6 @@
-//! A dataset as the server describes it, and what its objects add up to.
+//! The server's description of a dataset, with counts of its objects.
 //!
-//! Must hold: zeros in the place of counts that nobody made are marked as such on the wire, and are
-//! never read as counts.
+//! Must hold: missing counts are marked on the wire, and their zeros are never read as counts.
 
 use bytes::Bytes;
 use dl_format::{ChunkShape, DatasetId, DatasetName, Stamp, Version};
@@ -10,12 +9,12 @@ use crate::convert::{dataset_id, id_bytes};
 use crate::error::WireError;
 use crate::pb;
 
-/// A dataset, as the server describes it.
+/// The server's description of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dataset {
-    /// What people call it.
+    /// The name of the dataset.
     pub name: DatasetName,
-    /// What its objects carry.
+    /// The id in its objects.
     pub id: DatasetId,
     /// The shape of its chunks.
     pub shape: ChunkShape,
@@ -23,39 +22,38 @@ pub struct Dataset {
     pub created: Stamp,
     /// Committed chunks, parts and tombstones.
     pub objects: u64,
-    /// Which objects these are.
+    /// The version: a hash of its set of objects.
     pub version: Version,
-    /// How many files that is.
+    /// The number of files and bytes.
     pub counts: Counts,
 }
 
-/// What the objects of a dataset add up to.
+/// The number of files and bytes of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Counts {
-    /// Nobody asked: a server may have to look at every file.
+    /// Not requested: a server may have to read every file's record.
     Unasked,
-    /// They were counted.
+    /// The counts.
     Known {
         /// Files that are not deleted.
         files: u64,
         /// Bytes of these files.
         bytes: u64,
     },
-    /// They can't be counted, for this reason. The number of objects and the version may be missing
-    /// as well.
+    /// Counting failed, with the reason. The number of objects and the version may be missing too.
     Unknown(String),
 }
 
-/// A dataset that was deleted: what of it the call has removed.
+/// The result of deleting a dataset.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeletedDataset {
-    /// Objects but snapshots, by this call alone.
+    /// Objects except snapshots, removed by this call.
     pub removed: u64,
-    /// Whether there are more, which the server goes on to remove.
+    /// Whether more objects are left, which the server removes later.
     pub more_left: bool,
 }
 
-/// What a server lists: what it found, and names of which it can't say what they point to.
+/// A list of datasets, and of names without a readable record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed<T> {
     /// In the order of their names.
@@ -64,12 +62,12 @@ pub struct Listed<T> {
     pub unread: Vec<UnreadName>,
 }
 
-/// A name of which nobody can say what it points to.
+/// A name without a readable record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnreadName {
     /// The name.
     pub name: DatasetName,
-    /// Why, and what to do.
+    /// The reason, and the remedy.
     pub problem: String,
 }
 

@@ -1,19 +1,19 @@
-//! What can be wrong with a message.
+//! Errors of messages.
 //!
-//! Must hold: an error names the field of diesel.proto that is wrong, never what was in it.
+//! Must hold: an error names the wrong field of diesel.proto, never its contents.
 
 /// A message that breaks the contract.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// A field that must be set is not.
+    /// A mandatory field is missing.
     #[error("the message lacks {0}")]
     Missing(&'static str),
-    /// A field holds what it can't.
+    /// A field has an invalid value.
     #[error("{field} is not valid: {problem}")]
     Invalid {
         /// The field of diesel.proto.
         field: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
 }

@@ -1,20 +1,20 @@
-//! What users may do: a role on the datasets whose names match a pattern.
+//! Rights of users: a role on the datasets whose names match a pattern.
 //!
-//! Must hold: a role includes the lower ones; a pattern says nothing about which datasets exist.
+//! Must hold: a role includes the lower roles; a pattern reveals nothing about existing datasets.
 
 use std::fmt;
 use std::str::FromStr;
 
 use dl_format::DatasetName;
 
-/// What somebody may do with a dataset. Each includes the ones before it.
+/// A user's rights on a dataset. Each role includes the roles before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// List it, look at its files, read them.
+    /// List the dataset and read its files.
     Read,
-    /// Create it, put files into it and delete them.
+    /// Create the dataset, put and delete files.
     Write,
-    /// Delete it as a whole, rebuild its metadata, purge and verify it.
+    /// Delete the dataset, rebuild its metadata, purge and verify the dataset.
     Admin,
 }
 
@@ -41,26 +41,26 @@ impl FromStr for Role {
     }
 }
 
-/// Names of datasets: characters of names, and `*` for any number of them.
+/// A pattern for dataset names, with `*` for any number of characters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pattern(String);
 
 impl Pattern {
-    /// Whether the name is one of these.
+    /// Whether the name matches.
     pub fn matches(&self, name: &DatasetName) -> bool {
         let mut pieces = self.0.split('*');
         let first = pieces.next().unwrap_or_default();
         let Some(mut rest) = name.as_str().strip_prefix(first) else { return false };
         let Some(last) = pieces.next_back() else { return rest.is_empty() };
         for piece in pieces {
-            // The earliest place leaves most for the pieces after it.
+            // The earliest match leaves most characters for the following pieces.
             let Some(found) = rest.split_once(piece) else { return false };
             rest = found.1;
         }
         rest.ends_with(last)
     }
 
-    /// Whether every name is one of these.
+    /// Whether every name matches.
     pub fn is_all(&self) -> bool {
         self.0.bytes().all(|byte| byte == b'*')
     }
@@ -76,12 +76,12 @@ impl FromStr for Pattern {
     }
 }
 
-/// A role on some datasets, as in `read:imagenet*`.
+/// A role on datasets, as in `read:imagenet*`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Grant {
-    /// What may be done
+    /// The role.
     pub role: Role,
-    /// with which datasets.
+    /// The datasets.
     pub datasets: Pattern,
 }
 
@@ -100,7 +100,7 @@ impl FromStr for Grant {
     }
 }
 
-/// A text that is no grant.
+/// A text that is no valid grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("write ROLE:PATTERN: read, write or admin, then names of datasets with * for any letters")]
 pub struct InvalidGrant;

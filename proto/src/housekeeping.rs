@@ -1,7 +1,7 @@
-//! Domain types of purge and verify, and the checked way to and from the wire.
+//! Domain types of purge and verify, with checked conversion to and from the wire.
 //!
-//! Must hold: no name means every dataset to a purge, and is refused by a verify. A duration goes
-//! as microseconds; one that is too long for them becomes the longest there is.
+//! Must hold: an empty name means every dataset for a purge, and is refused by a verify. Durations
+//! are sent as microseconds; longer durations are cut to the maximum.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use dl_format::DatasetName;
 use crate::error::WireError;
 use crate::pb;
 
-/// What to purge.
+/// The datasets to purge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PurgeRequest {
-    /// One dataset; `None`: every dataset, and what deleted ones have left.
+    /// The dataset; `None`: every dataset, and the left-overs of deleted datasets.
     pub dataset: Option<DatasetName>,
-    /// How long nothing must have needed an object that goes.
+    /// Minimum time since a removed object was last needed.
     pub grace: Duration,
     /// Only forecast; change nothing.
     pub dry_run: bool,
-    /// Without a grace time: whether versions that training jobs lease are given up.
+    /// Without a grace time: whether to ignore leases of training jobs.
     pub force: bool,
 }
 
@@ -47,34 +47,35 @@ impl TryFrom<pb::PurgeRequest> for PurgeRequest {
     }
 }
 
-/// How far a purge is, for one dataset.
+/// The progress of a purge, for one dataset.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PurgeProgress {
     /// The dataset.
     pub dataset: String,
     /// Its objects.
     pub objects: u64,
-    /// Of these, how many were looked at.
+    /// Checked objects.
     pub checked: u64,
-    /// Chunks whose files were moved into others.
+    /// Chunks whose files were moved.
     pub rewritten: u64,
-    /// Those others.
+    /// Chunks written with moved files.
     pub written: u64,
-    /// Objects that were removed.
+    /// Removed objects.
     pub removed: u64,
-    /// Their bytes.
+    /// Bytes of `removed`.
     pub removed_bytes: u64,
-    /// Objects that nothing needs, and that a later purge removes.
+    /// Unneeded objects, left for a later purge.
     pub waiting: u64,
-    /// Their bytes.
+    /// Bytes of `waiting`.
     pub waiting_bytes: u64,
-    /// In how long all of them may go, at most.
+    /// Longest remaining wait of these objects.
     pub waiting_for: Duration,
-    /// Bytes that this purge and later ones would give back; of a dry run alone.
+    /// Bytes to be reclaimed by this purge and later ones; only for a dry run.
     pub reclaimable_bytes: u64,
-    /// Training jobs that lease a version of the dataset, in words. With a grace time their versions stay.
+    /// Training jobs with a lease on a version of the dataset, in words. With a grace time these
+    /// versions stay.
     pub leased_by: Vec<String>,
-    /// What could not be read or removed, each with its object.
+    /// Objects that could not be read or removed, with the reasons.
     pub problems: Vec<String>,
     /// Whether this dataset is finished.
     pub done: bool,
@@ -122,7 +123,7 @@ impl From<pb::PurgeProgress> for PurgeProgress {
     }
 }
 
-/// What to verify.
+/// The dataset to verify.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerifyRequest {
     /// The dataset.
@@ -145,31 +146,31 @@ impl TryFrom<pb::VerifyRequest> for VerifyRequest {
     }
 }
 
-/// Something that is not as it should be.
+/// A problem found by a verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What is wrong, and with what.
+    /// The problem and its object.
     pub problem: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 
-/// How far a verification is.
+/// The progress of a verification.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VerifyProgress {
     /// The dataset.
     pub dataset: String,
     /// Its objects.
     pub objects: u64,
-    /// Of these, how many were looked at.
+    /// Checked objects.
     pub checked: u64,
-    /// Files that were compared.
+    /// Compared files.
     pub files: u64,
-    /// Bytes that were read to check them.
+    /// Bytes read for the check.
     pub bytes: u64,
-    /// What was found since the last message.
+    /// Findings since the last message.
     pub findings: Vec<Finding>,
-    /// Whether it is finished.
+    /// Whether the verification is finished.
     pub done: bool,
 }
 

@@ -1,23 +1,23 @@
-//! Keys of users: what a client shows, and what a server keeps of it.
+//! Keys of users: the key shown by a client, and its hash stored by a server.
 //!
-//! Must hold: nothing that a server keeps gives the key back; neither is ever in a debug output;
-//! a wrong key takes as long to refuse as one that is nearly right.
+//! Must hold: the stored hash does not reveal the key. Neither is ever in a debug output. Refusing
+//! a wrong key takes the same time for any wrong key.
 
 use std::fmt;
 
 use aws_lc_rs::hmac;
 
-/// In which metadata of a request the user's name travels,
+/// Metadata of a request with the user's name.
 pub const USER_HEADER: &str = "diesel-user";
-/// and the key.
+/// Metadata of a request with the key.
 pub const KEY_HEADER: &str = "diesel-key";
 
 const KEY_BYTES: usize = 32;
 const SALT_BYTES: usize = 16;
 const HASH_BYTES: usize = 32;
 
-/// How the hash is made, in the text of a hash: HMAC-SHA-256 of the key's text, keyed by the salt.
-/// Keys have 256 random bits, so a slow hash would add nothing.
+/// The hash function, as named in the text of a hash: HMAC-SHA-256 of the key's text, keyed by the
+/// salt. Keys have 256 random bits, so a slow hash would add nothing.
 const SCHEME: &str = "hmac-sha256";
 
 /// The text of a key: 64 hexadecimal digits.
@@ -25,12 +25,12 @@ const SCHEME: &str = "hmac-sha256";
 pub struct Key(String);
 
 impl Key {
-    /// The key with these bits, which somebody drew at random for it alone.
+    /// The key with the given random bits, which must be drawn for this key only.
     pub fn from_random(bits: [u8; KEY_BYTES]) -> Self {
         Self(to_hex(&bits))
     }
 
-    /// What its user is told, once.
+    /// The text of the key, shown to its user once.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -42,7 +42,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// What is kept of a key.
+/// The stored hash of a key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct KeyHash {
     salt: [u8; SALT_BYTES],
@@ -50,7 +50,7 @@ pub struct KeyHash {
 }
 
 impl KeyHash {
-    /// The hash of a key, with a salt that was drawn for it alone.
+    /// The hash of a key, with a salt drawn for this key only.
     pub fn of(key: &Key, salt: [u8; SALT_BYTES]) -> Self {
         let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &salt), key.0.as_bytes());
         let mut hash = [0; HASH_BYTES];
@@ -58,18 +58,18 @@ impl KeyHash {
         Self { salt, hash }
     }
 
-    /// One that no key has: to refuse an unknown user takes as long as to refuse a wrong key.
+    /// A hash without a key: refusing an unknown user takes as long as refusing a wrong key.
     pub fn of_nobody() -> Self {
         Self { salt: [0; SALT_BYTES], hash: [0; HASH_BYTES] }
     }
 
-    /// Whether what somebody shows is the key.
+    /// Whether a given text is the key.
     pub fn is_of(&self, shown: &[u8]) -> bool {
         let salt = hmac::Key::new(hmac::HMAC_SHA256, &self.salt);
         hmac::verify(&salt, shown, &self.hash).is_ok()
     }
 
-    /// Reads what [`fmt::Display`] wrote.
+    /// Parses the output of [`fmt::Display`].
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(':');
         let (scheme, salt, hash) = (parts.next()?, parts.next()?, parts.next()?);

@@ -1,31 +1,31 @@
-//! What a caller can do about a failed request, and how that crosses the wire.
+//! Kinds of errors by their remedy, and their encoding on the wire.
 //!
-//! Must hold: the table is exhaustive, and every kind comes back from its code as it went.
+//! Must hold: the table is exhaustive, and every kind survives the wire.
 
 use tonic::Code;
 
-/// What the caller can do about an error.
+/// The kind of an error, by its remedy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// It is not there.
+    /// The object does not exist.
     NotFound,
-    /// The request makes no sense; change it.
+    /// The request is invalid; change it.
     Invalid,
-    /// Something else stands in its place; look first.
+    /// Another object is in the way; check first.
     Conflict,
-    /// The metadata is not whole: run `recover`.
+    /// The metadata is incomplete: run `recover`.
     NeedsRecovery,
-    /// Out of space or quota: stop writing, reading goes on.
+    /// Out of space or quota: writing fails, reading works.
     Full,
-    /// Stored bytes are not what was written.
+    /// Stored bytes differ from the written bytes.
     Corrupt,
     /// Not allowed.
     Denied,
-    /// Worth another try, here or at another server.
+    /// Temporary: try again, here or at another server.
     Unavailable,
-    /// It took longer than it may.
+    /// The time limit is exceeded.
     TimedOut,
-    /// Given up by the caller.
+    /// Cancelled by the caller.
     Cancelled,
     /// A fault of the software.
     Internal,
@@ -63,7 +63,7 @@ impl Kind {
         }
     }
 
-    /// The gRPC status code that carries it.
+    /// The gRPC status code of the kind.
     pub fn code(self) -> Code {
         match self {
             Self::NotFound => Code::NotFound,
@@ -80,7 +80,7 @@ impl Kind {
         }
     }
 
-    /// What a status code from the other side means.
+    /// The kind of a received status code.
     pub fn of(code: Code) -> Self {
         match code {
             Code::NotFound => Self::NotFound,
@@ -90,7 +90,7 @@ impl Kind {
             Code::ResourceExhausted => Self::Full,
             Code::DataLoss => Self::Corrupt,
             Code::PermissionDenied | Code::Unauthenticated => Self::Denied,
-            // What the transport says when a connection breaks in the middle of an answer.
+            // Reported by the transport when a connection breaks during an answer.
             Code::Unavailable | Code::Unknown | Code::Aborted => Self::Unavailable,
             Code::DeadlineExceeded => Self::TimedOut,
             Code::Cancelled => Self::Cancelled,

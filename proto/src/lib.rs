@@ -1,8 +1,8 @@
 //! The gRPC contract between libdiesel and dlserver: the generated wire types, the domain types
-//! beside them, and the checked way from one to the other.
+//! beside them, and the checked conversion between both.
 //!
-//! Must hold: what comes from the other side is checked here, once, before any other code sees it;
-//! wire types are used by the two adapters that speak gRPC and by nobody else.
+//! Must hold: received data is checked here, once, before any other code uses it. Only the two gRPC
+//! adapters use wire types.
 
 #![forbid(unsafe_code)]
 
@@ -45,7 +45,7 @@ pub use snapshot::{GetSnapshotRequest, SnapshotPiece};
 pub use tasks::{JoinTask, TASK_MEMBERS_MAX, TaskCounters, TaskMember, TaskMembership, task_id};
 pub use users::{InvalidUserName, InvalidUsers, USERS_FILE_BYTES_MAX, User, UserName, Users};
 
-/// Wire types and the client and server made by the compiler from `diesel.proto`.
+/// Wire types, client and server generated from `diesel.proto`.
 #[allow(
     missing_docs,
     unreachable_pub,

@@ -1,7 +1,7 @@
-//! The messages of PutChunk as they go over a connection, made without copying the object: what
-//! goes before each piece of it is spelled here, the piece itself is shared.
+//! The messages of PutChunk as frames of a connection, without copying the object: the bytes before
+//! each piece are encoded here, the piece itself is shared.
 //!
-//! Must hold: the frames are what the generated types would encode.
+//! Must hold: the frames equal the encoding of the generated types.
 
 use bytes::{BufMut, Bytes};
 use dl_format::DatasetId;
@@ -14,16 +14,16 @@ use crate::pb::PutChunkRequest;
 /// Number of the field `data` of a PutChunkRequest.
 const DATA: u32 = 3;
 
-/// What is left to send of an object. A clone sends the same.
+/// The frames of an object still to be sent. A clone sends the same frames.
 #[derive(Debug, Clone)]
 pub struct PutFrames {
-    /// Whole messages, and what goes before the first piece of the rest.
+    /// Complete messages, and the bytes before the first piece of `rest`.
     before: Vec<u8>,
     rest: Bytes,
 }
 
 impl PutFrames {
-    /// All of `object`, to be stored in `dataset`.
+    /// The frames of `object`, to be stored in `dataset`.
     pub fn new(dataset: DatasetId, object: Bytes) -> Self {
         let head = PutChunkRequest {
             dataset: Bytes::copy_from_slice(dataset.as_bytes()),
@@ -37,7 +37,7 @@ impl PutFrames {
         frames
     }
 
-    /// Whether every frame was taken.
+    /// Whether all frames were taken.
     pub fn is_done(&self) -> bool {
         self.before.is_empty() && self.rest.is_empty()
     }
@@ -46,14 +46,14 @@ impl PutFrames {
         self.rest.len().min(CHUNK_PIECE_BYTES)
     }
 
-    /// Spells what gRPC puts before a message: that it isn't compressed, and its length.
+    /// Encodes the gRPC prefix of a message: not compressed, and its length.
     fn begin_message(&mut self, length: usize) {
         self.before.put_u8(0);
         // A message is a piece and a few bytes.
         self.before.put_u32(length as u32);
     }
 
-    /// Spells the message around the next piece, if there is one.
+    /// Encodes the message around the next piece, if any.
     fn begin_piece(&mut self) {
         let length = self.piece_length();
         if length > 0 {

@@ -1,7 +1,7 @@
-//! A message of Read or GetChunks as it goes over a connection, made without copying long pieces: what
-//! stands around each of them is spelled here, the piece itself is shared.
+//! A message of Read or GetChunks as frames of a connection, without copying long pieces: the bytes
+//! around each piece are encoded here, the piece itself is shared.
 //!
-//! Must hold: the frames are what the generated types would encode.
+//! Must hold: the frames equal the encoding of the generated types.
 
 use std::collections::VecDeque;
 
@@ -16,24 +16,24 @@ const PIECES: u32 = 1;
 /// Number of the field `data` of a piece.
 const DATA: u32 = 4;
 
-/// Shorter pieces are copied: a frame of their own would cost more.
+/// Shorter pieces are copied: a separate frame would cost more.
 const SHARED_MIN: usize = 32 << 10;
 
-/// A message whose only field, `pieces`, holds bytes of files or chunks.
+/// A message whose only field, `pieces`, has bytes of files or chunks.
 pub trait PiecedReply: Message + Default + 'static {
-    /// One of its pieces.
+    /// A piece.
     type Piece: Message + Default;
 
     /// The pieces, in their order.
     fn pieces(&self) -> &[Self::Piece];
 
-    /// The same, taken out.
+    /// Takes the pieces out.
     fn into_pieces(self) -> Vec<Self::Piece>;
 
     /// The field `data` of a piece.
     fn data(piece: &Self::Piece) -> &Bytes;
 
-    /// Takes `data` out of a piece, and the fields with greater numbers as a piece of their own.
+    /// Takes `data` out of a piece, and the fields with greater numbers as another piece.
     fn split(piece: &mut Self::Piece) -> (Bytes, Self::Piece);
 }
 
@@ -85,20 +85,20 @@ impl PiecedReply for GetChunksReply {
     }
 }
 
-/// What is left to send of a message.
+/// The frames of a message still to be sent.
 #[derive(Debug, Default)]
 pub struct ReplyFrames(VecDeque<Bytes>);
 
 impl ReplyFrames {
-    /// All of a message.
+    /// The frames of a message.
     pub fn new<R: PiecedReply>(reply: R) -> Self {
         let length = reply.encoded_len();
         let not_copied: usize = reply.pieces().iter().map(|piece| shared(R::data(piece))).sum();
         let mut frames = VecDeque::new();
         let mut spelled = BytesMut::with_capacity(5 + length - not_copied);
-        // What gRPC puts before a message: that it isn't compressed, and its length.
+        // The gRPC prefix of a message: not compressed, and its length.
         spelled.put_u8(0);
-        // A message is no longer than its bound, which is far below 4 GiB.
+        // A message is bounded far below 4 GiB.
         spelled.put_u32(length as u32);
         for mut piece in reply.into_pieces() {
             encode_key(PIECES, WireType::LengthDelimited, &mut spelled);
@@ -130,7 +130,7 @@ impl Iterator for ReplyFrames {
     }
 }
 
-/// How many bytes of a piece are not copied.
+/// The number of bytes of a piece sent without a copy.
 fn shared(data: &Bytes) -> usize {
     if data.len() >= SHARED_MIN { data.len() } else { 0 }
 }

@@ -1,7 +1,7 @@
-//! Domain types of a snapshot's download, and the checked way to and from the wire.
+//! Domain types of a snapshot's download, with checked conversion to and from the wire.
 //!
-//! Must hold: a message is either a wait, the head or bytes, told apart by what it holds, and what is
-//! two of them is refused; a version is absent or whole.
+//! Must hold: a message is either a wait, the head or bytes, distinguished by its fields;
+//! combinations are refused. A version is absent or complete.
 
 use bytes::Bytes;
 use dl_format::{DatasetId, Version};
@@ -10,16 +10,16 @@ use crate::convert::{dataset_id, id_bytes};
 use crate::error::WireError;
 use crate::pb;
 
-/// Which bytes of which snapshot to give.
+/// The snapshot and the bytes to return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GetSnapshotRequest {
     /// The dataset.
     pub dataset: DatasetId,
-    /// Of which version; `None`: of the newest.
+    /// The version; `None`: the newest.
     pub version: Option<Version>,
     /// Bytes to skip.
     pub offset: u64,
-    /// Only the first piece is wanted.
+    /// Return only the head.
     pub head_only: bool,
 }
 
@@ -48,12 +48,12 @@ impl TryFrom<pb::GetSnapshotRequest> for GetSnapshotRequest {
     }
 }
 
-/// One message of the answer.
+/// A message of the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SnapshotPiece {
-    /// It is still being built.
+    /// The snapshot is still being built.
     Waiting,
-    /// Which version it is, and its bytes in all; comes once, before all bytes.
+    /// The version and the total number of bytes; sent once, before all bytes.
     Head {
         /// The version.
         version: Version,

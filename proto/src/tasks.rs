@@ -1,7 +1,7 @@
-//! Domain types of a training job's registration, and the checked way to and from the wire.
+//! Domain types of a training job's registration, with checked conversion to and from the wire.
 //!
-//! Must hold: ids and fingerprints have their lengths, texts are short and printable, and a list of members
-//! has a bound; the secret of a job is in no debug output.
+//! Must hold: ids and fingerprints have their lengths, texts are short and printable, and a list of
+//! members is bounded. The secret of a job is in no debug output.
 
 use std::fmt;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub const TASK_MEMBERS_MAX: usize = 4_096;
 /// Most bytes of the address of a member.
 const ADDRESS_MAX: usize = 255;
 
-/// The id of a user's training job; an empty user where the servers have none.
+/// The id of a user's training job; the user is empty if the servers have no users.
 pub fn task_id(user: &str, task: &TaskName) -> TaskId {
     let named = [user.as_bytes(), &[0], task.as_str().as_bytes()].concat();
     TaskId::from_bytes(hash(&named))
@@ -34,7 +34,7 @@ fn hash(bytes: &[u8]) -> [u8; 16] {
     *digest.as_ref().first_chunk().expect("a SHA-256 has 32 bytes")
 }
 
-/// A member of a training job, as it registers and says that it is still there.
+/// The registration and sign of life of a member of a training job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JoinTask {
     /// The dataset.
@@ -43,37 +43,37 @@ pub struct JoinTask {
     pub version: Option<Version>,
     /// The job.
     pub task: TaskName,
-    /// Who registers.
+    /// The registering member.
     pub member: TaskMember,
-    /// Whether the member goes. The lease of the job ends with its last member.
+    /// Whether the member leaves. The lease of the job ends with its last member.
     pub leaving: bool,
     /// Counts of this member.
     pub counters: TaskCounters,
 }
 
-/// One process of a training job that has a part of the dataset in memory.
+/// A process of a training job with a part of the dataset in memory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TaskMember {
     /// Its random id.
     pub id: MemberId,
-    /// `HOST:PORT` where other members reach it; empty: nowhere.
+    /// `HOST:PORT` for other members; empty if not reachable.
     pub address: String,
-    /// SHA-256 of the certificate that it shows there.
+    /// SHA-256 of the certificate at this address.
     pub key_fingerprint: Option<[u8; 32]>,
-    /// Bytes of the dataset that it has memory for.
+    /// Bytes of memory for the dataset.
     pub memory: u64,
 }
 
-/// Counts of one member since it started.
+/// Counts of a member since its start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TaskCounters {
-    /// Files that were read from memory.
+    /// Files read from memory.
     pub hits: u64,
-    /// Files that were not in memory when they were asked for.
+    /// Files not in memory when requested.
     pub misses: u64,
     /// Chunks fetched from servers.
     pub chunks_from_servers: u64,
-    /// Bytes of these chunks.
+    /// Bytes of `chunks_from_servers`.
     pub bytes_from_servers: u64,
     /// Chunks of the dataset.
     pub chunks: u64,
@@ -81,24 +81,24 @@ pub struct TaskCounters {
     pub chunks_present: u64,
     /// Bytes of memory in use.
     pub memory_used: u64,
-    /// Processes that read through the member.
+    /// Processes reading through the member.
     pub workers: u32,
     /// Chunks fetched from other members.
     pub chunks_from_peers: u64,
-    /// Bytes of these chunks.
+    /// Bytes of `chunks_from_peers`.
     pub bytes_from_peers: u64,
-    /// Other members to which there is a connection.
+    /// Number of connected members.
     pub peers: u32,
 }
 
-/// The state of a training job, as its members learn it.
+/// The state of a training job, sent to its members.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TaskMembership {
-    /// The version that all members read; that of the request for a member that left.
+    /// The version read by all members; the version of the request for a leaving member.
     pub version: Option<Version>,
-    /// All members by their ids, the caller included; none for a member that left.
+    /// All members by their ids, including the caller; empty for a leaving member.
     pub members: Vec<TaskMember>,
-    /// 32 random bytes that members alone know; empty for a member that left.
+    /// 32 random bytes known only to members; empty for a leaving member.
     pub secret: Bytes,
     /// Time until the next call.
     pub call_again: Duration,
@@ -107,7 +107,7 @@ pub struct TaskMembership {
 }
 
 impl TaskMembership {
-    /// A hash of the members: it changes when they do.
+    /// A hash of the members, which changes with them.
     pub fn members_version(&self) -> [u8; 16] {
         let members = self.members.iter().cloned();
         let encoded = members
@@ -199,15 +199,15 @@ impl TryFrom<pb::TaskMember> for TaskMember {
 }
 
 impl TaskMember {
-    /// The member as the metadata store keeps it.
+    /// The bytes of a member for the metadata store.
     pub fn to_bytes(&self) -> Vec<u8> {
         pb::TaskMember::from(self.clone()).encode_to_vec()
     }
 
-    /// A member as the metadata store has it.
+    /// Decodes a member from the metadata store.
     ///
     /// # Errors
-    /// When another program wrote the bytes.
+    /// For bytes written by another program.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, WireError> {
         let wire = pb::TaskMember::decode(bytes);
         wire.map_err(|why| WireError::invalid("member", why))?.try_into()

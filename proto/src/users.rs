@@ -1,7 +1,7 @@
-//! The users file: who may ask a server what. `dlcmd user` writes it, dlserver reads it.
+//! The users file: users with their keys and rights, written by `dlcmd user` and read by dlserver.
 //!
-//! Must hold: what is written is read back as it was; a file with one wrong line is refused as a
-//! whole, with its number and never with its text, which may be a key that was put there.
+//! Must hold: a written file reads back unchanged. A file with one wrong line is refused as a
+//! whole. The error has the line's number and never its text, which may be a key.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,17 +12,17 @@ use dl_format::DatasetName;
 use crate::grant::{Grant, Role};
 use crate::key::KeyHash;
 
-/// Most bytes of a users file: some ten thousand users.
+/// Most bytes of a users file: about ten thousand users.
 pub const USERS_FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// Most keys of one user: the one that takes over, and the one before it.
+/// Most keys of a user: the new key, and the key before.
 const KEYS_MAX: usize = 2;
 
 const HEADING: &str = "\
 # Users of dlserver, written by `dlcmd user`. One a line: the name, hashes of the keys, the roles.
 ";
 
-/// What a user is called.
+/// The name of a user.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UserName(String);
 
@@ -39,7 +39,7 @@ impl fmt::Display for UserName {
     }
 }
 
-/// A text that is no user's name.
+/// A text that is no valid user name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a user's name has 1 to 64 letters, digits or ._@-, and begins with a letter or a digit")]
 pub struct InvalidUserName;
@@ -56,27 +56,27 @@ impl FromStr for UserName {
     }
 }
 
-/// What is known of a user.
+/// A user's keys and rights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
-    /// What is kept of the keys, the newest first.
+    /// The hashes of the keys, the newest first.
     keys: Vec<KeyHash>,
-    /// What the user may do.
+    /// The rights of the user.
     pub grants: Vec<Grant>,
 }
 
 impl User {
-    /// Somebody with one key.
+    /// A user with a single key.
     pub fn new(key: KeyHash, grants: Vec<Grant>) -> Self {
         Self { keys: vec![key], grants }
     }
 
-    /// What is kept of the keys, the newest first: one or two.
+    /// The hashes of the keys, the newest first: one or two.
     pub fn keys(&self) -> &[KeyHash] {
         &self.keys
     }
 
-    /// Adds a newer key. False when there are two, of which one has to end first.
+    /// Adds a newer key. False if there are two already; drop the old key first.
     pub fn add_key(&mut self, key: KeyHash) -> bool {
         let has_room = self.keys.len() < KEYS_MAX;
         if has_room {
@@ -85,15 +85,15 @@ impl User {
         has_room
     }
 
-    /// Ends all keys but the newest. False when there is no other.
+    /// Drops all keys except the newest. False if there is no other key.
     pub fn drop_old_key(&mut self) -> bool {
         let has_old = self.keys.len() > 1;
         self.keys.truncate(1);
         has_old
     }
 
-    /// Whether what somebody shows is a key of this user. Takes as long for a user with one key, with
-    /// two, and for nobody.
+    /// Whether a given text is a key of the user. Takes the same time for a user with one key, with
+    /// two keys, and for an unknown user.
     pub fn has_key(user: Option<&Self>, shown: &[u8]) -> bool {
         let keys = user.map_or(&[][..], |user| user.keys.as_slice());
         let nobody = KeyHash::of_nobody();
@@ -101,13 +101,13 @@ impl User {
         (0..KEYS_MAX).map(is_of).fold(false, |is_right, one| is_right | one)
     }
 
-    /// The highest role that the user has on a dataset of that name, whether there is one or not.
+    /// The highest role of the user on a dataset of the given name, existing or not.
     pub fn role(&self, dataset: &DatasetName) -> Option<Role> {
         let grants = self.grants.iter().filter(|grant| grant.datasets.matches(dataset));
         grants.map(|grant| grant.role).max()
     }
 
-    /// The highest role that the user has on every dataset there can be.
+    /// The highest role of the user on every possible dataset.
     pub fn role_on_all(&self) -> Option<Role> {
         let grants = self.grants.iter().filter(|grant| grant.datasets.is_all());
         grants.map(|grant| grant.role).max()
@@ -118,7 +118,7 @@ impl User {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Users(pub BTreeMap<UserName, User>);
 
-/// A file that is no users file.
+/// A text that is no valid users file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}")]
 pub struct InvalidUsers {

@@ -1,5 +1,5 @@
-//! The committed wire code is what `diesel.proto` compiles to, so that a build needs no compiler
-//! for it.
+//! The committed wire code equals the output of the compiler for `diesel.proto`, so a build needs
+//! no protobuf compiler.
 
 use std::fs;
 use std::path::Path;

@@ -14,7 +14,7 @@ b'meow'
 [b'meow']
 >>> pets.close()
 
-What PyTorch needs is in :mod:`libdiesel.torch`.
+Classes for PyTorch are in :mod:`libdiesel.torch`.
 """
 
 from __future__ import annotations
@@ -94,28 +94,28 @@ def connect(
 ) -> Dataset:
     """Opens a dataset, ``dl://NAME`` (paper, Table 3: DL_connect).
 
-    :param server: ``host:port`` or ``https://host:port``, or several of them that serve the same datasets;
+    :param server: ``host:port`` or ``https://host:port``, or several servers of the same datasets;
         otherwise the environment variable DIESEL_SERVER, otherwise ``127.0.0.1:7420``
-    :param user: who asks; otherwise DIESEL_USER
-    :param key: proves it; otherwise the content of ``key_file``, otherwise DIESEL_KEY
+    :param user: the name of the user; otherwise DIESEL_USER
+    :param key: the key of the user; otherwise the content of ``key_file``, otherwise DIESEL_KEY
     :param ca: a file with the certificates (PEM) to trust; otherwise DIESEL_CA
-    :param plain_text_key: lets the key travel unencrypted to other machines
-    :param snapshot: answer from this file, which :meth:`Dataset.save_meta` wrote, and from no agent
+    :param plain_text_key: send the key unencrypted to other machines
+    :param snapshot: read metadata from a file of :meth:`Dataset.save_meta`, and use no agent
     :param task: the training job whose processes share one cache on each machine; True or None to find its
         name from DIESEL_TASK, SLURM, torchrun or PMIx, otherwise from the session of the terminal; False to
         read from the servers. The first process of a task starts the agent of its machine.
-    :param timeout: seconds that a request may take, all its tries together
-    :param create: make the dataset where there is none, to write it; such a handle has no task
-    :param chunk_size: bytes of its chunks, 4 MiB without it
-    :raises NotFoundError: when there is no such dataset
-    :raises UnreachableError: when no server answers
+    :param timeout: time limit of a request in seconds, including retries
+    :param create: create a missing dataset, to write it; such a handle has no task
+    :param chunk_size: bytes of its chunks, by default 4 MiB
+    :raises NotFoundError: if the dataset does not exist
+    :raises UnreachableError: if no server answers
     """
     if not isinstance(dataset, str):
         raise TypeError(f"dataset={dataset!r} has to be an address, dl://NAME")
     if not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout={timeout!r} has to be a number of seconds")
     if create and snapshot is not None:
-        raise InvalidError("a dataset that is created has no snapshot: leave out one of the two")
+        raise InvalidError("create and snapshot exclude each other: leave out one of the two")
     name: str | None
     if task is None or task is True:
         name = None if create or snapshot is not None else ""
@@ -142,7 +142,7 @@ def connect(
 
 
 def _connect_again(arguments: dict[str, Any]) -> Dataset:
-    """A handle out of a pickle."""
+    """Restores a handle from a pickle."""
     rest = {"create": False, "chunk_size": None}
     arguments = {**rest, **arguments}
     task = arguments.pop("task")

@@ -1,4 +1,4 @@
-"""The ranks of a job: which process this is, of how many, on how many machines."""
+"""The ranks of a job: number of this process, number of ranks, and number of machines."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from libdiesel.errors import InvalidError
 
 logger = logging.getLogger("libdiesel")
 
-# The launcher, and its variables: rank, ranks, and machines, where all ranks agree on how many there are.
+# The launcher, and its variables: rank, number of ranks, and number of machines if known to all ranks.
 _LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE"),
-    # Those of a step, which srun starts: a batch script is no rank.
+    # The variables of a step started by srun: a batch script is no rank.
     ("SLURM", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"),
     ("MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ""),
     ("MPI", "PMI_RANK", "PMI_SIZE", ""),
@@ -39,7 +39,7 @@ class Ranks:
     world: int
     #: Machines, each with equally many ranks.
     nodes: int = 1
-    #: Who said so.
+    #: The origin of these numbers.
     source: str = "the caller"
 
     def __post_init__(self) -> None:
@@ -50,8 +50,8 @@ class Ranks:
 
     @classmethod
     def find(cls, environment: Mapping[str, str] | None = None) -> Ranks:
-        """The rank of this process: as torch.distributed has it where that runs, else as a launcher says in
-        the environment (torchrun, SLURM, MPI, Kubernetes), else the only one."""
+        """The rank of this process: from an initialized torch.distributed, else from the environment of a
+        launcher (torchrun, SLURM, MPI, Kubernetes), else the only rank."""
         variables = os.environ if environment is None else environment
         found = cls._of_launcher(variables)
         distributed = sys.modules.get("torch.distributed") if environment is None else None
@@ -77,7 +77,7 @@ class Ranks:
 
     @classmethod
     def choose(cls, rank: int | None, world: int | None, nodes: int | None) -> Ranks:
-        """What the caller says, and what is found where the caller is silent; logged once."""
+        """The numbers of the caller, or else the numbers found; logged once."""
         if (rank is None) != (world is None):
             raise InvalidError("rank and world go together: give both, or none to find them")
         found = cls.find() if rank is None or world is None else cls(rank, world)

@@ -1,7 +1,7 @@
 """The exceptions of the package: a tree whose root is :class:`DieselError`.
 
-Each class says what the caller can do about it. Where Python has an exception of the same meaning, a class
-is one of these too, so that ``except FileNotFoundError`` works.
+Each class stands for a remedy. Classes also derive from Python's exceptions of the same meaning, so
+``except FileNotFoundError`` works.
 """
 
 
@@ -10,31 +10,31 @@ class DieselError(Exception):
 
 
 class NotFoundError(DieselError, FileNotFoundError):
-    """There is no such file or dataset."""
+    """The file or dataset does not exist."""
 
 
 class InvalidError(DieselError, ValueError):
-    """The request makes no sense; change it."""
+    """The request is invalid; change it."""
 
 
 class ClosedError(InvalidError):
-    """The handle was closed; connect again."""
+    """The handle is closed; connect again."""
 
 
 class ConflictError(DieselError):
-    """Something else stands in its place; look first."""
+    """Another object is in the way; check first."""
 
 
 class NeedsRecoveryError(DieselError):
-    """The metadata of the servers is not whole; run ``dlcmd recover``."""
+    """The metadata of the servers is incomplete; run ``dlcmd recover``."""
 
 
 class FullError(DieselError, OSError):
-    """A store is full, or a quota is reached; stop writing, reading goes on."""
+    """A store is full, or a quota is reached; writing fails, reading works."""
 
 
 class CorruptError(DieselError):
-    """Stored bytes are not the bytes that were written."""
+    """Stored bytes differ from the written bytes."""
 
 
 class PermissionDenied(DieselError, PermissionError):
@@ -42,7 +42,7 @@ class PermissionDenied(DieselError, PermissionError):
 
 
 class UnavailableError(DieselError):
-    """The servers can't do it now; try again later."""
+    """The servers can't answer the request now; try again later."""
 
 
 class Timeout(DieselError, TimeoutError):
@@ -50,7 +50,7 @@ class Timeout(DieselError, TimeoutError):
 
 
 class CancelledError(DieselError):
-    """A server that stops gave the request up; try again."""
+    """A stopping server cancelled the request; try again."""
 
 
 class InternalError(DieselError):

@@ -1,7 +1,7 @@
-//! A folder whose sub-folders are classes, as image datasets have it.
+//! A folder whose sub-folders are classes, as in image datasets.
 //!
-//! Must hold: memory is that of the runs of files, which follow each other in chunks: it does not grow
-//! with the number of files of a dataset that was put folder by folder.
+//! Must hold: memory is proportional to the runs of consecutive files. For a dataset put folder by
+//! folder, memory does not grow with the number of files.
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -20,7 +20,7 @@ const RUN: usize = 16;
 /// The classes and the runs in a pickle.
 type Parts<'py> = (Vec<Bound<'py, PyBytes>>, Bound<'py, PyBytes>);
 
-/// Files with neighbouring numbers of one class.
+/// Files of one class with consecutive numbers.
 #[derive(Clone, Copy)]
 struct Run {
     /// Index of its first sample.
@@ -31,7 +31,8 @@ struct Run {
     class: u32,
 }
 
-/// The samples of a folder: an index for each, class after class, and the number of its file.
+/// The samples of a folder: an index for each sample, class after class, and the number of its
+/// file.
 #[pyclass(frozen, module = "libdiesel._native")]
 pub(crate) struct Classes {
     classes: Vec<Vec<u8>>,
@@ -42,7 +43,8 @@ pub(crate) struct Classes {
 }
 
 impl Classes {
-    /// Finds the classes below a folder and their files, of these extensions (in small letters), or all.
+    /// Finds the classes below a folder and their files, of the given extensions (in lower case),
+    /// or all files.
     pub(crate) fn find(
         dataset: &Dataset,
         folder: &DirPath,
@@ -80,7 +82,7 @@ impl Classes {
         Self { classes, runs, by_number }
     }
 
-    /// The files, for an order.
+    /// The files, as the selection of an order.
     pub(crate) fn selection(&self, files: u32) -> Result<Selection, OrderError> {
         let numbers = |run: &Run| run.first..run.first.saturating_add(run.files);
         Selection::of(files, self.runs.iter().flat_map(numbers))
@@ -105,7 +107,7 @@ impl Classes {
     }
 }
 
-/// The parts of a range of files that have one of the extensions.
+/// The parts of a range of files with one of the extensions.
 fn wanted(
     snapshot: &libdiesel::Snapshot,
     range: Range<u32>,
@@ -143,7 +145,7 @@ impl Classes {
         self.classes.iter().map(|name| python_name(name)).collect()
     }
 
-    /// How many samples each class has.
+    /// Number of samples of each class.
     #[getter]
     fn counts(&self) -> Vec<u32> {
         let mut counts = vec![0; self.classes.len()];
@@ -159,7 +161,7 @@ impl Classes {
         self.samples() as usize
     }
 
-    /// The numbers of the files of samples, and their classes.
+    /// The numbers of the samples' files, and their classes.
     fn locate(&self, indexes: Vec<i64>) -> PyResult<(Vec<u32>, Vec<u32>)> {
         let samples = i64::from(self.samples());
         let mut numbers = Vec::with_capacity(indexes.len());
@@ -176,7 +178,7 @@ impl Classes {
         Ok((numbers, classes))
     }
 
-    /// The indexes of the samples whose files have these numbers, without those of no class.
+    /// The indexes of the samples with the given file numbers, without files of no class.
     fn indexes(&self, numbers: Vec<u32>) -> Vec<u32> {
         let index = |number| {
             let run = self.run_of_number(number)?;
@@ -200,7 +202,7 @@ impl Classes {
         Ok((again, (classes, PyBytes::new(py, &runs))))
     }
 
-    /// Out of a pickle.
+    /// Restores a pickle.
     #[staticmethod]
     fn _again(classes: Vec<Vec<u8>>, runs: &[u8]) -> Self {
         let words = |bytes: &[u8]| {

@@ -1,6 +1,6 @@
-//! The way to a dataset: arguments, and the environment where arguments are silent.
+//! Opening a dataset: arguments, and the environment for missing arguments.
 //!
-//! Must hold: a handle that comes out of a pickle answers from the version that the first one had.
+//! Must hold: a handle from a pickle answers from the version of the first handle.
 
 use std::env;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::errors::{Raise, invalid, named};
 use crate::target::{Open, Target, absolute};
 use crate::wait::wait;
 
-/// The Python half calls it, with every argument.
+/// Called by the Python half, with every argument.
 #[pyfunction]
 #[pyo3(signature = (dataset, *, server, user, key, key_file, ca, client_cert, client_key,
                     plain_text_key, snapshot, task, timeout, create, chunk_size, version))]
@@ -60,11 +60,7 @@ pub(crate) fn connect(
             .map_err(|why| invalid(py, format!("timeout={timeout}: {why}")))?,
     };
     let options = target.options(py)?;
-    let shape = match chunk_size {
-        Some(size) => ChunkShape::new(size, ChunkShape::default().alignment())
-            .map_err(|why| invalid(py, format!("chunk_size={size}: {why}")))?,
-        None => ChunkShape::default(),
-    };
+    let shape = shape_of(py, chunk_size)?;
     let (wanted, pinned) = (target.clone(), version.clone());
     let opened = wait(py, move || {
         let client = Client::connect(options)?;
@@ -72,15 +68,28 @@ pub(crate) fn connect(
         Ok::<_, Error>(Open { client, dataset })
     })?;
     let opened = opened.or_raise(py)?;
-    let has = opened.dataset.snapshot().map(|snapshot| snapshot.version().to_string());
-    match pinned.filter(|pinned| has.as_ref() != Some(pinned)) {
-        None => Ok(Dataset::new(opened, target)),
-        Some(pinned) => {
-            let why = "the snapshot file, or the dataset, has changed since";
-            let text = format!("open {} at version {pinned}: {why}", target.address());
-            Err(named(py, "ConflictError", text))
-        }
-    }
+    check_version(py, &target, &opened.dataset, pinned)?;
+    Ok(Dataset::new(opened, target))
+}
+
+fn shape_of(py: Python<'_>, chunk_size: Option<u32>) -> PyResult<ChunkShape> {
+    let Some(size) = chunk_size else { return Ok(ChunkShape::default()) };
+    ChunkShape::new(size, ChunkShape::default().alignment())
+        .map_err(|why| invalid(py, format!("chunk_size={size}: {why}")))
+}
+
+/// Fails for a dataset of another version than the pinned one.
+fn check_version(
+    py: Python<'_>,
+    target: &Target,
+    dataset: &libdiesel::Dataset,
+    pinned: Option<String>,
+) -> PyResult<()> {
+    let has = dataset.snapshot().map(|snapshot| snapshot.version().to_string());
+    let Some(pinned) = pinned.filter(|pinned| has.as_ref() != Some(pinned)) else { return Ok(()) };
+    let why = "the snapshot file, or the dataset, has changed since";
+    let text = format!("open {} at version {pinned}: {why}", target.address());
+    Err(named(py, "ConflictError", text))
 }
 
 fn open(
@@ -138,7 +147,7 @@ fn task_of(py: Python<'_>, name: &str) -> PyResult<TaskOptions> {
             format!("task={name:?}: a name has at most 128 of the characters A-Z a-z 0-9 . _ : -");
         invalid(py, text)
     })?;
-    // The program comes with this package.
+    // The program is installed with this package.
     let beside = || {
         let program = py.import("sysconfig")?.call_method1("get_path", ("scripts",))?;
         let program = program.extract::<PathBuf>()?.join("dlcmd");

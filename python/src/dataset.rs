@@ -1,6 +1,7 @@
 //! The handle of a dataset: reads, listings and descriptions.
 //!
-//! Must hold: a closed handle says so; whatever one thread closes, calls of other threads end normally.
+//! Must hold: a closed handle raises an error; when one thread closes the handle, calls of other
+//! threads end normally.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -24,16 +25,17 @@ use crate::view::{Batch, View};
 use crate::wait::{wait, wait_or};
 use crate::walk::{Walk, all_of};
 
-/// Files that are waited for together.
+/// Files requested together from the agent.
 const TOGETHER: usize = 64;
 
-/// A dataset at some servers; :func:`libdiesel.connect` opens one. Usable from any thread, and in any
-/// process: a fork has connections of its own, and a pickled handle connects again to the same version.
+/// A dataset on servers, opened by :func:`libdiesel.connect`. Usable from any thread and in any
+/// process: a fork has its own connections, and a pickled handle connects again to the same
+/// version.
 #[pyclass(frozen, mapping, module = "libdiesel", subclass)]
 pub(crate) struct Dataset {
     open: ArcSwapOption<Open>,
     target: Target,
-    /// The error of a flush that a signal has left to itself.
+    /// The error of a flush abandoned by a signal.
     lost: Arc<Mutex<Option<Error>>>,
 }
 
@@ -42,7 +44,7 @@ impl Dataset {
         Self { open: ArcSwapOption::from_pointee(open), target, lost: Arc::default() }
     }
 
-    /// Keeps the error of a call whose caller is gone.
+    /// Stores the error of a call without a waiting caller.
     pub(crate) fn lost_error(&self) -> impl FnOnce(Option<Error>) + Send + 'static {
         let lost = Arc::clone(&self.lost);
         move |error| {
@@ -52,7 +54,7 @@ impl Dataset {
         }
     }
 
-    /// Raises such an error, once.
+    /// Raises a stored error, once.
     pub(crate) fn raise_lost(&self, py: Python<'_>) -> PyResult<()> {
         match self.lost.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(error) => Err(error).or_raise(py),
@@ -69,7 +71,7 @@ impl Dataset {
         named(py, "ClosedError", text)
     }
 
-    /// Views of files, waiting for those that are not in memory.
+    /// Views of files; waits for files not in memory.
     fn views(&self, py: Python<'_>, files: Files) -> PyResult<Vec<libdiesel::View>> {
         let open = self.open(py)?;
         match files {
@@ -87,16 +89,21 @@ impl Dataset {
         }
     }
 
-    /// Bytes of files, waiting for those that are not in memory.
+    /// Bytes of files; waits for files not in memory.
     fn bytes<'py>(&self, py: Python<'py>, files: Files) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let mut read = Vec::new();
-        self.lend(py, files, &mut |bytes| read.push(PyBytes::new(py, bytes)))?;
+        self.read_files(py, files, &mut |bytes| read.push(PyBytes::new(py, bytes)))?;
         Ok(read)
     }
 
-    /// Hands over files in their order, waiting for those that are not in memory. Few chunks are held at a
-    /// time, however many files there are.
-    fn lend(&self, py: Python<'_>, files: Files, take: &mut dyn FnMut(&[u8])) -> PyResult<()> {
+    /// Passes files in their order to `take`; waits for files not in memory. Only few chunks are
+    /// pinned at a time, for any number of files.
+    fn read_files(
+        &self,
+        py: Python<'_>,
+        files: Files,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> PyResult<()> {
         let mut numbers = match files {
             Files::Numbers(numbers) => numbers,
             paths @ Files::Paths(_) => {
@@ -133,8 +140,8 @@ impl Dataset {
 impl Dataset {
     /// Reads a file, by its path or its number, into memory.
     ///
-    /// :raises NotFoundError: when there is no such file
-    /// :raises CorruptError: when its stored bytes are damaged everywhere
+    /// :raises NotFoundError: if the file does not exist
+    /// :raises CorruptError: if its stored bytes are damaged everywhere
     fn get<'py>(&self, py: Python<'py>, file: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
         let open = self.open.load();
         let open = open.as_ref().ok_or_else(|| self.is_closed(py))?;
@@ -150,11 +157,12 @@ impl Dataset {
         read.pop().ok_or_else(|| named(py, "InternalError", "no file was read".to_owned()))
     }
 
-    /// Reads many files, by paths or by numbers, in their order: a list of bytes. With ``into``, a writable
-    /// buffer (``bytearray``, NumPy's arrays, tensors in host memory, pinned ones too), the files lie there
-    /// one behind the other, and the list has the slice of each.
+    /// Reads many files, by paths or by numbers, in their order, and returns a list of bytes. With
+    /// ``into``, a writable buffer (``bytearray``, NumPy's arrays, tensors in host memory, pinned
+    /// ones too), the files are written there one behind the other, and the list has the slice of
+    /// each.
     ///
-    /// :raises InvalidError: when the buffer is too short
+    /// :raises InvalidError: if the buffer is too short
     #[pyo3(signature = (files, into=None))]
     fn get_many<'py>(
         &self,
@@ -169,14 +177,14 @@ impl Dataset {
         }
     }
 
-    /// The bytes of a file where they lie in the memory of this node, without a copy.
+    /// The bytes of a file in the shared memory of this node, without a copy.
     fn view(&self, py: Python<'_>, file: &Bound<'_, PyAny>) -> PyResult<View> {
         let files = Files::one(&self.open(py)?.dataset, file)?;
         let view = self.views(py, files)?.pop();
         view.map(View).ok_or_else(|| named(py, "InternalError", "no file was read".to_owned()))
     }
 
-    /// The same of many files, in their order: a :class:`Batch`, a sequence of views.
+    /// Views of many files, in their order: a :class:`Batch`, a sequence of views.
     fn view_many(&self, py: Python<'_>, files: &Bound<'_, PyAny>) -> PyResult<Batch> {
         let files = Files::many(&self.open(py)?.dataset, files)?;
         self.views(py, files).map(Batch)
@@ -217,35 +225,35 @@ impl Dataset {
         Ok(matches!(self.stats(py, path)?, StatItem::File(_)))
     }
 
-    /// What stands at a path: ``type`` ("file" or "folder"), and of a file ``size`` in bytes, ``mtime`` in
-    /// seconds, ``mode``, ``crc32c``, and ``number`` where the handle has a snapshot.
+    /// The entry at a path: ``type`` ("file" or "folder"), and of a file ``size`` in bytes,
+    /// ``mtime`` in seconds, ``mode``, ``crc32c``, and ``number`` if the handle has a snapshot.
     ///
-    /// :raises NotFoundError: when there is nothing
+    /// :raises NotFoundError: if the path does not exist
     fn stat<'py>(&self, py: Python<'py>, path: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
         let path = file_path(py, bytes_of(path)?)?;
-        let told = PyDict::new(py);
+        let fields = PyDict::new(py);
         match self.stats(py, path.clone())? {
             StatItem::File(record) => {
                 let open = self.open(py)?;
-                told.set_item("type", "file")?;
-                told.set_item("size", record.length)?;
-                told.set_item("mtime", record.attributes.mtime as f64 / 1e9)?;
-                told.set_item("mode", record.attributes.mode)?;
-                told.set_item("crc32c", record.crc.value())?;
+                fields.set_item("type", "file")?;
+                fields.set_item("size", record.length)?;
+                fields.set_item("mtime", record.attributes.mtime as f64 / 1e9)?;
+                fields.set_item("mode", record.attributes.mode)?;
+                fields.set_item("crc32c", record.crc.value())?;
                 if let Some(snapshot) = open.dataset.snapshot() {
-                    told.set_item("number", snapshot.number(&path).or_raise(py)?)?;
+                    fields.set_item("number", snapshot.number(&path).or_raise(py)?)?;
                 }
             }
-            StatItem::Folder => told.set_item("type", "folder")?,
+            StatItem::Folder => fields.set_item("type", "folder")?,
             StatItem::Missing => {
                 let text = format!("stat {}/{path}: there is nothing", self.target.address());
                 return Err(named(py, "NotFoundError", text));
             }
         }
-        Ok(told)
+        Ok(fields)
     }
 
-    /// The names of the files and folders in a folder, those of folders with a slash behind them.
+    /// The names of the files and folders in a folder; names of folders end in a slash.
     #[pyo3(signature = (folder=None))]
     fn ls(&self, py: Python<'_>, folder: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<OsString>> {
         let listing = self.listing(py, folder, false)?;
@@ -274,13 +282,13 @@ impl Dataset {
         Ok(python_name(snapshot.path(number).or_raise(py)?.as_bytes()))
     }
 
-    /// Writes the metadata of all files into a snapshot file, which ``connect(..., snapshot=FILE)`` reads.
+    /// Writes the metadata of all files into a snapshot file for ``connect(..., snapshot=FILE)``.
     fn save_meta(&self, py: Python<'_>, file: PathBuf) -> PyResult<()> {
         let open = self.open(py)?;
         wait(py, move || open.dataset.save_meta(&file))?.or_raise(py).map(|_| ())
     }
 
-    /// A handle that answers from a snapshot file, and reads from the servers.
+    /// Returns a handle with metadata from a snapshot file; files are read from the servers.
     fn load_meta(&self, py: Python<'_>, file: PathBuf) -> PyResult<Self> {
         let open = self.open(py)?;
         let target = self.target.with_snapshot(file.clone());
@@ -292,11 +300,12 @@ impl Dataset {
         Ok(Self::new(loaded.or_raise(py)?, target))
     }
 
-    /// Begins an epoch, or goes on with one: its files in chunk-wise shuffled order, the same for every
-    /// number of workers. ``nodes`` is how many machines share the epoch, 1 for one order that all ranks
-    /// deal out; ``worker`` is ``(number, workers, batch)``; ``paths`` are the files and folders to read, all
-    /// without it, or ``classes`` those of :meth:`classes`; ``resume`` is a token of :meth:`Epoch.token`, whose
-    /// seed, epoch and group hold; ``read`` files of the rank, or of its worker, were read since then.
+    /// Starts or resumes an epoch: its files in chunk-wise shuffled order, the same for every
+    /// number of workers. ``nodes`` is the number of machines that share the epoch, 1 for a single
+    /// order over all ranks. ``worker`` is ``(number, workers, batch)``. ``paths`` are the files
+    /// and folders to read, by default all; ``classes`` selects the files of :meth:`classes`.
+    /// ``resume`` is a token of :meth:`Epoch.token`, whose seed, epoch and group are used. ``read``
+    /// is the number of files of the rank, or of its worker, read since the token.
     #[pyo3(signature = (*, seed=0, epoch=0, group=libdiesel::DEFAULT_GROUP, rank=0, world=1, nodes=1,
                         worker=None, paths=None, classes=None, resume=None, read=0, pad=false))]
     #[expect(clippy::too_many_arguments, reason = "each is a keyword of Python's, with a default")]
@@ -344,7 +353,7 @@ impl Dataset {
         begun.or_raise(py)
     }
 
-    /// The classes below a folder: what ``libdiesel.torch.Folder`` is made of.
+    /// The classes below a folder, for ``libdiesel.torch.Folder``.
     #[pyo3(signature = (folder, extensions=None))]
     fn classes(
         &self,
@@ -361,8 +370,8 @@ impl Dataset {
         wait(py, move || Classes::find(&open.dataset, &folder, extensions.as_deref()))?.or_raise(py)
     }
 
-    /// Has the agent of this node bring the files at some paths into memory, as far as it goes; waits for
-    /// nothing.
+    /// Asks the agent of this node to fetch the files at some paths into memory, as far as memory
+    /// goes, without waiting.
     #[pyo3(signature = (*paths))]
     fn prefetch(&self, py: Python<'_>, paths: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
         let open = self.open(py)?;
@@ -380,7 +389,7 @@ impl Dataset {
         wait(py, move || open.dataset.prefetch(&selection))?.or_raise(py)
     }
 
-    /// The version of the dataset that the handle answers from.
+    /// The version of the dataset used by the handle.
     #[getter]
     fn version(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.open(py)?.dataset.info().version.to_string())
@@ -392,26 +401,26 @@ impl Dataset {
         self.target.name()
     }
 
-    /// The task through whose cache files are read; none reads from the servers.
+    /// The task whose cache serves the files; none means the servers.
     #[getter]
     fn task(&self) -> Option<&str> {
         self.target.task()
     }
 
-    /// Whether the handle was closed.
+    /// Whether the handle is closed.
     #[getter]
     fn closed(&self) -> bool {
         self.open.load().is_none()
     }
 
-    /// Flushes what was put, and ends the handle. Views stay valid.
+    /// Flushes all writes, and closes the handle. Views stay valid.
     ///
-    /// :raises DieselError: the error of the first write that failed since the last flush
+    /// :raises DieselError: the error of the first failed write since the last flush
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.raise_lost(py)?;
         let Some(open) = self.open.swap(None) else { return Ok(()) };
         let (dataset, keep) = (open.dataset.clone(), self.lost_error());
-        // A process that leaves it to itself is told when it closes the handle again.
+        // An error of an abandoned call is raised by the next close.
         wait_or(py, move || dataset.close(), move |closed| keep(closed.err()))?.or_raise(py)
     }
 
@@ -479,7 +488,7 @@ impl Dataset {
                 end = to;
             }
         };
-        self.lend(py, files, &mut take)?;
+        self.read_files(py, files, &mut take)?;
         if needed > end {
             let text = format!("the buffer is too short: {needed} bytes are needed");
             return Err(invalid(py, text));

@@ -1,7 +1,7 @@
 //! Epochs: the files of a rank, or of a worker of its loader, in their order.
 //!
-//! Must hold: a file that can't be had is named and the next one follows; no file is passed over by a call
-//! that fails or is interrupted.
+//! Must hold: an unreadable file is reported and the next file follows; a failed or interrupted
+//! call skips no file.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,11 +16,11 @@ use crate::files::python_name;
 use crate::view::View;
 use crate::wait::wait;
 
-/// Files that are looked up together by an iteration.
+/// Files read together by an iteration.
 const TOGETHER: usize = 64;
 
-/// The files of one rank, or of one of its loader's workers, in one epoch. :meth:`Dataset.shuffle` makes
-/// one; iterating gives ``(path, bytes)``.
+/// The files of one rank, or of one of its loader's workers, in one epoch. Created by
+/// :meth:`Dataset.shuffle`; iterating gives ``(path, bytes)``.
 #[pyclass(frozen, module = "libdiesel")]
 pub(crate) struct Epoch {
     epoch: libdiesel::Epoch,
@@ -32,14 +32,14 @@ pub(crate) struct Epoch {
 
 type FileRead = Result<SharedView, Error>;
 
-/// Files that were taken out of the order and are not given yet: a call that fails, or that a signal
-/// interrupts, leaves them to the next one.
+/// Files taken from the order and not yet returned: a failed or interrupted call leaves them to the
+/// next call.
 #[derive(Default)]
 struct Ahead {
-    /// Before those of `taken`.
+    /// Before the files of `taken`.
     read: VecDeque<(u32, FileRead)>,
     taken: Vec<u32>,
-    /// Nothing is left in the order.
+    /// Whether the order is exhausted.
     is_over: bool,
 }
 
@@ -48,10 +48,10 @@ impl Epoch {
         Self { epoch, dataset, is_cached, ahead: Arc::default() }
     }
 
-    /// The next files, at most so many.
+    /// The next files, at most `files`.
     fn next_files(&self, py: Python<'_>, files: usize) -> PyResult<Vec<(u32, FileRead)>> {
         loop {
-            // A call that was interrupted may still read.
+            // An interrupted call may still be reading.
             if let Ok(mut ahead) = self.ahead.try_lock() {
                 if self.is_cached {
                     ahead.look(&self.epoch, &self.dataset, files).or_raise(py)?;
@@ -73,7 +73,7 @@ fn lock(ahead: &Mutex<Ahead>) -> MutexGuard<'_, Ahead> {
 }
 
 impl Ahead {
-    /// Takes up to so many files, and reads those that are in the memory of the node.
+    /// Takes up to `files` files, and reads the files present in the memory of the node.
     fn look(
         &mut self,
         epoch: &libdiesel::Epoch,
@@ -91,7 +91,7 @@ impl Ahead {
         Ok(())
     }
 
-    /// Reads until so many files, or all that are left, are here.
+    /// Reads until `files` files, or all remaining files, are present.
     fn fill(
         &mut self,
         epoch: &libdiesel::Epoch,
@@ -126,7 +126,7 @@ impl Ahead {
     }
 }
 
-/// Views of files, each for itself where one of them fails.
+/// Views of files, read one by one if any of them fails.
 fn view_each(dataset: &Dataset, numbers: &[u32]) -> Result<Vec<FileRead>, Error> {
     match dataset.view_many(numbers) {
         Ok(views) => Ok(views.into_iter().map(Ok).collect()),
@@ -143,8 +143,9 @@ fn view_each(dataset: &Dataset, numbers: &[u32]) -> Result<Vec<FileRead>, Error>
 
 #[pymethods]
 impl Epoch {
-    /// Reads the next files, at most so many: a list of their numbers, and one of a :class:`View` of each,
-    /// or of the exception that says why it can't be had. Both are empty at the end.
+    /// Reads the next files, at most ``files``. Returns a list of their numbers, and a list with a
+    /// :class:`View` of each, or with the exception for an unreadable file. Both lists are empty at
+    /// the end.
     fn read<'py>(
         &self,
         py: Python<'py>,
@@ -162,7 +163,7 @@ impl Epoch {
         Ok((PyList::new(py, numbers)?, PyList::new(py, read)?))
     }
 
-    /// The numbers of the next files, at most so many, for a caller who reads them by
+    /// Returns the numbers of the next files, at most ``files``, to be read by
     /// :meth:`Dataset.get_many`; the agent fetches ahead of them.
     fn take(&self, py: Python<'_>, files: usize) -> PyResult<Vec<u32>> {
         let mut ahead = lock(&self.ahead);
@@ -174,20 +175,20 @@ impl Epoch {
         Ok(numbers)
     }
 
-    /// A token to go on with when each rank has read so many files since this epoch began or went on: a
-    /// line of text, for any number of ranks and workers.
+    /// A token to continue after each rank has read the given number of files since the start of
+    /// this epoch object. The token is a line of text, for any number of ranks and workers.
     fn token(&self, read: u64) -> String {
         self.epoch.token(read).to_string()
     }
 
-    /// Files that the epoch has handed out, in its order.
+    /// Number of files returned by the epoch, in its order.
     #[getter]
     fn position(&self) -> u64 {
         let ahead = self.ahead.try_lock().map_or(0, |ahead| ahead.read.len() + ahead.taken.len());
         self.epoch.position().saturating_sub(ahead as u64)
     }
 
-    /// Files that the epoch hands out, from where it begins or goes on.
+    /// Number of files of the epoch object, from its start or resume point.
     fn __len__(&self) -> PyResult<usize> {
         Ok(usize::try_from(self.epoch.length())?)
     }
@@ -225,8 +226,8 @@ impl Epoch {
     }
 }
 
-/// The token of a task of ``world`` ranks on ``nodes`` machines that began at a token, when each rank has
-/// read so many files more.
+/// The token of a task of ``world`` ranks on ``nodes`` machines that started at a token, after each
+/// rank has read the given number of further files.
 #[pyfunction]
 pub(crate) fn token_after(
     py: Python<'_>,

@@ -1,13 +1,13 @@
 //! Errors of the library as exceptions of `libdiesel.errors`.
 //!
-//! Must hold: every kind has a class of its own, and the text names operation, object, cause and remedy.
+//! Must hold: every kind has its own class, and the text names operation, object, cause and remedy.
 
 use std::error::Error as _;
 
 use libdiesel::{Error, Kind};
 use pyo3::prelude::*;
 
-/// The class of a kind.
+/// The exception class of a kind.
 fn class(kind: Kind) -> &'static str {
     match kind {
         Kind::NotFound => "NotFoundError",
@@ -26,7 +26,7 @@ fn class(kind: Kind) -> &'static str {
     }
 }
 
-/// An error with its causes and what to do about it, in one line.
+/// An error with its causes and its remedy, in one line.
 pub(crate) fn text(error: &Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -58,12 +58,12 @@ pub(crate) fn named(py: Python<'_>, class: &str, text: String) -> PyErr {
     }
 }
 
-/// A request that makes no sense.
+/// An invalid request.
 pub(crate) fn invalid(py: Python<'_>, text: impl Into<String>) -> PyErr {
     named(py, "InvalidError", text.into())
 }
 
-/// Results of the library as those of Python.
+/// Conversion of library results into Python results.
 pub(crate) trait Raise<T> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;
 }

@@ -1,6 +1,7 @@
-//! Files as callers name them: paths (text, bytes, ``os.PathLike``) or numbers in the snapshot.
+//! Names of files given by callers: paths (text, bytes, ``os.PathLike``) or numbers in the
+//! snapshot.
 //!
-//! Must hold: names that are no UTF-8 pass both ways, as `os.fsencode` and `os.fsdecode` have them.
+//! Must hold: names that are not UTF-8 pass both ways, like with `os.fsencode` and `os.fsdecode`.
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -14,22 +15,22 @@ use pyo3::types::{PyBytes, PyInt, PyList, PyString};
 
 use crate::errors::{Raise, invalid};
 
-/// Files of one call.
+/// Files of a call.
 pub(crate) enum Files {
     /// By their numbers in the snapshot.
     Numbers(Vec<u32>),
-    /// By paths that the snapshot, if there is one, does not have.
+    /// By paths, at least one of them missing in the snapshot, or without a snapshot.
     Paths(Vec<FilePath>),
 }
 
-/// One file.
+/// The name of a file.
 enum Name {
     Number(u32),
     Path(FilePath),
 }
 
 impl Files {
-    /// One file.
+    /// A single file.
     pub(crate) fn one(dataset: &Dataset, file: &Bound<'_, PyAny>) -> PyResult<Self> {
         Self::of(file.py(), dataset, vec![name(file)?])
     }
@@ -39,7 +40,7 @@ impl Files {
         if let Some(numbers) = numbers_of_array(files)? {
             return Self::checked(files.py(), dataset, numbers);
         }
-        // A tensor in host memory shares it with an array.
+        // A tensor in host memory shares its memory with an array.
         if let Ok(array) = files.call_method0("numpy")
             && let Some(numbers) = numbers_of_array(&array)?
         {
@@ -49,7 +50,7 @@ impl Files {
             let text = "a list of files is wanted here, and this is one name: put it into a list";
             return Err(PyTypeError::new_err(text));
         }
-        // Mostly numbers, which need no names.
+        // The usual list of numbers needs no names.
         if let Ok(list) = files.cast::<PyList>()
             && let Some(numbers) = list.iter().map(|file| plain_number(&file)).collect()
         {
@@ -100,7 +101,7 @@ impl Files {
     }
 }
 
-/// No file has the number.
+/// The error for a number without a file.
 pub(crate) fn no_file(number: u32, files: u32) -> PyErr {
     let text = format!("there is no file {number}: the snapshot has {files}, counted from 0");
     PyIndexError::new_err(text)
@@ -122,7 +123,7 @@ fn name(file: &Bound<'_, PyAny>) -> PyResult<Name> {
     }
 }
 
-/// The number of a file, where it is an `int` that may be one.
+/// The number of a file, if the object is a valid `int`.
 #[inline]
 pub(crate) fn plain_number(file: &Bound<'_, PyAny>) -> Option<u32> {
     file.cast_exact::<PyInt>().ok()?.extract().ok()
@@ -136,7 +137,8 @@ fn not_a_number(number: impl Display) -> PyErr {
     PyIndexError::new_err(format!("there is no file {number}: files count from 0"))
 }
 
-/// The numbers of an array of integers of one dimension (NumPy's, `array.array`); none for other objects.
+/// The numbers of a one-dimensional array of integers (NumPy's, `array.array`); none for other
+/// objects.
 fn numbers_of_array(files: &Bound<'_, PyAny>) -> PyResult<Option<Vec<u32>>> {
     let py = files.py();
     let whole = |numbers: Vec<i64>| numbers.into_iter().map(narrow).collect::<PyResult<_>>();
@@ -179,7 +181,7 @@ pub(crate) fn file_path(py: Python<'_>, bytes: Vec<u8>) -> PyResult<FilePath> {
     })
 }
 
-/// The path of a folder; the empty one is the root.
+/// The path of a folder; the empty path is the root.
 pub(crate) fn folder_path(folder: &Bound<'_, PyAny>) -> PyResult<DirPath> {
     let bytes = bytes_of(folder)?;
     let shown = String::from_utf8_lossy(&bytes);
@@ -188,7 +190,7 @@ pub(crate) fn folder_path(folder: &Bound<'_, PyAny>) -> PyResult<DirPath> {
         .map_err(|why| invalid(folder.py(), format!("{shown:?} is no folder: {why}")))
 }
 
-/// A name as Python has it.
+/// A name in Python's form.
 pub(crate) fn python_name(bytes: &[u8]) -> OsString {
     OsString::from_vec(bytes.to_vec())
 }

@@ -1,8 +1,8 @@
-//! The native half of the Python package `libdiesel`: datasets, views, epochs and folders. The Python
-//! half (`python/libdiesel`) has the exceptions, the ranks and what PyTorch needs.
+//! The native half of the Python package `libdiesel`: datasets, views, epochs and folders. The
+//! Python half (`python/libdiesel`) has the exceptions, the ranks and the classes for PyTorch.
 //!
-//! Must hold: no call that may wait holds the interpreter's lock, and Ctrl-C ends each of them within
-//! 100 ms; memory that Python can see stays valid as long as Python holds an object for it.
+//! Must hold: no waiting call holds the interpreter's lock, and Ctrl-C ends each call within 100
+//! ms. Memory visible to Python stays valid as long as a Python object refers to it.
 
 mod classes;
 mod connect;

@@ -1,8 +1,8 @@
-//! Notes of the library, handed to Python's `logging` under the name `libdiesel`.
+//! Log messages of the library, passed to Python's `logging` under the name `libdiesel`.
 //!
-//! Must hold: a thread of the library never waits for the interpreter's lock: notes are kept, at most
-//! [`KEPT`], until a call of Python's takes them along. Nobody waits for the notes: a fork may leave
-//! their lock locked in the child.
+//! Must hold: a library thread never waits for the interpreter's lock: messages are stored, at most
+//! [`KEPT`], until the next call from Python. No thread waits for the lock of the messages: a fork
+//! may leave the lock locked in the child.
 
 use std::collections::VecDeque;
 use std::fmt::{Debug, Write};
@@ -15,32 +15,32 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Notes that wait for a call; older ones are dropped.
+/// Maximum of stored messages; older messages are dropped.
 const KEPT: usize = 1_000;
 
 static NOTES: Mutex<VecDeque<(Level, String)>> = Mutex::new(VecDeque::new());
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 
-/// Keeps the notes of this library.
+/// Stores the log messages of this library.
 struct Notes;
 
-/// The text of a note: its message, and its fields behind that.
+/// The text of a message, and its fields.
 #[derive(Default)]
 struct Text {
     message: String,
     fields: String,
 }
 
-/// From now on notes are kept, unless the program listens to them in its own way.
+/// Starts storing messages, unless the program has its own subscriber.
 pub(crate) fn listen() {
     let _ = tracing::subscriber::set_global_default(Notes);
 }
 
-/// Hands notes over to `logging`.
+/// Passes stored messages to `logging`.
 ///
 /// # Errors
-/// Only what is no `Exception`, such as a KeyboardInterrupt: a handler that fails is no reason for a read to
-/// fail.
+/// Only errors other than an `Exception`, such as KeyboardInterrupt: a failing handler must not
+/// fail a read.
 pub(crate) fn deliver(py: Python<'_>) -> PyResult<()> {
     if !IS_ANY.swap(false, Ordering::Relaxed) {
         return Ok(());

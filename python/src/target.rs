@@ -1,7 +1,7 @@
-//! The arguments that opened a handle, and the client and dataset of an open handle.
+//! The arguments of a handle, and the client and dataset of an open handle.
 //!
-//! Must hold: another process can open the same from a pickle, which has a key only where the caller gave one
-//! as text; no text shows a key.
+//! Must hold: another process can open the same dataset from a pickle, which has a key only if the
+//! caller gave it as text. No displayed text has a key.
 
 use std::env;
 use std::fs;
@@ -16,17 +16,17 @@ use pyo3::types::PyDict;
 
 use crate::errors::{invalid, named};
 
-/// Bytes that a file with a key or with certificates has at most.
+/// Most bytes of a file with a key or certificates.
 const FILE_MAX: u64 = 1 << 20;
 
-/// What a handle was opened with, so that another process can do the same.
+/// The arguments of a handle, for opening the same dataset in another process.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) name: DatasetName,
     pub(crate) servers: Vec<String>,
     pub(crate) user: String,
     pub(crate) key: Option<String>,
-    /// The file that the key is read from; it stands in pickles instead of the key.
+    /// The file with the key; pickled instead of the key.
     pub(crate) key_file: Option<PathBuf>,
     pub(crate) ca: Option<PathBuf>,
     pub(crate) client_cert: Option<PathBuf>,
@@ -54,12 +54,12 @@ impl Target {
         self.task.is_some()
     }
 
-    /// The same dataset by a snapshot in a file, which no agent shares.
+    /// The same dataset with a snapshot file, without an agent.
     pub(crate) fn with_snapshot(&self, file: PathBuf) -> Self {
         Self { snapshot: Some(absolute(file)), task: None, ..self.clone() }
     }
 
-    /// What `libdiesel.connect` is given to open it again.
+    /// The arguments of `libdiesel.connect` to open the dataset again.
     pub(crate) fn arguments<'py>(
         &self,
         py: Python<'py>,
@@ -86,7 +86,7 @@ impl Target {
         Ok(arguments)
     }
 
-    /// What is given, else what stands in the file, else in the environment.
+    /// The key of the arguments, else of the key file, else of the environment.
     fn key_of(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let Some(file) = &self.key_file else {
             return Ok(self.key.clone().or_else(|| env::var("DIESEL_KEY").ok()));
@@ -119,18 +119,18 @@ impl Target {
     }
 }
 
-/// What a handle that is not closed has.
+/// The client and dataset of an open handle.
 pub(crate) struct Open {
     pub(crate) client: Client,
     pub(crate) dataset: libdiesel::Dataset,
 }
 
-/// A path that holds in another working directory too.
+/// An absolute path, valid in other working directories.
 pub(crate) fn absolute(file: PathBuf) -> PathBuf {
     std::path::absolute(&file).unwrap_or(file)
 }
 
-/// A small file: a key or certificates.
+/// The contents of a small file: a key or certificates.
 fn read(py: Python<'_>, file: &PathBuf) -> PyResult<Vec<u8>> {
     let failed = |why: String| named(py, "LocalError", format!("read {}: {why}", file.display()));
     let length = fs::metadata(file).map_err(|why| failed(why.to_string()))?.len();

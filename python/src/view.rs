@@ -1,4 +1,4 @@
-//! Bytes of files where they lie in shared memory, as Python sees them.
+//! Bytes of files in shared memory, as Python objects.
 //!
 //! Must hold: memory is borrowed as long as any Python object refers to it, and is read-only.
 
@@ -11,9 +11,9 @@ use pyo3::prelude::*;
 use pyo3::types::slice::PySliceIndices;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PySliceMethods};
 
-/// The bytes of one file, without a copy: anything that takes a buffer takes a view (``memoryview``,
-/// ``numpy.frombuffer``, ``io.BytesIO``, ``bytes``). A view stays valid as long as Python holds it, also
-/// after the dataset is closed; meanwhile its chunk stays in the memory of the node.
+/// The bytes of a file, without a copy. A view works wherever a buffer does (``memoryview``,
+/// ``numpy.frombuffer``, ``io.BytesIO``, ``bytes``). A view stays valid as long as Python holds it,
+/// even after the dataset is closed; meanwhile its chunk stays in the memory of the node.
 #[pyclass(frozen, module = "libdiesel")]
 pub(crate) struct View(pub(crate) libdiesel::View);
 
@@ -27,7 +27,8 @@ impl View {
         PyBytes::new(py, &self.0)
     }
 
-    /// For ``torch.from_dlpack``: the bytes as a tensor of ``uint8`` that shares them. Never write to it.
+    /// For ``torch.from_dlpack``: the bytes as a shared tensor of ``uint8``. Never write to the
+    /// tensor.
     #[pyo3(signature = (**options))]
     fn __dlpack__<'py>(
         slf: Bound<'py, Self>,
@@ -68,15 +69,15 @@ impl View {
         let data = &slf.get().0;
         let length = isize::try_from(data.len())?;
         let (start, readonly) = (data.as_ptr().cast_mut().cast(), 1);
-        // SAFETY: Python hands over a buffer to fill, which keeps the view alive as its owner; the view
-        // keeps its bytes where they are, and nobody may write to them.
+        // SAFETY: Python passes a buffer to fill, and the buffer keeps the view alive as its owner.
+        // The view keeps its bytes in place, and no code may write to them.
         let filled =
             unsafe { ffi::PyBuffer_FillInfo(buffer, slf.as_ptr(), start, length, readonly, flags) };
         if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 }
 
-/// Views of the files of one call, in its order: a sequence whose items are made when they are asked for.
+/// Views of the files of one call, in its order: a sequence that creates its items on access.
 #[pyclass(frozen, sequence, module = "libdiesel")]
 pub(crate) struct Batch(pub(crate) Vec<libdiesel::View>);
 
@@ -94,7 +95,8 @@ impl Batch {
         self.0.len()
     }
 
-    /// A view, or the list of those of a slice. Each holds its own chunk, whatever becomes of the batch.
+    /// A view, or a list of views for a slice. Each view pins its own chunk, independent of the
+    /// batch.
     fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = index.py();
         if let Ok(slice) = index.cast::<PySlice>() {

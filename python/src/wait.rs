@@ -1,7 +1,7 @@
 //! Calls that may wait for the agent or for servers.
 //!
-//! Must hold: the interpreter runs other threads meanwhile; a signal handler of Python that raises ends
-//! the wait within 100 ms, and nothing of Python is used by the call that goes on.
+//! Must hold: other Python threads run meanwhile. A signal handler that raises an exception ends
+//! the wait within 100 ms, and the abandoned call uses no Python objects.
 
 use std::sync::mpsc::{self, RecvTimeoutError, SendError};
 use std::thread;
@@ -12,11 +12,11 @@ use pyo3::prelude::*;
 use crate::errors::named;
 use crate::log;
 
-/// Between two looks at the signals.
+/// Interval between two checks for signals.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Runs `work` without the interpreter's lock. Signals reach only the main thread of a Python program; so
-/// `work` of the main thread runs in a thread of its own, which a signal leaves to itself.
+/// Runs `work` without the interpreter's lock. Signals reach only the main thread of a Python
+/// program, so `work` of the main thread runs in another thread, which a signal abandons.
 pub(crate) fn wait<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -24,7 +24,7 @@ pub(crate) fn wait<T: Send + 'static>(
     wait_or(py, work, drop)
 }
 
-/// The same; `lost` gets the result of work that a signal has left to itself.
+/// Like [`wait`]; `lost` gets the result of abandoned work.
 pub(crate) fn wait_or<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -40,7 +40,7 @@ fn watched<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
     lost: impl FnOnce(T) + Send + 'static,
 ) -> PyResult<T> {
-    // Without room, so that a result is either received or lost.
+    // Without a buffer, so that a result is either received or lost.
     let (sender, mut receiver) = mpsc::sync_channel(0);
     let run = move || {
         if let Err(SendError(done)) = sender.send(work()) {
@@ -64,7 +64,7 @@ fn watched<T: Send + 'static>(
     }
 }
 
-/// Python's main thread is the one that the process began with, or that forked it off.
+/// Python's main thread is the first thread of the process, or the thread that called fork.
 fn is_main_thread() -> bool {
     rustix::thread::gettid() == rustix::process::getpid()
 }

@@ -1,7 +1,7 @@
-//! Walks through folders.
+//! Recursive listings of folders.
 //!
-//! Must hold: a walk has one page of paths in memory, however many files there are; it loses nothing by a
-//! page that could not be had, or that a signal interrupted.
+//! Must hold: only one page of paths is in memory, for any number of files. A failed or interrupted
+//! page loses no paths.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -17,7 +17,7 @@ use crate::wait::wait;
 /// Paths of a page.
 const PAGE: usize = 1_000;
 
-/// Paths of files, one after the other.
+/// Iterator over the paths of files.
 #[pyclass(frozen, module = "libdiesel")]
 pub(crate) struct Walk(Arc<Mutex<Left>>);
 
@@ -34,7 +34,7 @@ impl Walk {
 }
 
 impl Left {
-    /// Reads a page, where none is here.
+    /// Reads a page if none is present.
     fn fill(&mut self) -> Result<(), Error> {
         while self.page.len() < PAGE {
             let Some(entry) = self.listing.next() else {
@@ -55,7 +55,7 @@ impl Walk {
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<OsString>> {
         loop {
-            // A call that was interrupted may still read.
+            // An interrupted call may still be reading.
             if let Ok(mut left) = self.0.try_lock() {
                 let path = left.page.pop_front();
                 if path.is_some() || left.is_over {
@@ -75,7 +75,7 @@ pub(crate) fn all_of(py: Python<'_>, listing: Listing) -> PyResult<Vec<Vec<u8>>>
         .or_raise(py)
 }
 
-/// The path of an entry, that of a folder with a slash behind it.
+/// The path of an entry; a folder's path ends in a slash.
 fn path_of(entry: ListEntry) -> Vec<u8> {
     match entry {
         ListEntry::File(path, _) => path.as_bytes().to_vec(),

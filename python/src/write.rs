@@ -1,6 +1,7 @@
 //! Writes, deletions and purges through a handle.
 //!
-//! Must hold: every file that `flush` has acknowledged is durable; a failed write is raised by the next call.
+//! Must hold: every file acknowledged by `flush` is durable; a failed write is raised by the next
+//! call.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,14 +18,14 @@ use crate::errors::{Raise, invalid, named};
 use crate::files::{bytes_of, file_path};
 use crate::wait::{wait, wait_or};
 
-/// Files of less are put at once where there is room.
+/// Smaller files are put directly while there is room.
 const AT_ONCE: usize = 1 << 20;
 
 #[pymethods]
 impl Dataset {
-    /// Writes a file from memory. It is durable after the next :meth:`flush`.
+    /// Writes a file from memory. The file is durable after the next :meth:`flush`.
     ///
-    /// ``mtime`` is in seconds since 1970, now without it.
+    /// ``mtime`` is in seconds since 1970, by default the current time.
     #[pyo3(signature = (path, data, *, mode=0o644, mtime=None))]
     fn put(
         &self,
@@ -48,16 +49,16 @@ impl Dataset {
         wait(py, move || open.dataset.put(path, attributes, &data))?.or_raise(py)
     }
 
-    /// Writes a file of this machine, with its modification time and permissions; gives its length.
+    /// Writes a local file, with its modification time and permissions; returns its length.
     fn put_file(&self, py: Python<'_>, path: &Bound<'_, PyAny>, source: PathBuf) -> PyResult<u64> {
         let path = file_path(py, bytes_of(path)?)?;
         let open = self.open(py)?;
         wait(py, move || open.dataset.put_file(path, &source))?.or_raise(py)
     }
 
-    /// Waits until everything that was put is durable; gives how many files that are.
+    /// Waits until all written files are durable; returns their number.
     ///
-    /// :raises DieselError: the error of the first file that could not be written
+    /// :raises DieselError: the error of the first failed file
     fn flush(&self, py: Python<'_>) -> PyResult<u64> {
         self.raise_lost(py)?;
         let (open, keep) = (self.open(py)?, self.lost_error());
@@ -65,9 +66,9 @@ impl Dataset {
         Ok(wait_or(py, flush, move |flushed| keep(flushed.err()))?.or_raise(py)?.files)
     }
 
-    /// Deletes files by their paths; gives how many there were.
+    /// Deletes files by their paths; returns the number of deleted files.
     ///
-    /// :raises NotFoundError: with ``missing_ok=False``, when one of them is not there
+    /// :raises NotFoundError: with ``missing_ok=False``, if a file does not exist
     #[pyo3(signature = (*paths, missing_ok=false))]
     fn delete(
         &self,
@@ -88,8 +89,8 @@ impl Dataset {
         }
     }
 
-    /// Gives back the space of deleted and overwritten files that nothing has needed for ``grace``
-    /// seconds; says what was removed and what waits.
+    /// Reclaims the space of deleted and overwritten files not needed for ``grace`` seconds;
+    /// returns counts of removed and waiting objects.
     #[pyo3(signature = (*, grace=86_400.0, dry_run=false, force=false))]
     fn purge<'py>(
         &self,
@@ -104,18 +105,18 @@ impl Dataset {
         let dataset = Some(open.dataset.info().name.clone());
         let request = PurgeRequest { dataset, grace, dry_run, force };
         let purged = wait(py, move || open.client.purge(request, &mut |_| {}))?.or_raise(py)?;
-        let told = PyDict::new(py);
+        let fields = PyDict::new(py);
         for progress in purged {
-            told.set_item("removed", progress.removed)?;
-            told.set_item("removed_bytes", progress.removed_bytes)?;
-            told.set_item("rewritten", progress.rewritten)?;
-            told.set_item("waiting", progress.waiting)?;
-            told.set_item("waiting_bytes", progress.waiting_bytes)?;
-            told.set_item("reclaimable_bytes", progress.reclaimable_bytes)?;
-            told.set_item("leased_by", progress.leased_by)?;
-            told.set_item("problems", progress.problems)?;
+            fields.set_item("removed", progress.removed)?;
+            fields.set_item("removed_bytes", progress.removed_bytes)?;
+            fields.set_item("rewritten", progress.rewritten)?;
+            fields.set_item("waiting", progress.waiting)?;
+            fields.set_item("waiting_bytes", progress.waiting_bytes)?;
+            fields.set_item("reclaimable_bytes", progress.reclaimable_bytes)?;
+            fields.set_item("leased_by", progress.leased_by)?;
+            fields.set_item("problems", progress.problems)?;
         }
-        Ok(told)
+        Ok(fields)
     }
 }
 

@@ -212,7 +212,7 @@ def test_a_damaged_file_is_an_error_or_has_a_substitute(scene, damaged, caplog):
     assert read[first][0].startswith(b"bee 9#") and read[first + 1][0].startswith(b"bee 9#")
     # One warning for each file, however often it is read.
     assert folder[first] == read[first]
-    warned = [record.message for record in caplog.records if "takes its place" in record.message]
+    warned = [record.message for record in caplog.records if "replaces it" in record.message]
     assert len(warned) == 2 and "bee/007.bin" in warned[0]
     # The same in each order, by any number of workers, and in the middle of an epoch.
     expected = [read[index] for index in ChunkSampler(folder, seed=3)]

@@ -62,8 +62,8 @@ impl Link {
         }
         let Ok(_open) = self.open.try_acquire() else { return ChunkOutcome::Disconnected };
         let request = |number| Request::Chunk { number, chunk }.to_bytes().to_vec();
-        let asked = self.ask(request, Destination::Coming(incoming));
-        let Some((number, mut events)) = asked else { return ChunkOutcome::Disconnected };
+        let sent = self.ask(request, Destination::Coming(incoming));
+        let Some((number, mut events)) = sent else { return ChunkOutcome::Disconnected };
         let cancellation = Cancellation { link: self, number };
         let (mut deadline, mut right, mut has_waited) = (began.saturating_add(most), 0, false);
         loop {

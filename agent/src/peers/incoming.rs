@@ -54,9 +54,9 @@ impl Incoming {
         read: impl FnOnce(&mut [u8]) -> (T, usize),
     ) -> Option<T> {
         let length = most.min((self.end - self.next) as usize);
-        let (result, came) = self.arena.write_with(self.slot, self.next, length, read)?;
-        self.next += came.min(length) as u32;
-        self.progress.bytes.fetch_add(came as u64, Ordering::Relaxed);
+        let (result, received) = self.arena.write_with(self.slot, self.next, length, read)?;
+        self.next += received.min(length) as u32;
+        self.progress.bytes.fetch_add(received as u64, Ordering::Relaxed);
         Some(result)
     }
 

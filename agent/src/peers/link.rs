@@ -176,7 +176,7 @@ impl Link {
 
     /// Sends requests and receives answers until the connection ends; returns the reason.
     async fn talk(&self, read: Reader, write: Writer) -> io::Error {
-        let (asks, asked) = mpsc::channel(64);
+        let (asks, queue) = mpsc::channel(64);
         {
             let mut state = self.state();
             state.asks = Some(asks.clone());
@@ -184,7 +184,7 @@ impl Link {
         }
         tokio::select! {
             ended = self.listen(read) => ended.err().unwrap_or_else(invalid_message),
-            why = send(write, asked) => why,
+            why = send(write, queue) => why,
             why = self.look(asks) => why,
         }
     }
@@ -205,14 +205,14 @@ impl Link {
     }
 
     /// Takes the list of kept chunks; from now on the link is up.
-    async fn receive_kept(&self, read: &mut Reader, mut told: Kept, length: u32) -> io::Result<()> {
-        told.bits = vec![0; length as usize];
-        read.read_exact(&mut told.bits).await?;
+    async fn receive_kept(&self, read: &mut Reader, mut kept: Kept, length: u32) -> io::Result<()> {
+        kept.bits = vec![0; length as usize];
+        read.read_exact(&mut kept.bits).await?;
         let mut state = self.state();
         if length > 0 {
-            state.kept.bits = told.bits;
+            state.kept.bits = kept.bits;
         }
-        (state.kept.generation, state.kept.can_keep) = (told.generation, told.can_keep);
+        (state.kept.generation, state.kept.can_keep) = (kept.generation, kept.can_keep);
         if state.phase != Phase::Up {
             state.turn(Phase::Up);
             self.tried.notify_waiters();
@@ -251,11 +251,11 @@ impl Link {
                     self.state().begin_files(number, length, &comes)?;
                     self.take(&mut read, number, length as usize, &mut rest).await?;
                 }
-                Answer::Wait { number } => self.state().tell(number, Event::Wait),
+                Answer::Wait { number } => self.state().notify(number, Event::Wait),
                 Answer::ReadElsewhere { number } => self.state().elsewhere(number)?,
                 Answer::Kept { generation, can_keep, length } => {
-                    let told = Kept { generation, can_keep, bits: Vec::new() };
-                    self.receive_kept(&mut read, told, length).await?;
+                    let kept = Kept { generation, can_keep, bits: Vec::new() };
+                    self.receive_kept(&mut read, kept, length).await?;
                 }
                 Answer::Goodbye => self.state().turn(Phase::Gone),
             }
@@ -272,11 +272,11 @@ impl Link {
     ) -> io::Result<()> {
         let mut left = length;
         while left > 0 {
-            let came = poll_fn(|cx| self.poll_take(read, cx, number, left, rest)).await?;
-            if came == 0 {
+            let received = poll_fn(|cx| self.poll_take(read, cx, number, left, rest)).await?;
+            if received == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            left -= came;
+            left -= received;
             self.state().check(number);
         }
         Ok(())
@@ -295,8 +295,8 @@ impl Link {
         let mut poll = |bytes: &mut [u8]| {
             let mut buffer = ReadBuf::new(bytes);
             let polled = Pin::new(&mut *read).poll_read(cx, &mut buffer);
-            let came = buffer.filled().len();
-            (polled.map_ok(|()| came), came)
+            let received = buffer.filled().len();
+            (polled.map_ok(|()| received), received)
         };
         let mut state = self.state();
         match state.pending.get_mut(&number).and_then(Pending::coming) {
@@ -314,8 +314,8 @@ impl Link {
 }
 
 /// Sends requests until sending fails.
-async fn send(mut write: Writer, mut asked: mpsc::Receiver<Bytes>) -> io::Error {
-    while let Some(request) = asked.recv().await {
+async fn send(mut write: Writer, mut queue: mpsc::Receiver<Bytes>) -> io::Error {
+    while let Some(request) = queue.recv().await {
         let sent = async { write.write_all(&request).await.and(write.flush().await) };
         if let Err(why) = sent.await {
             return why;

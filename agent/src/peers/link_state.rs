@@ -206,7 +206,7 @@ impl LinkState {
         Ok(())
     }
 
-    pub(super) fn tell(&self, number: u32, event: Event) {
+    pub(super) fn notify(&self, number: u32, event: Event) {
         if let Some(pending) = self.pending.get(&number) {
             let _ = pending.events.send(event);
         }

@@ -75,7 +75,7 @@ struct Group {
     /// The key for handshakes; none until the servers have answered.
     key: Arc<Mutex<Option<JobKey>>>,
     /// The version of the member list, and the secret, as received.
-    told: Option<([u8; 16], Bytes)>,
+    current: Option<([u8; 16], Bytes)>,
     members: BTreeMap<MemberId, TaskMember>,
     /// Connected members missing from the servers' list, for example after the servers forgot the
     /// job.
@@ -134,12 +134,12 @@ impl Peers {
         joined: &TaskMembership,
     ) -> bool {
         let LocalAgent { me, is_open, identity } = &self.local;
-        let told = (joined.members_version(), joined.secret.clone());
+        let current = (joined.members_version(), joined.secret.clone());
         let mut group = self.group();
         let is_up = |link: &LinkTask| link.link.phase().0 == Phase::Up;
         let are_there =
             group.unnamed.iter().all(|member| group.links.get(member).is_some_and(is_up));
-        if group.told.as_ref() == Some(&told) && are_there {
+        if group.current.as_ref() == Some(&current) && are_there {
             return false;
         }
         let named = joined.members.iter().map(|member| (member.id, member.clone()));
@@ -168,7 +168,7 @@ impl Peers {
             group.links.insert(member.id, kept);
         }
         group.all = Owners::of(members.values().filter(can_serve));
-        (group.members, group.unnamed, group.told) = (members, unnamed, Some(told));
+        (group.members, group.unnamed, group.current) = (members, unnamed, Some(current));
         group.settle(&self.local);
         true
     }
@@ -290,7 +290,7 @@ impl Peers {
 
 impl Link {
     /// Counts a received chunk.
-    pub(crate) fn came(&self, bytes: u64) {
+    pub(crate) fn add_bytes(&self, bytes: u64) {
         self.counts.chunks.fetch_add(1, Ordering::Relaxed);
         self.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
     }

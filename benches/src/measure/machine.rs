@@ -1,7 +1,6 @@
-//! What the figures were taken on.
+//! Hardware and software under the figures.
 //!
-//! Must hold: it says of the machine only what the kernel says, and means the file system of
-//! the data.
+//! Must hold: every field comes from the kernel. The file system is the one that holds the data.
 
 use std::fmt;
 use std::fs::read_to_string;
@@ -18,15 +17,15 @@ pub struct Machine {
     cores: usize,
     memory_gib: u64,
     kernel: String,
-    /// Of the folder that the data lie in.
+    /// File system of the data folder.
     file_system: String,
 }
 
 impl Machine {
-    /// Looks at this machine; the data lie in `folder`.
+    /// Reads the facts of this machine from /proc; `folder` holds the data.
     ///
     /// # Errors
-    /// When /proc does not say.
+    /// /proc lacks a fact.
     pub fn look(folder: &Path) -> Result<Self> {
         let field = |file: &str, name: &str| -> Result<String> {
             let text = read_to_string(file).with_context(|| format!("read {file}"))?;

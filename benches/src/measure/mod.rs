@@ -1,7 +1,7 @@
-//! Figures: samples of two sides taken in turns, their medians, and the bar they are held to.
+//! Figures: samples of two sides, their medians, and the bar for their ratio.
 //!
-//! Must hold: the sides take turns, and a ratio is the median of those of neighbouring runs: a machine
-//! that becomes slower does not decide.
+//! Must hold: the sides take turns, and a ratio is the median of the ratios of neighbouring runs. A
+//! machine that becomes slower then affects both sides.
 
 mod machine;
 mod plot;
@@ -15,35 +15,35 @@ pub use machine::Machine;
 pub(crate) use plot::{Curve, Plot};
 pub use report::{print, print_json};
 
-/// What one side did, one figure for each run.
+/// One side of a comparison, with one figure for each run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Side {
-    /// What was measured.
+    /// Description of the measured operation.
     pub what: String,
-    /// One figure for each run, in the unit of the bench.
+    /// Figures in the unit of the bench, one for each run.
     pub samples: Vec<f64>,
 }
 
-/// What the first side has to reach.
+/// Required result of the first side.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Bar {
-    /// At most so many times the other side.
+    /// At most this factor of the other side.
     AtMostTimes(f64),
-    /// At least so many times the other side.
+    /// At least this factor of the other side.
     AtLeastTimes(f64),
     /// At most this figure.
     AtMost(f64),
     /// At least this figure.
     AtLeast(f64),
-    /// Nothing is asked for: one point of a curve.
+    /// No requirement: one point of a curve.
     None,
 }
 
 /// One workload with both sides of its ratio.
 #[derive(Debug, Clone, Serialize)]
 pub struct Bench {
-    /// The name of the workload, and of its part.
+    /// Name of the workload and of its part.
     pub name: String,
     /// Sizes, counts, threads.
     pub settings: String,
@@ -51,27 +51,27 @@ pub struct Bench {
     pub unit: &'static str,
     /// This system.
     pub ours: Side,
-    /// Something known.
+    /// Reference.
     pub theirs: Side,
-    /// What is asked for.
+    /// Required result.
     pub bar: Bar,
 }
 
 impl Side {
-    /// No runs yet.
+    /// A side without runs.
     pub fn new(what: impl Into<String>) -> Self {
         Self { what: what.into(), samples: Vec::new() }
     }
 
-    /// The middle one of its figures.
+    /// Median of the figures.
     pub fn median(&self) -> f64 {
         median(self.samples.clone())
     }
 }
 
 impl Bench {
-    /// The median of the ratios of each run to the run beside it: a machine whose speed drifts
-    /// changes both.
+    /// Median of the ratios of neighbouring runs. A drift of the machine's speed changes both runs
+    /// of a pair.
     pub fn ratio(&self) -> f64 {
         let pairs = self.ours.samples.iter().zip(&self.theirs.samples);
         median(pairs.map(|(ours, theirs)| ours / theirs).collect())
@@ -89,7 +89,7 @@ impl Bench {
     }
 }
 
-/// The clock of all figures.
+/// Clock of all figures.
 #[derive(Debug)]
 pub(crate) struct Stopwatch(SystemClock);
 
@@ -98,7 +98,7 @@ impl Stopwatch {
         Self(SystemClock::new())
     }
 
-    /// What `work` gives, and the seconds it took.
+    /// Result of `work`, and its duration in seconds.
     pub(crate) fn time<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
         let start = self.0.monotonic();
         let done = work()?;

@@ -1,6 +1,6 @@
-//! Lines over one x as an SVG, which a browser and a page of documentation show.
+//! Line charts as SVG, for browsers and pages of documentation.
 //!
-//! Must hold: all lines have one scale, which begins at zero.
+//! Must hold: all lines share one scale, and the scale begins at zero.
 
 use std::fmt::Write as _;
 
@@ -9,25 +9,25 @@ const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 40.0;
-/// Room for the numbers of x, its name, and two rows of names of lines.
+/// Space for the numbers of x, the name of x, and two rows of line names.
 const BOTTOM: f64 = 74.0;
-/// Lines across.
+/// Number of horizontal grid lines.
 const STEPS: u32 = 4;
-/// Numbers of x at most.
+/// Limit of the numbers along x.
 const NUMBERS: usize = 9;
-/// Points that are shown as circles, at most.
+/// Largest number of points for which a line gets circles.
 const CIRCLES: usize = 12;
 const COLOURS: [&str; 4] = ["#1f6feb", "#888", "#d9730d", "#2da44e"];
 
-/// One line.
+/// One line of a chart.
 #[derive(Debug, Clone)]
 pub(crate) struct Curve {
     pub(crate) name: String,
-    /// Each with its x.
+    /// Points as x and y.
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// A picture of up to four lines.
+/// A chart of up to four lines.
 #[derive(Debug, Clone)]
 pub(crate) struct Plot {
     pub(crate) title: String,
@@ -36,7 +36,7 @@ pub(crate) struct Plot {
     pub(crate) curves: Vec<Curve>,
 }
 
-/// Where points lie on the picture.
+/// Scale from values to positions in the chart.
 struct Scale {
     last: f64,
     most: f64,
@@ -57,7 +57,7 @@ impl Plot {
         self.curves.iter().flat_map(|curve| &curve.points)
     }
 
-    /// The picture.
+    /// Chart as SVG.
     pub(crate) fn svg(&self) -> String {
         let most = self.points().map(|(_, value)| *value).fold(0.0, f64::max);
         let last = self.points().map(|(at, _)| *at).fold(1.0, f64::max);
@@ -84,7 +84,7 @@ impl Plot {
         svg
     }
 
-    /// Lines across with their values, and the numbers of x.
+    /// Draws the grid lines with their values, and the numbers of x.
     fn grid(&self, scale: &Scale, svg: &mut String) {
         for step in 0..=STEPS {
             let value = scale.most * f64::from(step) / f64::from(STEPS);
@@ -129,7 +129,7 @@ impl Plot {
         );
     }
 
-    /// All points, one a line: the line, x and y.
+    /// All points as CSV, one row each: line, x and y.
     pub(crate) fn csv(&self) -> String {
         let mut csv = format!("line,{},{}\n", self.x, self.y);
         for Curve { name, points } in &self.curves {
@@ -159,7 +159,7 @@ fn draw(curve: &Curve, colour: &str, scale: &Scale, svg: &mut String) {
     }
 }
 
-/// A value below the largest one, as short as that allows.
+/// `value` in the shortest form for its scale; `most` is the largest value.
 fn short(value: f64, most: f64) -> String {
     match most {
         most if most >= 2e6 => format!("{:.1} M", value / 1e6),

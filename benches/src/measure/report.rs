@@ -1,6 +1,6 @@
 //! Figures as text, and as one JSON object a line.
 //!
-//! Must hold: every sample of both sides is given, with the bar and whether it is met.
+//! Must hold: the output has every sample of both sides, the bar, and the verdict.
 
 use std::io::{self, Write};
 
@@ -11,7 +11,7 @@ use super::{Bar, Bench, Machine, Side};
 /// Prints a bench for people.
 ///
 /// # Errors
-/// When `out` is closed.
+/// The output is closed.
 pub fn print(out: &mut dyn Write, bench: &Bench) -> io::Result<()> {
     let Bench { name, settings, unit, ours, theirs, bar } = bench;
     writeln!(out, "\n{name}: {settings}; {} runs, in turns, medians", ours.samples.len())?;
@@ -59,7 +59,7 @@ struct Line<'a> {
 /// Prints a bench for programs: one object with every sample.
 ///
 /// # Errors
-/// When `out` is closed.
+/// The output is closed.
 pub fn print_json(out: &mut dyn Write, machine: &Machine, bench: &Bench) -> io::Result<()> {
     let line = Line { machine, bench, ratio: bench.ratio(), met: bench.is_met() };
     serde_json::to_writer(&mut *out, &line)?;

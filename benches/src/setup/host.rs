@@ -1,12 +1,12 @@
-//! Memory of a virtual machine, which its host may have taken back.
+//! Memory of a virtual machine, whose host may take free memory back.
 //!
-//! Must hold: no side of a ratio waits for memory that the side before it did not have to wait for.
+//! Must hold: no side of a ratio waits for memory that the other side got without a wait.
 
 use std::hint::black_box;
 
-/// Uses as much memory as a turn with so many bytes fills, and half as much again, and frees it. A
-/// virtual machine may give free memory back to its host. Its next write there waits for the host, longer
-/// than the write takes.
+/// Uses and frees the memory of a turn of `length` bytes, and half as much again. A virtual machine
+/// may give free memory back to its host. The next write there waits for the host, longer than the
+/// write takes.
 pub(crate) fn take_from_the_host(length: usize) {
     drop(black_box(vec![1_u8; length + length / 2]));
 }

@@ -1,7 +1,7 @@
-//! What the workloads stand on: settings, fresh folders, source trees and the programs.
+//! Base of the workloads: settings, fresh folders, source trees and the programs.
 //!
-//! Must hold: both sides of a ratio stand on the same machine and the same sources; what a workload
-//! starts or makes is gone when the bench ends.
+//! Must hold: both sides of a ratio use the same machine and the same sources. Processes and
+//! folders of a workload end with the bench.
 
 mod host;
 mod network;

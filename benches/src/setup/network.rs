@@ -1,7 +1,7 @@
-//! Nodes with shaped links on this one machine: network namespaces behind a bridge.
+//! Nodes with shaped links on one machine: network namespaces behind a bridge.
 //!
-//! Must hold: a namespace goes with the bench; namespaces of a bench that was killed go when the next
-//! one starts; only a machine without namespaces skips a row, and the bench says so.
+//! Must hold: a namespace ends with the bench. The next bench removes the namespaces of a killed
+//! one. A row is skipped only without namespaces, and the output names the reason.
 
 use std::io::Write;
 use std::net::Ipv4Addr;
@@ -10,13 +10,13 @@ use std::process::{Command, Stdio, id};
 
 use anyhow::{Result, ensure};
 
-/// How the names of namespaces and links begin.
+/// Prefix of the names of namespaces and links.
 const PREFIX: &str = "dlb";
 
-/// Namespaces at most.
+/// Limit of the namespaces.
 const NODES_MAX: usize = 16;
 
-/// Namespaces whose links end at one bridge, where the servers listen.
+/// Namespaces whose links end at one bridge; the servers listen at the bridge.
 #[derive(Debug)]
 pub(crate) struct Network {
     bridge: String,
@@ -25,13 +25,13 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Makes so many namespaces, each with a link of so many megabits a second in both directions. None
-    /// where this machine makes no namespace.
+    /// Makes `nodes` namespaces, each with a link of `megabits` a second in both directions.
+    /// Returns `None` on a machine without namespaces.
     pub(crate) fn start(nodes: usize, megabits: u32) -> Result<Option<Self>> {
         ensure!(nodes <= NODES_MAX, "{nodes} namespaces are more than {NODES_MAX}");
         remove_old();
         let subnet = (id() % 250) as u8 + 1;
-        // Dropped after a failure, it removes all that was made.
+        // Drop removes a half-made network after a failure.
         let network = Self { bridge: format!("{PREFIX}{}", id()), subnet, nodes };
         match network.make(megabits) {
             Ok(()) => Ok(Some(network)),
@@ -42,37 +42,37 @@ impl Network {
         }
     }
 
-    /// The address at which the namespaces reach servers of this machine.
+    /// Address of the servers for the namespaces.
     pub(crate) fn address(&self) -> Ipv4Addr {
         Ipv4Addr::new(10, 213, self.subnet, 1)
     }
 
-    /// The address of a namespace.
+    /// Address of a namespace.
     pub(crate) fn address_of(&self, node: usize) -> Ipv4Addr {
         Ipv4Addr::new(10, 213, self.subnet, node as u8 + 10)
     }
 
-    /// The name of a namespace.
+    /// Name of a namespace.
     pub(crate) fn namespace(&self, node: usize) -> String {
         format!("{}n{node}", self.bridge)
     }
 
     fn make(&self, megabits: u32) -> Result<()> {
         let bridge = &self.bridge;
-        tell("ip", &format!("link add {bridge} type bridge"))?;
-        tell("ip", &format!("addr add {}/24 dev {bridge}", self.address()))?;
-        tell("ip", &format!("link set {bridge} up"))?;
+        execute("ip", &format!("link add {bridge} type bridge"))?;
+        execute("ip", &format!("addr add {}/24 dev {bridge}", self.address()))?;
+        execute("ip", &format!("link set {bridge} up"))?;
         for node in 0..self.nodes {
             let (name, outside) = (self.namespace(node), format!("{bridge}v{node}"));
             let shape = format!("root tbf rate {megabits}mbit burst 256kb latency 50ms");
-            tell("ip", &format!("netns add {name}"))?;
-            tell("ip", &format!("link add {outside} type veth peer name eth0 netns {name}"))?;
-            tell("ip", &format!("link set {outside} master {bridge} up"))?;
-            tell("tc", &format!("qdisc add dev {outside} {shape}"))?;
-            tell("ip", &format!("-n {name} addr add {}/24 dev eth0", self.address_of(node)))?;
-            tell("ip", &format!("-n {name} link set lo up"))?;
-            tell("ip", &format!("-n {name} link set eth0 up"))?;
-            tell("tc", &format!("-n {name} qdisc add dev eth0 {shape}"))?;
+            execute("ip", &format!("netns add {name}"))?;
+            execute("ip", &format!("link add {outside} type veth peer name eth0 netns {name}"))?;
+            execute("ip", &format!("link set {outside} master {bridge} up"))?;
+            execute("tc", &format!("qdisc add dev {outside} {shape}"))?;
+            execute("ip", &format!("-n {name} addr add {}/24 dev eth0", self.address_of(node)))?;
+            execute("ip", &format!("-n {name} link set lo up"))?;
+            execute("ip", &format!("-n {name} link set eth0 up"))?;
+            execute("tc", &format!("-n {name} qdisc add dev eth0 {shape}"))?;
         }
         Ok(())
     }
@@ -81,15 +81,16 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         for node in 0..self.nodes {
-            // The veth outside goes at once; that inside would stay as long as a process does.
-            let _ = tell("ip", &format!("link del {}v{node}", self.bridge));
-            let _ = tell("ip", &format!("netns del {}", self.namespace(node)));
+            // The outer veth ends at once; the inner veth exists as long as a process of the
+            // namespace.
+            let _ = execute("ip", &format!("link del {}v{node}", self.bridge));
+            let _ = execute("ip", &format!("netns del {}", self.namespace(node)));
         }
-        let _ = tell("ip", &format!("link del {}", self.bridge));
+        let _ = execute("ip", &format!("link del {}", self.bridge));
     }
 }
 
-/// Removes what a bench left that was killed.
+/// Removes the networks of killed benches.
 fn remove_old() {
     for (arguments, remove) in
         [("-o link show type bridge", "link del"), ("netns list", "netns del")]
@@ -98,28 +99,28 @@ fn remove_old() {
         let text = listed.map(|listed| listed.stdout).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
         for name in text.split([' ', ':', '\n']).filter(|word| is_left(word)) {
-            let _ = tell("ip", &format!("{remove} {name}"));
+            let _ = execute("ip", &format!("{remove} {name}"));
         }
     }
 }
 
-/// Whether a name is that of a process that has ended.
+/// True for the name of an ended process.
 fn is_left(name: &str) -> bool {
     let Some(rest) = name.strip_prefix(PREFIX) else { return false };
     let process = rest.split('n').next().unwrap_or_default();
     process.parse::<u32>().is_ok() && !Path::new("/proc").join(process).exists()
 }
 
-fn tell(program: &str, arguments: &str) -> Result<()> {
+fn execute(program: &str, arguments: &str) -> Result<()> {
     let mut command = Command::new(program);
     command.args(arguments.split(' ')).stdin(Stdio::null());
     let out = command.output()?;
-    let said = String::from_utf8_lossy(&out.stderr);
-    ensure!(out.status.success(), "{program} {arguments}: {}", said.trim());
+    let message = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "{program} {arguments}: {}", message.trim());
     Ok(())
 }
 
-/// The same command in a network namespace, or as it is without one.
+/// The command in a network namespace, or unchanged for `None`.
 pub(crate) fn within(namespace: Option<&str>, command: &Command) -> Command {
     let program = command.get_program();
     let mut inside = match namespace {

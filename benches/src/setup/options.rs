@@ -1,6 +1,6 @@
-//! What a person can choose.
+//! Options of the program.
 //!
-//! Must hold: folders for data and for what is read back are fresh, and go with the settings.
+//! Must hold: the folders for data and for read files are fresh, and end with the settings.
 
 use std::path::{Path, PathBuf};
 
@@ -10,26 +10,26 @@ use tempfile::TempDir;
 
 use super::{Tree, TreeShape};
 
-/// Choices for all workloads.
+/// Options of all workloads.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// Sizes of all workloads, as a share of those that the bars are for
+    /// Size of each workload relative to the size that the bars assume
     #[arg(long, global = true, default_value_t = 1.0)]
     scale: f64,
 
-    /// Runs of each side, which take turns
+    /// Runs of each side; the sides take turns
     #[arg(long, global = true, default_value_t = 3)]
     runs: usize,
 
-    /// Where the data of the servers and the source trees lie: a file system as servers have it
+    /// Folder of the server data and the source trees, on a file system like that of a server
     #[arg(long, global = true, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
 
-    /// A tmpfs, for what is read back
+    /// Folder of the read files, on a tmpfs
     #[arg(long, global = true, value_name = "DIR", default_value = "/dev/shm")]
     tmpfs: PathBuf,
 
-    /// Where to write the curves of workloads that have one, as SVG
+    /// Folder for the curves as SVG
     #[arg(long, global = true, value_name = "DIR")]
     plots: Option<PathBuf>,
 
@@ -37,12 +37,12 @@ pub struct Options {
     #[arg(long, global = true)]
     pub json: bool,
 
-    /// Exit with 1 when a bar is missed
+    /// Exit with status 1 for a missed bar
     #[arg(long, global = true)]
     pub check: bool,
 }
 
-/// Choices, and folders that go when this is dropped.
+/// Options, and the folders; drop removes the folders.
 #[derive(Debug)]
 pub struct Settings {
     scale: f64,
@@ -56,7 +56,7 @@ impl Settings {
     /// Makes the folders.
     ///
     /// # Errors
-    /// When that can't be done, and for sizes that make no sense.
+    /// A folder can't be made, or a size is invalid.
     pub fn new(options: &Options) -> Result<Self> {
         let Options { scale, runs, dir, tmpfs, plots, .. } = options;
         ensure!(*runs > 0, "--runs must be at least 1");
@@ -69,12 +69,12 @@ impl Settings {
         Ok(Self { scale: *scale, runs: *runs, disk, tmpfs, plots })
     }
 
-    /// Where the data lie.
+    /// Folder of the data.
     pub fn folder(&self) -> &Path {
         self.disk.path()
     }
 
-    /// Where curves are wanted.
+    /// Folder of the curves, with `--plots`.
     pub(crate) fn plots(&self) -> Option<&Path> {
         self.plots.as_deref()
     }
@@ -83,29 +83,29 @@ impl Settings {
         self.runs
     }
 
-    /// A folder that is not there yet, on the disk.
+    /// Path of a new folder on disk.
     pub(crate) fn on_disk(&self, name: &str) -> PathBuf {
         self.disk.path().join(name)
     }
 
-    /// A folder that is not there yet, in memory.
+    /// Path of a new folder in memory.
     pub(crate) fn in_memory(&self, name: &str) -> PathBuf {
         self.tmpfs.path().join(name)
     }
 
-    /// `count` at full size, scaled.
+    /// `count` times the scale.
     pub(crate) fn scaled(&self, count: u32) -> u32 {
-        // Counts are far below what a double holds, and above zero.
+        // A count is above zero and far below the limit of a double.
         ((f64::from(count) * self.scale) as u32).max(1)
     }
 
-    /// 200,000 files of 4 KiB in 1,000 folders, named as in ImageNet; made once.
+    /// Tree of 200,000 files of 4 KiB in 1,000 folders, named as in ImageNet; made once.
     pub(crate) fn small(&self) -> Result<Tree> {
         let shape = TreeShape { files: self.scaled(200_000), per_folder: 200, sizes: (4096, 4096) };
         Tree::at(self.on_disk("small"), shape)
     }
 
-    /// 12,000 files of 20 to 500 KiB.
+    /// Tree of 12,000 files of 20 to 500 KiB.
     pub(crate) fn mixed(&self) -> Result<Tree> {
         let sizes = (20 << 10, 500 << 10);
         let shape = TreeShape { files: self.scaled(12_000), per_folder: 200, sizes };

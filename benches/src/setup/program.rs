@@ -1,6 +1,6 @@
-//! The programs that are measured, as processes of their own.
+//! Measured programs as processes.
 //!
-//! Must hold: what was started ends with the bench, by its process id.
+//! Must hold: a started process ends with the bench, by its process id.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -15,19 +15,19 @@ use anyhow::{Context, Result, ensure};
 
 use super::within;
 
-/// A process, killed when it is dropped.
+/// A process; drop kills it.
 #[derive(Debug)]
 pub(crate) struct Process(pub(crate) Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A program built with this one.
+/// Path of a program from the same build.
 fn program(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("find this program")?;
     let program = own.with_file_name(name);
@@ -35,8 +35,8 @@ fn program(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Another process of this program, to be told what to do by its input, and what it says. The process
-/// may run in a network namespace.
+/// Starts another process of this program, optionally in a network namespace. Returns the process
+/// and its output; commands go to its input.
 pub(crate) fn start_own<'a>(
     namespace: Option<&str>,
     arguments: impl IntoIterator<Item = &'a OsStr>,
@@ -49,27 +49,27 @@ pub(crate) fn start_own<'a>(
     Ok((process, BufReader::new(stdout)))
 }
 
-/// A dlserver with its defaults, on a free port.
+/// A dlserver with default settings on a free port.
 #[derive(Debug)]
 pub(crate) struct Server {
     process: Process,
-    /// Open, so that the server can say more.
+    /// Open output; a closed one would end the server at its next line.
     _stdout: BufReader<ChildStdout>,
     pub(crate) address: String,
 }
 
 impl Server {
-    /// Starts it with everything in `data`.
+    /// Starts the server with all its data in `data`.
     pub(crate) fn start(data: &Path) -> Result<Self> {
         Self::start_on(data, &[], &[])
     }
 
-    /// The same at an address of this machine that only its namespaces reach.
+    /// Starts the server at an address that only the namespaces reach.
     pub(crate) fn start_at(data: &Path, address: Ipv4Addr) -> Result<Self> {
         Self::start_as(data, address, &["--without-keys"], &[])
     }
 
-    /// Starts it with more flags and variables.
+    /// Starts the server with more flags and variables.
     pub(crate) fn start_on(
         data: &Path,
         flags: &[&str],
@@ -99,13 +99,13 @@ impl Server {
         Ok(Self { process, _stdout: stdout, address })
     }
 
-    /// Its process.
+    /// Process id of the server.
     pub(crate) fn id(&self) -> u32 {
         self.process.0.id()
     }
 }
 
-/// A memcached on a free port, with room for everything.
+/// A memcached on a free port, with memory for all files.
 #[derive(Debug)]
 pub(crate) struct Memcached {
     _process: Process,
@@ -130,7 +130,7 @@ impl Memcached {
 }
 
 impl Memcached {
-    /// Starts one in a network namespace, at an address that this machine reaches.
+    /// Starts memcached in a network namespace, at an address that this machine reaches.
     pub(crate) fn start_in(namespace: &str, address: SocketAddr) -> Result<Process> {
         let mut command = Command::new("memcached");
         command.args(["-m", "1024", "-u", "root", "-l", &address.ip().to_string(), "-p"]);
@@ -148,7 +148,7 @@ impl Memcached {
     }
 }
 
-/// A memcached at a unix socket, with room for everything.
+/// Starts memcached at a unix socket, with memory for all files.
 pub(crate) fn memcached_at(socket: &Path) -> Result<Process> {
     let mut command = Command::new("memcached");
     command.args(["-m", "4096", "-u", "root", "-s"]).arg(socket);
@@ -163,26 +163,26 @@ pub(crate) fn memcached_at(socket: &Path) -> Result<Process> {
     anyhow::bail!("memcached does not listen at {}", socket.display());
 }
 
-/// dlcmd, to be told what to do.
+/// A dlcmd command for a server.
 pub(crate) fn dlcmd(server: &Server) -> Result<Command> {
     dlcmd_at(&server.address)
 }
 
-/// dlcmd with a server by its address.
+/// A dlcmd command for the address of a server.
 pub(crate) fn dlcmd_at(server: &str) -> Result<Command> {
     let mut command = Command::new(program("dlcmd")?);
     command.args(["--quiet", "--server", server]);
     Ok(command)
 }
 
-/// A script, with arguments `$1` and so on.
+/// A shell script with arguments `$1` and so on.
 pub(crate) fn shell<'a>(script: &str, arguments: impl IntoIterator<Item = &'a Path>) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", script, "sh"]).args(arguments);
     command
 }
 
-/// Runs it to its end, without its output.
+/// Runs the command to its end without output.
 pub(crate) fn finish(command: &mut Command) -> Result<()> {
     let shown = format!("{command:?}");
     let ended = command.stdin(Stdio::null()).stdout(Stdio::null()).status();

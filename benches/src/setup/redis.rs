@@ -1,6 +1,7 @@
-//! Redis processes, alone or as a cluster, and what redis-benchmark reaches on one.
+//! Redis processes, alone or as a cluster, and the rates of redis-benchmark.
 //!
-//! Must hold: nothing of them stays; both sides of a ratio run on the same machine, in turns.
+//! Must hold: no process or file of Redis survives the bench. Both sides of a ratio run on the same
+//! machine, in turns.
 
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
@@ -12,7 +13,7 @@ use dl_runtime::{OsRandom, Random};
 
 use super::{Process, finish};
 
-/// A redis-server that keeps nothing on disk.
+/// A redis-server without files on disk.
 #[derive(Debug)]
 pub(crate) struct Redis {
     process: Process,
@@ -41,7 +42,7 @@ impl Redis {
         anyhow::bail!("redis-server does not listen on port {port}");
     }
 
-    /// Its address as a metadata store.
+    /// URL as a metadata store.
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/0", self.port)
     }
@@ -50,12 +51,12 @@ impl Redis {
         self.process.0.id()
     }
 
-    /// Tells it something with redis-cli.
-    pub(crate) fn tell(&self, command: &[&str]) -> Result<()> {
+    /// Runs a redis-cli command.
+    pub(crate) fn execute(&self, command: &[&str]) -> Result<()> {
         finish(Command::new("redis-cli").args(["-p", &self.port.to_string()]).args(command))
     }
 
-    /// Requests a second of one test of redis-benchmark, `GET` or `SET`, with these settings.
+    /// Requests a second of one redis-benchmark test, `GET` or `SET`, with `settings`.
     pub(crate) fn rate(&self, test: &str, settings: &[&str]) -> Result<f64> {
         let mut command = Command::new("redis-benchmark");
         command.args(["-p", &self.port.to_string(), "-t", "set,get", "-q", "--csv"]);
@@ -67,13 +68,13 @@ impl Redis {
         rate.with_context(|| format!("redis-benchmark said {text:?}"))
     }
 
-    /// Lookups a second of which Redis alone is capable: a row of a folder of a thousand, asked for
-    /// in pipelines of 64 as servers do, by nobody who makes anything of the answer.
+    /// Lookups a second of Redis alone: one row of a folder of a thousand, in pipelines of 64 as
+    /// servers send them. The client ignores the answers.
     pub(crate) fn lookups(&self, count: u32) -> Result<f64> {
         let (port, count) = (self.port.to_string(), count.to_string());
         let fill = "for i = 1, 1000 do redis.call('ZADD', KEYS[1], 0, \
                     string.format('n01440764_%05d.JPEG!', i) .. string.rep('x', 70)) end";
-        self.tell(&["EVAL", fill, "1", "rows"])?;
+        self.execute(&["EVAL", fill, "1", "rows"])?;
         let mut command = Command::new("redis-benchmark");
         command.args(["-p", &port, "-c", "64", "-P", "64", "-n", &count, "-q", "--csv"]);
         let (low, high) = ("[n01440764_00500.JPEG!", "(n01440764_00500.JPEG~");
@@ -103,7 +104,7 @@ impl RedisCluster {
         Ok(Self { nodes })
     }
 
-    /// Its address as a metadata store.
+    /// URL as a metadata store.
     pub(crate) fn url(&self) -> String {
         let nodes: Vec<_> =
             self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
@@ -111,7 +112,7 @@ impl RedisCluster {
     }
 }
 
-/// A port below those of connections, with room for the cluster's own 10,000 above it.
+/// A free port below the ports of connections. The cluster port, 10,000 above, is free too.
 fn free_port() -> Result<u16> {
     for _ in 0..1_000 {
         let port = 10_000 + u16::try_from(OsRandom.u64() % 12_000)?;
@@ -123,12 +124,12 @@ fn free_port() -> Result<u16> {
     anyhow::bail!("find a free port");
 }
 
-/// Seconds of processor time that processes have taken so far.
+/// Processor time of the processes so far, in seconds.
 pub(crate) fn processor_seconds(processes: &[u32]) -> Result<f64> {
     let mut ticks = 0u64;
     for id in processes {
         let stat = std::fs::read_to_string(format!("/proc/{id}/stat"))?;
-        // The name in brackets may hold blanks.
+        // The name in brackets may contain blanks.
         let fields = stat.rsplit_once(')').context("read /proc")?.1.split_whitespace();
         let times: Vec<u64> = fields.skip(11).take(2).flat_map(str::parse).collect();
         ensure!(times.len() == 2, "/proc/{id}/stat has another form");

@@ -1,6 +1,6 @@
-//! A server in this process, over a store in memory that can be made as slow as a real one.
+//! A server in this process, over a store in memory with the speed of a real one.
 //!
-//! Must hold: all sides of a ratio have the same store in the same state.
+//! Must hold: all sides of a ratio use the same store in the same state.
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use dl_store::{Store, Throttle, ThrottleStore};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-/// The server; its store is fast at first.
+/// A server whose store is fast until [`Self::set_throttle`].
 pub(crate) struct SlowServer {
     pub(crate) runtime: Runtime,
     pub(crate) store: Arc<dyn Store>,
@@ -22,12 +22,12 @@ pub(crate) struct SlowServer {
 }
 
 impl SlowServer {
-    /// Starts it; its store answers at most `in_flight` calls at once.
+    /// Starts the server; its store answers at most `in_flight` calls at once.
     pub(crate) fn start(in_flight: usize) -> Result<Self> {
         Self::start_at(Ipv4Addr::LOCALHOST, in_flight)
     }
 
-    /// The same at an address of this machine.
+    /// Starts the server at an address of this machine.
     pub(crate) fn start_at(at: Ipv4Addr, in_flight: usize) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -65,7 +65,7 @@ impl SlowServer {
         Ok(Self { runtime, store, address: address.to_string(), throttle })
     }
 
-    /// Makes the store slow from now on.
+    /// Slows the store from now on.
     pub(crate) fn set_throttle(&self, throttle: Throttle) {
         *self.throttle.lock().unwrap_or_else(PoisonError::into_inner) = throttle;
     }

@@ -1,7 +1,7 @@
 //! Source trees, named as ImageNet's: `n01440764/n01440764_10026.JPEG`.
 //!
-//! Must hold: a shape gives the same names, sizes and bytes on every machine; all of it is written
-//! back before anything is measured, so that no side pays for it.
+//! Must hold: a shape gives the same names, sizes and bytes on every machine. All files are written
+//! back before a measurement, so that no side pays for the write-back.
 
 use std::fs::{File, create_dir_all, read};
 use std::io::Write;
@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use dl_runtime::{Random, SeededRandom};
 
-/// How many files of which sizes.
+/// Number and sizes of the files.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TreeShape {
     pub(crate) files: u32,
     pub(crate) per_folder: u32,
-    /// Smallest and largest, in bytes.
+    /// Smallest and largest size in bytes.
     pub(crate) sizes: (usize, usize),
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Makes the tree unless it is there.
+    /// Opens the tree, and makes it for the first caller.
     pub(crate) fn at(root: PathBuf, shape: TreeShape) -> Result<Self> {
         let tree = Self { root, shape };
         if !tree.root.exists() {
@@ -40,7 +40,7 @@ impl Tree {
         self.shape.files
     }
 
-    /// Paths below the root, in the order in which they were made.
+    /// Paths below the root, in creation order.
     pub(crate) fn paths(&self) -> impl Iterator<Item = String> {
         let per_folder = self.shape.per_folder;
         (0..self.shape.files).map(move |file| {
@@ -65,7 +65,7 @@ impl Tree {
             let start = random.u64() as usize % (1 << 20);
             File::create_new(&path)?.write_all(&pool[start..start + length])?;
         }
-        // What is written back later must not be charged to a side of a ratio.
+        // A later write-back would count on a side of a ratio.
         rustix::fs::sync();
         Ok(())
     }
@@ -78,7 +78,7 @@ pub(crate) fn bytes(length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Puts `items` into a random order, the same one for the same seed.
+/// Shuffles `items`; the same seed gives the same order.
 pub(crate) fn shuffle<T>(items: &mut [T], seed: u64) {
     let random = SeededRandom::new(seed);
     for last in (1..items.len()).rev() {

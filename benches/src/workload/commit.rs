@@ -1,6 +1,6 @@
-//! Commits of packed chunks into a Redis Cluster of three primaries, through a server that keeps
-//! the chunks in memory and of the metadata alone, beside what redis-benchmark sets in one Redis
-//! with pipelines of 64.
+//! Commits of packed chunks into a Redis Cluster of three primaries, beside redis-benchmark. One
+//! side commits through a server with chunks in memory, the other appends metadata alone. The
+//! reference is SET on one Redis in pipelines of 64.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::setup::{Redis, RedisCluster, Server, Settings, bytes, dlcmd, finish};
 const LENGTH: usize = 4096;
 const PER_FOLDER: u32 = 1_281;
 const IN_FLIGHT: usize = 16;
-/// Of a chunk in one message.
+/// Bytes of a chunk in one message.
 const PIECE: usize = 128 << 10;
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
@@ -49,7 +49,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         let ((), committing) = Stopwatch::new()
             .time(|| at_once(&runtime, &chunks, |mine| commit(client.clone(), dataset, mine)))?;
         let setting = alone.rate("SET", &["-P", "64", "-n", &sets, "-r", "1000000"])?;
-        alone.tell(&["FLUSHALL"])?;
+        alone.execute(&["FLUSHALL"])?;
         let record = runtime.block_on(other(&*metadata, &name))?;
         let objects =
             packed(files, record.id)?.iter().map(header_of).collect::<Result<Vec<_>>>()?;
@@ -80,7 +80,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     ])
 }
 
-/// Deals `all` out to tasks, and waits for them.
+/// Distributes `all` over tasks, and waits for the tasks.
 fn at_once<T, Task>(runtime: &Runtime, all: &[T], task: impl Fn(Vec<T>) -> Task) -> Result<()>
 where
     T: Clone,
@@ -95,7 +95,7 @@ where
     })
 }
 
-/// A dataset that no server knows.
+/// Registers a dataset that no server has in memory.
 async fn other(metadata: &dyn MetaStore, name: &str) -> Result<DatasetRecord> {
     let mut id = [0; 16];
     OsRandom.fill(&mut id);
@@ -111,7 +111,7 @@ async fn other(metadata: &dyn MetaStore, name: &str) -> Result<DatasetRecord> {
     Ok(record)
 }
 
-/// What the metadata is given of a chunk.
+/// Metadata record of a chunk.
 fn header_of(chunk: &Bytes) -> Result<Committed> {
     let (committed, _) = Verified::check(chunk.to_vec())?.commit(Stamp::new(1))?;
     let raw = Bytes::copy_from_slice(committed.header().raw());

@@ -1,4 +1,4 @@
-//! Every file once, in random batches: what a training job without a cache does.
+//! One random read of every file in batches, as in a training job without a cache.
 //!
 //! Must hold: both sides read the same files in the same order with as many threads.
 
@@ -43,7 +43,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     Ok(vec![Bench { name, settings, unit: "files/s", ours, theirs, bar }])
 }
 
-/// Gives each thread its share.
+/// Runs `work` on equal shares, one thread each.
 fn split(paths: &[String], work: impl Fn(&[String]) -> Result<()> + Sync) -> Result<()> {
     thread::scope(|scope| {
         let shares = paths.chunks(paths.len().div_ceil(THREADS));

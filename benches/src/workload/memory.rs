@@ -1,10 +1,10 @@
 //! Puts from memory by several processes (paper, Figure 9), beside memcached and ext4.
 //!
-//! All are ready before any begins, and each has as many files of its own; the time ends when the
-//! last has them all acknowledged, which dlserver does when they are on disk. memcached gets one
-//! set per request, as its usual client sends them, and makes nothing durable; ext4 gets open,
-//! write and close, timed as that ends and as a sync after it ends. How much of that the disk allows
-//! is told by processes that do no more than to write and sync the same bytes, 4 MiB a file.
+//! All processes are ready before the first put, and each has as many files of its own. The time
+//! ends with the last acknowledgement; dlserver acknowledges files on disk. memcached gets one set
+//! per request, as from its usual client, and makes nothing durable. ext4 gets open, write and
+//! close, timed without and with a final sync. The disk's own limit comes from processes that write
+//! and sync the same bytes in files of 4 MiB.
 
 use std::ffi::OsStr;
 use std::fs::{File, create_dir_all, remove_dir_all};
@@ -24,9 +24,9 @@ const LENGTH: usize = 4096;
 const CHUNK: usize = 4 << 20;
 const PROCESSES: [usize; 3] = [1, 2, 4];
 
-/// Where a process puts its files.
+/// Destination of the files of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Into {
+enum Destination {
     Diesel,
     Memcached,
     Files,
@@ -37,13 +37,13 @@ enum Into {
 /// One process that puts files.
 #[derive(Debug, Clone, Args)]
 pub struct Worker {
-    /// Where they go
-    into: Into,
-    /// The address, or the folder
+    /// Kind of the destination
+    into: Destination,
+    /// Address or folder of the destination
     at: PathBuf,
-    /// The folder of the files, or the first part of their names
+    /// Folder of the files, or prefix of their names
     name: String,
-    /// How many
+    /// Number of files
     files: u32,
 }
 
@@ -53,41 +53,15 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let folder = settings.on_disk("created");
     let chunks = settings.on_disk("written");
     let places = [
-        (Into::Diesel, PathBuf::from(&server.address)),
-        (Into::Memcached, memcached.address.to_string().into()),
-        (Into::Files, folder.clone()),
-        (Into::Chunks, chunks.clone()),
+        (Destination::Diesel, PathBuf::from(&server.address)),
+        (Destination::Memcached, memcached.address.to_string().into()),
+        (Destination::Files, folder.clone()),
+        (Destination::Chunks, chunks.clone()),
     ];
     let files = settings.scaled(100_000);
-    // For each place, for each number of processes, the files/s of each run.
-    let mut rates = vec![vec![Vec::new(); PROCESSES.len()]; places.len()];
-    let mut synced = vec![Vec::new(); PROCESSES.len()];
-    for round in 0..settings.runs() {
-        for (count, processes) in PROCESSES.into_iter().enumerate() {
-            for (place, (into, at)) in places.iter().enumerate() {
-                let name = match into {
-                    // Set again: its memory holds the files of one round.
-                    Into::Memcached => format!("p{processes}"),
-                    Into::Diesel | Into::Files | Into::Chunks => format!("r{round}p{processes}"),
-                };
-                rustix::fs::sync();
-                take_from_the_host(processes * usize::try_from(files)? * LENGTH);
-                let seconds = together(*into, at, &name, processes, files)?;
-                let files = f64::from(files) * processes as f64;
-                rates[place][count].push(files / seconds);
-                if *into == Into::Files {
-                    let ((), more) = Stopwatch::new().time(|| {
-                        rustix::fs::sync();
-                        Ok(())
-                    })?;
-                    synced[count].push(files / (seconds + more));
-                }
-            }
-        }
-    }
+    let rates = measure(settings, &places, files)?;
     remove_dir_all(&folder)?;
     remove_dir_all(&chunks)?;
-    rates.push(synced);
     let names = [
         "DL_put, durable",
         "memcached set",
@@ -119,7 +93,45 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     ])
 }
 
-/// The number of processes that is fastest; it says how fast all are.
+/// Files a second of each run, by destination and number of processes; the last entry stands for
+/// files with a final sync.
+fn measure(
+    settings: &Settings,
+    places: &[(Destination, PathBuf)],
+    files: u32,
+) -> Result<Vec<Vec<Vec<f64>>>> {
+    let mut rates = vec![vec![Vec::new(); PROCESSES.len()]; places.len()];
+    let mut synced = vec![Vec::new(); PROCESSES.len()];
+    for round in 0..settings.runs() {
+        for (count, processes) in PROCESSES.into_iter().enumerate() {
+            for (place, (into, at)) in places.iter().enumerate() {
+                let name = match into {
+                    // A repeated set: memcached has memory for the files of one round.
+                    Destination::Memcached => format!("p{processes}"),
+                    Destination::Diesel | Destination::Files | Destination::Chunks => {
+                        format!("r{round}p{processes}")
+                    }
+                };
+                rustix::fs::sync();
+                take_from_the_host(processes * usize::try_from(files)? * LENGTH);
+                let seconds = together(*into, at, &name, processes, files)?;
+                let files = f64::from(files) * processes as f64;
+                rates[place][count].push(files / seconds);
+                if *into == Destination::Files {
+                    let ((), more) = Stopwatch::new().time(|| {
+                        rustix::fs::sync();
+                        Ok(())
+                    })?;
+                    synced[count].push(files / (seconds + more));
+                }
+            }
+        }
+    }
+    rates.push(synced);
+    Ok(rates)
+}
+
+/// Samples of the fastest number of processes; the text lists the medians of all.
 fn best(rates: Vec<Vec<f64>>, what: &str) -> Side {
     let sides = rates.into_iter().zip(PROCESSES).map(|(samples, processes)| Side {
         what: format!("{what}, {processes} processes"),
@@ -134,9 +146,9 @@ fn best(rates: Vec<Vec<f64>>, what: &str) -> Side {
     fastest
 }
 
-/// Lets processes put `files` each; gives the seconds.
+/// Runs processes that put `files` files each; returns the seconds.
 fn together(
-    into: Into,
+    into: Destination,
     at: &std::path::Path,
     name: &str,
     processes: usize,
@@ -169,19 +181,19 @@ fn together(
     Ok(seconds)
 }
 
-/// Is one process: gets ready, says so, waits, puts its files, says so.
+/// Body of a process: prepares, reports, waits, puts its files, and reports the end.
 ///
 /// # Errors
-/// When anything fails.
+/// A put fails.
 pub fn work(worker: &Worker) -> Result<()> {
     let data = bytes(LENGTH);
     let paths: Vec<String> =
         (0..worker.files).map(|n| format!("{}/n01440764_{n}.JPEG", worker.name)).collect();
     match worker.into {
-        Into::Diesel => put_diesel(worker, &paths, &data),
-        Into::Memcached => put_memcached(worker, &paths, &data),
-        Into::Files => put_files(worker, &paths, &data),
-        Into::Chunks => put_chunks(worker),
+        Destination::Diesel => put_diesel(worker, &paths, &data),
+        Destination::Memcached => put_memcached(worker, &paths, &data),
+        Destination::Files => put_files(worker, &paths, &data),
+        Destination::Chunks => put_chunks(worker),
     }
 }
 

@@ -1,7 +1,7 @@
-//! The workloads. Each makes what it needs, lets both sides take turns and gives the figures.
+//! Workloads. Each one makes its data, runs both sides in turns and returns the figures.
 //!
-//! Must hold: the workload that measures how fast files are made comes before those that delete many,
-//! which slow it down.
+//! Must hold: the workload that measures file creation precedes the workloads that delete many
+//! files, because these slow it down.
 
 mod agent;
 mod commit;
@@ -49,31 +49,32 @@ pub enum Workload {
     RecoverS3,
     /// `dlcmd ls -lR` of 200,000 files, beside ls
     Ls,
-    /// Building and asking a snapshot of 1.28 million files (paper, Figures 10b and 10c)
+    /// Build and queries of a snapshot of 1.28 million files (paper, Figures 10b and 10c)
     Snapshot,
-    /// The same of 10 million files
+    /// Build and queries of a snapshot of 10 million files
     SnapshotLarge,
-    /// The order of an epoch of 10 million files, without their bytes
+    /// Order of an epoch of 10 million files, without their bytes
     Order,
-    /// An epoch from a slow store (paper, Figure 12), beside single files and beside the store
+    /// Epoch from a slow store (paper, Figure 12), beside single files and beside the store
     OrderRead,
     /// Reads of a warm fast store before a slow one, beside the fast store alone
     Tier,
-    /// Reads out of the cache of a node (paper, 4.2), beside memcpy, memcached and the server
+    /// Reads from the cache of a node (paper, 4.2), beside memcpy, memcached and the server
     Agent(AgentParts),
-    /// Chunks between the caches of several nodes (paper, 4.2), beside TCP, each node alone, memcached
+    /// Chunks between the caches of several nodes (paper, 4.2), beside TCP, each node alone,
+    /// memcached
     Peers(PeersParts),
     /// Commits of packed chunks into a Redis Cluster, beside SET of redis-benchmark
     RedisCommit,
-    /// Questions about paths through one server over Redis (paper, Figure 10a), beside GET
+    /// Path queries through one server over Redis (paper, Figure 10a), beside GET
     Stat,
-    /// The same through 1, 2 and 3 servers
+    /// Path queries through 1, 2 and 3 servers
     Servers,
 }
 
 impl Workload {
-    /// All of them. The one that measures how fast files are made comes before those that delete
-    /// many: ext4 passes over an inode for five minutes after its file was deleted, one by one.
+    /// All workloads in order. File creation precedes the workloads that delete many files: ext4
+    /// avoids the inode of a deleted file for five minutes.
     pub const ALL: &[Self] = &[
         Self::Pack,
         Self::PutMemory,
@@ -96,10 +97,10 @@ impl Workload {
         Self::Servers,
     ];
 
-    /// Measures it.
+    /// Measures the workload.
     ///
     /// # Errors
-    /// When a program is missing or fails.
+    /// A program is missing or fails.
     pub fn run(self, settings: &Settings) -> Result<Vec<Bench>> {
         match self {
             Self::Pack => pack::run(settings),

@@ -1,8 +1,8 @@
-//! Reading an epoch in whole chunks, beside random reads of single files (paper, Figure 12) and
-//! beside the chunks read from the store one after the other.
+//! An epoch in whole chunks, beside random reads of single files (paper, Figure 12) and beside
+//! sequential chunk reads.
 //!
-//! The store is a slow one: 400 requests a second, 5 ms, 200 MB/s, 16 at a time. The server runs in
-//! this process, so that both sides have the same store in the same state.
+//! The store is slow: 400 requests a second, 5 ms, 200 MB/s, 16 calls at a time. The server runs in
+//! this process, so that both sides use the same store in the same state.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,11 +29,11 @@ const IN_FLIGHT: usize = 16;
 const BYTES: u32 = 512 << 20;
 /// Chunks of a group.
 const GROUP: u32 = 16;
-/// Files that are read one by one.
+/// Single reads of a run.
 const SINGLE: u32 = 1_600;
 
 /// A server over the slow store, and its dataset.
-struct Scene {
+struct Setup {
     server: SlowServer,
     dataset: Dataset,
     paths: Vec<FilePath>,
@@ -43,7 +43,7 @@ struct Scene {
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let mut benches = Vec::new();
     for (name, length, bar) in [("4 KiB", 4 << 10, 60.0), ("128 KiB", 128 << 10, 3.0)] {
-        let scene = Scene::new(settings, name, length)?;
+        let setup = Setup::new(settings, name, length)?;
         let single = settings.scaled(SINGLE) as usize;
         let chunkwise = "files in the order of an epoch, in whole chunks";
         let mut ours = (Side::new(chunkwise), Side::new(chunkwise));
@@ -52,9 +52,9 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
             Side::new(format!("whole chunks from the store, {IN_FLIGHT} at a time"));
         let stopwatch = Stopwatch::new();
         for round in 0..=settings.runs() {
-            let (read, reading) = stopwatch.time(|| scene.epoch(round as u64))?;
-            let (_, one_by_one) = stopwatch.time(|| scene.one_by_one(single, round as u64))?;
-            let (chunk_bytes, streaming) = stopwatch.time(|| scene.stream())?;
+            let (read, reading) = stopwatch.time(|| setup.epoch(round as u64))?;
+            let (_, one_by_one) = stopwatch.time(|| setup.one_by_one(single, round as u64))?;
+            let (chunk_bytes, streaming) = stopwatch.time(|| setup.stream())?;
             if round > 0 {
                 ours.0.samples.push(read as f64 / reading);
                 ours.1.samples.push((read * length) as f64 / reading / 1e6);
@@ -65,7 +65,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         let settings = format!(
             "{} files of {name}, groups of {GROUP} chunks, a store of 400 requests/s, 5 ms, \
              200 MB/s, {IN_FLIGHT} in flight",
-            scene.paths.len()
+            setup.paths.len()
         );
         let bench = |what: &str, unit, ours, theirs, bar| Bench {
             name: format!("order-read {name} {what}"),
@@ -81,7 +81,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     Ok(benches)
 }
 
-impl Scene {
+impl Setup {
     fn new(settings: &Settings, name: &str, length: usize) -> Result<Self> {
         let server = SlowServer::start(IN_FLIGHT)?;
         let options =
@@ -104,7 +104,7 @@ impl Scene {
         Ok(Self { server, dataset, paths, length })
     }
 
-    /// Every file, in the order of an epoch.
+    /// Reads every file in the order of an epoch.
     fn epoch(&self, epoch: u64) -> Result<usize> {
         let epoch = self.dataset.shuffle(ShuffleOptions::new(7, epoch, GROUP))?;
         let mut count = 0;
@@ -112,11 +112,11 @@ impl Scene {
             ensure!(file.bytes?.len() == self.length, "{} has another length", file.path);
             count += 1;
         }
-        ensure!(count == self.paths.len(), "{count} files came");
+        ensure!(count == self.paths.len(), "the epoch has {count} files");
         Ok(count)
     }
 
-    /// Some files, each by itself.
+    /// Reads single files in random order.
     fn one_by_one(&self, count: usize, seed: u64) -> Result<()> {
         let mut paths = self.paths.clone();
         shuffle(&mut paths, seed);
@@ -138,7 +138,7 @@ impl Scene {
         failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// All chunks from the store itself; gives their bytes.
+    /// Reads all chunks from the store itself; returns their bytes.
     fn stream(&self) -> Result<u64> {
         let prefix = Prefix::new(dataset_prefix(self.dataset.info().id))?;
         self.server.runtime.block_on(async {

@@ -1,6 +1,6 @@
 //! Packing from memory on one core: header, checksums and copy, beside memcpy of the same bytes.
 //!
-//! Must hold: both sides copy the same bytes into memory that was touched before.
+//! Must hold: both sides copy the same bytes into memory with mapped pages.
 
 use std::hint::black_box;
 
@@ -36,7 +36,7 @@ fn bench(settings: &Settings, total: usize, length: usize, bar: Bar) -> Result<B
     let mut ours = Side::new("packed into chunks of 4 MiB");
     let mut theirs = Side::new("memcpy of the same bytes into 4 MiB");
     let stopwatch = Stopwatch::new();
-    // The first round only brings memory in.
+    // The first round only maps memory.
     for round in 0..=settings.runs() {
         let (used, packing) =
             stopwatch.time(|| pack(&files, shape, std::mem::take(&mut buffer)))?;
@@ -75,7 +75,7 @@ fn pack(files: &[(FilePath, &[u8])], shape: ChunkShape, buffer: Vec<u8>) -> Resu
     Ok(chunk.seal(id, dataset).into_parts().0)
 }
 
-/// As libdiesel packs.
+/// A chunk writer with the settings of libdiesel.
 fn fresh_chunk(shape: ChunkShape, buffer: Vec<u8>) -> ChunkWriter {
     ChunkWriter::new(shape, buffer).copied_by(copy_checked())
 }

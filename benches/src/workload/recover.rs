@@ -1,6 +1,7 @@
-//! Metadata rebuilt from the chunks, beside an insert of as many rows into the embedded database.
+//! Recovery of metadata from the chunks, beside an insert of as many rows into the embedded
+//! database.
 //!
-//! Must hold: both sides begin with nothing, and have done when every row can be asked for.
+//! Must hold: both sides begin empty, and end once every row is readable.
 
 use std::fs::remove_dir_all;
 use std::path::Path;
@@ -16,7 +17,7 @@ use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Server, Settings, bytes};
 
 const FILES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("files");
-/// About the bytes that the metadata keep for a file.
+/// Approximate bytes of a file in the metadata.
 const ROW_BYTES: usize = 64;
 /// Rows of one commit.
 const ROWS: usize = 20_000;
@@ -54,11 +55,11 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
 
 fn recover(client: &Client, path: &str) -> Result<u64> {
     let request = RecoverRequest { dataset: None, since: None };
-    let told = client.recover(request, &mut |_| {})?;
+    let recovered = client.recover(request, &mut |_| {})?;
     let dataset = client.dataset(&"small".parse()?)?;
     let found = dataset.stat(&FilePath::new(path.to_owned())?)?;
     ensure!(matches!(found, StatItem::File(_)), "{path} is not there again");
-    Ok(told.iter().map(|dataset| dataset.files).sum())
+    Ok(recovered.iter().map(|dataset| dataset.files).sum())
 }
 
 fn insert(file: &Path, paths: &[String]) -> Result<()> {

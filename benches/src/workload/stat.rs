@@ -1,10 +1,10 @@
-//! Questions about paths without a snapshot (paper, Figure 10a), through one server and through
-//! several, over one Redis, beside what redis-benchmark gets of that Redis with GET.
+//! Path queries without a snapshot (paper, Figure 10a), through one and several servers over one
+//! Redis. The reference is GET of redis-benchmark on that Redis.
 //!
-//! The questions come from 64 threads of one process through libdiesel, each asking the next when
-//! it has its answer, as redis-benchmark's connections do; everything shares the cores of one
-//! machine. Threads of one handle share requests, two under way at a time, so they are also asked with a
-//! handle each; for several servers there are four handles, as of four processes.
+//! Queries come from 64 threads of one process through libdiesel. Each thread sends its next query
+//! after the answer, as connections of redis-benchmark do; everything shares the cores of one
+//! machine. Threads of one handle share requests, with two in flight at a time. One row therefore
+//! has a handle for each thread. With several servers there are four handles, as of four processes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -20,18 +20,18 @@ const NAME: &str = "stat";
 const IN_FLIGHT: usize = 64;
 const BATCH: usize = 64;
 const SERVERS: [usize; 3] = [1, 2, 3];
-/// Handles that ask where there may be several servers.
+/// Handles of the rows with several servers.
 const HANDLES: usize = 4;
 const PER_FOLDER: u32 = 1_000;
 
-/// A Redis, servers over it, and a dataset that all of them know.
-struct Scene {
+/// A Redis, servers over it, and a dataset on all servers.
+struct Setup {
     redis: Redis,
     servers: Vec<Server>,
     paths: Vec<FilePath>,
 }
 
-impl Scene {
+impl Setup {
     fn new(settings: &Settings, servers: usize) -> Result<Self> {
         let redis = Redis::start()?;
         let url = redis.url();
@@ -55,14 +55,14 @@ impl Scene {
         Ok(Self { redis, servers, paths })
     }
 
-    /// Asks the first `servers` of them `requests` times through so many handles, `batch` paths at a
-    /// time.
+    /// Queries the first `servers` servers `requests` times through `handles` handles, `batch`
+    /// paths at a time.
     fn ask(
         &self,
         (servers, handles): (usize, usize),
         batch: usize,
         requests: u32,
-    ) -> Result<Asked> {
+    ) -> Result<Measured> {
         let addresses = self.servers.iter().take(servers).map(|server| server.address.clone());
         let addresses: Vec<String> = addresses.collect();
         let handle = |_| -> Result<Dataset> {
@@ -84,10 +84,10 @@ impl Scene {
         })?;
         let after = self.seconds()?;
         let used = std::array::from_fn(|of| (after[of] - before[of]) / seconds);
-        Ok(Asked { rate: f64::from(requests) * batch as f64 / seconds, used })
+        Ok(Measured { rate: f64::from(requests) * batch as f64 / seconds, used })
     }
 
-    /// Processor time so far of Redis, the servers and this process.
+    /// Processor time of Redis, the servers and this process so far.
     fn seconds(&self) -> Result<[f64; 3]> {
         let servers: Vec<_> = self.servers.iter().map(Server::id).collect();
         Ok([
@@ -103,13 +103,13 @@ impl Scene {
     }
 }
 
-/// Paths a second, and cores that Redis, the servers and this process were using.
-struct Asked {
+/// Paths a second, and used cores of Redis, the servers and this process.
+struct Measured {
     rate: f64,
     used: [f64; 3],
 }
 
-impl Asked {
+impl Measured {
     fn cores(&self) -> String {
         let [redis, servers, client] = self.used;
         format!("cores used: Redis {redis:.2}, servers {servers:.2}, client {client:.2}")
@@ -136,50 +136,50 @@ fn ask(
 }
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
-    let scene = Scene::new(settings, 1)?;
+    let setup = Setup::new(settings, 1)?;
     let (ones, batches) = (settings.scaled(100_000), settings.scaled(10_000));
     let side = |what: &str| Side::new(what);
     let mut one = side("stat of one path, through one server");
     let mut alone = side("the same from a handle each, as of processes of one thread");
     let mut many = side("stat of 64 paths, through one server");
     let mut theirs = side("redis-benchmark GET, 64 connections, no pipelining");
-    let mut told = (String::new(), String::new(), String::new());
+    let mut cores = (String::new(), String::new(), String::new());
     for round in 0..=settings.runs() {
-        let singly = scene.ask((1, 1), 1, ones)?;
-        let get = scene.get(settings)?;
-        let by_itself = scene.ask((1, IN_FLIGHT), 1, ones)?;
-        let together = scene.ask((1, 1), BATCH, batches)?;
+        let singly = setup.ask((1, 1), 1, ones)?;
+        let get = setup.get(settings)?;
+        let by_itself = setup.ask((1, IN_FLIGHT), 1, ones)?;
+        let together = setup.ask((1, 1), BATCH, batches)?;
         if round > 0 {
             one.samples.push(singly.rate);
             theirs.samples.push(get);
             alone.samples.push(by_itself.rate);
             many.samples.push(together.rate);
         }
-        told = (singly.cores(), by_itself.cores(), together.cores());
+        cores = (singly.cores(), by_itself.cores(), together.cores());
     }
-    let files = scene.paths.len();
-    let bench = |name: &str, ours, told, bar| Bench {
+    let files = setup.paths.len();
+    let bench = |name: &str, ours, cores, bar| Bench {
         name: name.to_owned(),
-        settings: format!("{files} files, one Redis, {IN_FLIGHT} questions at a time; {told}"),
+        settings: format!("{files} files, one Redis, {IN_FLIGHT} questions at a time; {cores}"),
         unit: "paths/s",
         ours,
         theirs: theirs.clone(),
         bar,
     };
     Ok(vec![
-        bench("stat", one, told.0, Bar::AtLeastTimes(0.5)),
-        bench("stat alone", alone, told.1, Bar::None),
-        bench("stat in batches", many, told.2, Bar::AtLeastTimes(2.5)),
+        bench("stat", one, cores.0, Bar::AtLeastTimes(0.5)),
+        bench("stat alone", alone, cores.1, Bar::None),
+        bench("stat in batches", many, cores.2, Bar::AtLeastTimes(2.5)),
     ])
 }
 
 pub(super) fn servers(settings: &Settings) -> Result<Vec<Bench>> {
-    let scene = Scene::new(settings, SERVERS.into_iter().max().unwrap_or(1))?;
+    let setup = Setup::new(settings, SERVERS.into_iter().max().unwrap_or(1))?;
     let requests = settings.scaled(60_000);
-    let limit = scene.redis.lookups(settings.scaled(1_000_000))?;
+    let limit = setup.redis.lookups(settings.scaled(1_000_000))?;
     let mut benches: Vec<Bench> = Vec::new();
     for count in SERVERS {
-        let files = scene.paths.len();
+        let files = setup.paths.len();
         benches.push(Bench {
             name: format!("{count} servers"),
             settings: format!(
@@ -195,12 +195,12 @@ pub(super) fn servers(settings: &Settings) -> Result<Vec<Bench>> {
     }
     for round in 0..=settings.runs() {
         for (bench, count) in benches.iter_mut().zip(SERVERS) {
-            let asked = scene.ask((count, HANDLES), 1, requests)?;
-            let get = scene.get(settings)?;
+            let measured = setup.ask((count, HANDLES), 1, requests)?;
+            let get = setup.get(settings)?;
             if round > 0 {
-                bench.ours.samples.push(asked.rate);
+                bench.ours.samples.push(measured.rate);
                 bench.theirs.samples.push(get);
-                bench.ours.what = format!("stat of one path; {}", asked.cores());
+                bench.ours.what = format!("stat of one path; {}", measured.cores());
             }
         }
     }

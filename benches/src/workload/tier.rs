@@ -1,8 +1,9 @@
 //! Reads of a warm fast store before a slow one, beside the fast store alone.
 //!
-//! At the level of the store, where nothing hides what the layer costs: random ranges of 4 KiB in
-//! requests of 64, as a server asks for what several clients want. Once where most pages were found
-//! whole less than a quarter of an hour before, and once where none was, as in epochs that take longer.
+//! The bench calls the store directly, so that no other cost hides the cost of the tier. Requests
+//! have 64 random ranges of 4 KiB, as a server sends them for several clients. In one row most
+//! pages were verified within the last quarter of an hour. In the other row no page was, as in
+//! longer epochs.
 
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -28,24 +29,24 @@ const SLOW: Throttle = Throttle {
     requests_per_second: None,
 };
 
-/// Seconds after which a page that was found whole is checked again when it is read.
+/// Seconds after which the next read verifies a page again.
 const TRUSTED: u64 = 15 * 60;
-/// How many times a run reads every page once.
+/// Reads of every page in one run.
 const EPOCHS: u64 = 4;
 
-/// What is asked for at once.
+/// Ranges of one request.
 type Request = Vec<ObjectRange>;
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let (chunks, requests) = (settings.scaled(64), settings.scaled(4_000));
-    let rig = Rig::new(settings, chunks)?;
-    let warmed = rig.tier.counts().misses;
+    let setup = Setup::new(settings, chunks)?;
+    let warmed = setup.tier.counts().misses;
     let marked =
-        rig.compare(settings.runs(), 0, |round| Ok(vec![wanted(chunks, requests, round)?]))?;
-    let run_out = rig.compare(settings.runs(), TRUSTED, |round| {
+        setup.compare(settings.runs(), 0, |round| Ok(vec![wanted(chunks, requests, round)?]))?;
+    let run_out = setup.compare(settings.runs(), TRUSTED, |round| {
         (0..EPOCHS).map(|number| epoch(chunks, round * EPOCHS + number)).collect()
     })?;
-    let misses = rig.tier.counts().misses - warmed;
+    let misses = setup.tier.counts().misses - warmed;
     ensure!(misses == 0, "{misses} ranges came from the slow store");
     let bench = |name: &str, what: &str, settings, [ours, theirs]: [Vec<f64>; 2], bar| Bench {
         name: name.to_owned(),
@@ -71,15 +72,15 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     ])
 }
 
-/// The machine's clock, which can be moved on.
+/// A clock that the bench can advance.
 #[derive(Debug, Default)]
-struct Movable {
+struct MovableClock {
     machine: SystemClock,
-    /// Seconds.
+    /// Advance in seconds.
     ahead: AtomicU64,
 }
 
-impl Movable {
+impl MovableClock {
     fn move_on(&self, seconds: u64) {
         self.ahead.fetch_add(seconds, Ordering::Relaxed);
     }
@@ -89,7 +90,7 @@ impl Movable {
     }
 }
 
-impl Clock for Movable {
+impl Clock for MovableClock {
     fn now(&self) -> SystemTime {
         self.machine.now() + self.ahead()
     }
@@ -98,36 +99,36 @@ impl Clock for Movable {
         self.machine.monotonic() + self.ahead()
     }
 
-    // Nobody sleeps while it is moved on.
+    // No task sleeps during an advance.
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
         self.machine.sleep(duration)
     }
 }
 
-/// A tier that has all chunks in its fast store, and another such store.
-struct Rig {
+/// A tier with all chunks in its fast store, and another fast store.
+struct Setup {
     tier: TierStore,
     alone: Arc<dyn Store>,
-    clock: Arc<Movable>,
-    /// Dropped after what runs on it.
+    clock: Arc<MovableClock>,
+    /// The last field: dropped after its users.
     runtime: Runtime,
 }
 
-impl Rig {
+impl Setup {
     fn new(settings: &Settings, chunks: u32) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()
             .context("start the threads of the stores")?;
-        let clock = Arc::new(Movable::default());
+        let clock = Arc::new(MovableClock::default());
         let (tier, alone) =
-            runtime.block_on(stores(settings, chunks, Arc::<Movable>::clone(&clock)))?;
+            runtime.block_on(stores(settings, chunks, Arc::<MovableClock>::clone(&clock)))?;
         Ok(Self { tier, alone, clock, runtime })
     }
 
-    /// Lets both stores read in turns what `wanted` gives for each round, part by part, before each
-    /// of which the clock is moved on; gives how many ranges each of them read in a second.
+    /// Reads the requests of `wanted` from both stores in turns, and advances the clock before each
+    /// part. Returns ranges a second of each store.
     fn compare(
         &self,
         runs: usize,
@@ -171,13 +172,13 @@ async fn stores(
     }
     let (slow, _) = ThrottleStore::new(slow, Arc::clone(&clock), SLOW, IN_FLIGHT);
     let fast = open(&settings.on_disk("fast")).await?;
-    // Copies have checksums of their own.
+    // Copies have their own checksums.
     let quota = u64::from(chunks) * CHUNK * 2;
     let tier = TierStore::new(Arc::new(slow), fast, quota, Arc::clone(&clock));
     while tier.counts().brought < u64::from(chunks) {
         let brought = tier.counts().brought;
         let next = u32::try_from(brought)?.min(chunks - 1);
-        // The tier counts its fast store first, so that the first read may bring nothing.
+        // The tier counts its fast store first; the first read may copy nothing.
         read(&tier, &[vec![range(next, 0)?]]).await?;
         clock.sleep(Duration::from_millis(5)).await;
     }
@@ -192,7 +193,7 @@ fn range(chunk: u32, start: u64) -> Result<ObjectRange> {
     Ok(ObjectRange { key: key(chunk)?, range: ByteRange::exact(start, start + RANGE)? })
 }
 
-/// Requests, the same for one seed.
+/// Random requests; the same seed gives the same requests.
 fn wanted(chunks: u32, requests: u32, seed: u64) -> Result<Vec<Request>> {
     let random = SeededRandom::new(seed);
     let one = || {
@@ -203,7 +204,7 @@ fn wanted(chunks: u32, requests: u32, seed: u64) -> Result<Vec<Request>> {
     (0..requests).map(several).collect()
 }
 
-/// Requests for every page once, the same for one seed.
+/// Requests for every page once; the same seed gives the same requests.
 fn epoch(chunks: u32, seed: u64) -> Result<Vec<Request>> {
     let pages = |chunk| (0..CHUNK / RANGE).map(move |page| (chunk, page * RANGE));
     let mut places: Vec<(u32, u64)> = (0..chunks).flat_map(pages).collect();
@@ -211,7 +212,7 @@ fn epoch(chunks: u32, seed: u64) -> Result<Vec<Request>> {
     places.chunks_mut(TOGETHER).map(request).collect()
 }
 
-/// These ranges, in the order of their objects as a server sends them.
+/// A request in object order, as a server sends it.
 fn request(places: &mut [(u32, u64)]) -> Result<Request> {
     places.sort_unstable();
     places.iter().map(|(chunk, start)| range(*chunk, *start)).collect()

@@ -1,7 +1,7 @@
 //! Whole trees through `dlcmd`, beside tar and ls.
 //!
-//! Must hold: both sides handle the same tree, warm, and have done when its bytes are durable, or in the
-//! same tmpfs.
+//! Must hold: both sides handle the same warm tree. Both end with durable bytes, or with files in
+//! the same tmpfs.
 
 use std::fs::{File, create_dir, remove_dir_all, remove_file};
 use std::path::Path;
@@ -24,7 +24,7 @@ pub(super) fn put_mixed(settings: &Settings) -> Result<Vec<Bench>> {
     put(settings, &tree, "put-mixed", what, Bar::AtMostTimes(1.2))
 }
 
-/// tar of a tree, and its bytes durable.
+/// tar of a tree, with durable bytes.
 const TAR: &str = "tar cf \"$1\" -C \"$2\" . && sync \"$1\"";
 
 fn put(settings: &Settings, tree: &Tree, name: &str, what: String, bar: Bar) -> Result<Vec<Bench>> {
@@ -38,7 +38,7 @@ fn put(settings: &Settings, tree: &Tree, name: &str, what: String, bar: Bar) -> 
     for round in 0..=settings.runs() {
         let mut put = dlcmd(&server)?;
         put.arg("put").arg(&tree.root).arg(format!("dl://run{round}"));
-        // What others left to write must not be charged to either side.
+        // Earlier writes must not count on a side of the ratio.
         rustix::fs::sync();
         let (_, putting) = stopwatch.time(|| finish(&mut put))?;
         rustix::fs::sync();
@@ -57,7 +57,7 @@ fn put(settings: &Settings, tree: &Tree, name: &str, what: String, bar: Bar) -> 
     Ok(vec![Bench { name: name.to_owned(), settings, unit: "s", ours, theirs, bar }])
 }
 
-/// A server with the small tree in dataset `small`.
+/// Starts a server with the small tree in dataset `small`.
 pub(super) fn with_small(settings: &Settings, name: &str) -> Result<(Server, Tree)> {
     let tree = settings.small()?;
     let server = Server::start(&settings.on_disk(name))?;

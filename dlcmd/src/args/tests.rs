@@ -131,7 +131,7 @@ fn flags_come_before_the_environment_and_the_defaults() {
 }
 
 #[test]
-fn a_key_file_comes_before_the_environment_and_must_not_be_empty() {
+fn a_key_file_precedes_the_environment_and_is_not_empty() {
     let folder = tempfile::TempDir::new().expect("a folder");
     let file = folder.path().join("key");
     let options = |key: Option<&str>| {

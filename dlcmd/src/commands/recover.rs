@@ -80,16 +80,16 @@ pub(crate) fn run(
     let request = arguments.plan(context.clock.now())?;
     let is_whole = request.since.is_none();
     let bar = context.notes.bar();
-    let mut told = BTreeSet::new();
+    let mut remaining = BTreeSet::new();
     let recovered = context.client()?.recover(request, &mut |step| {
         let RecoverProgress { dataset, listed, checked, problems, .. } = step;
-        told.extend(problems.iter().map(|problem| (dataset.clone(), problem.clone())));
+        remaining.extend(problems.iter().map(|problem| (dataset.clone(), problem.clone())));
         bar.set_message(format!("{dataset}: {checked} of {listed} objects checked"));
     });
     bar.finish_and_clear();
     let recovered = recovered.inspect_err(|_| {
         // The problems may explain the failure.
-        for (dataset, problem) in &told {
+        for (dataset, problem) in &remaining {
             context.notes.error(format_args!("recover {dataset}: {problem}"));
         }
     });

@@ -63,8 +63,8 @@ fn show_dataset(
     out: &mut Output<'_>,
 ) -> Result<(), Failure> {
     if out.is_json() {
-        let told = json::Dataset::from(info);
-        return out.json("dataset", &if by_snapshot { told.by_snapshot() } else { told });
+        let fields = json::Dataset::from(info);
+        return out.json("dataset", &if by_snapshot { fields.by_snapshot() } else { fields });
     }
     let (files, bytes) = match &info.counts {
         Counts::Known { files, bytes } => (files.to_string(), sized(*bytes)),
@@ -73,7 +73,7 @@ fn show_dataset(
     };
     let changed = info.version.last_stamp().map_or_else(|| "never".to_owned(), stamp_text);
     let of_servers = |name: &str| ["created", "objects"].contains(&name);
-    let told: &[(&str, &str)] = &[
+    let fields: &[(&str, &str)] = &[
         ("type", "dataset"),
         ("name", info.name.as_str()),
         ("id", &info.id.to_string()),
@@ -86,8 +86,8 @@ fn show_dataset(
         ("chunk size", &sized(info.shape.size().into())),
         ("alignment", &sized(info.shape.alignment().into())),
     ];
-    let told = told.iter().copied().filter(|(name, _)| !by_snapshot || !of_servers(name));
-    lines(out, &told.collect::<Vec<_>>())
+    let fields = fields.iter().copied().filter(|(name, _)| !by_snapshot || !of_servers(name));
+    lines(out, &fields.collect::<Vec<_>>())
 }
 
 fn show_file(path: &[u8], record: &FileRecord, out: &mut Output<'_>) -> Result<(), Failure> {

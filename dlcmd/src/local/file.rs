@@ -18,7 +18,7 @@ use super::nanos;
 pub(crate) struct OpenFile {
     file: File,
     /// The size in the kernel's metadata at opening.
-    said: u64,
+    expected: u64,
     /// The number of bytes to read.
     size: u64,
     attributes: Attributes,
@@ -49,7 +49,7 @@ impl OpenFile {
         let size = size(&stat);
         let mut file = Self {
             file: File::from(descriptor),
-            said: size,
+            expected: size,
             size,
             attributes: attributes(&stat),
             left: size,
@@ -108,7 +108,7 @@ impl OpenFile {
 
     fn has_changed(&self) -> io::Result<bool> {
         let stat = fstat(&self.file)?;
-        Ok(size(&stat) != self.said || attributes(&stat).mtime != self.attributes.mtime)
+        Ok(size(&stat) != self.expected || attributes(&stat).mtime != self.attributes.mtime)
     }
 
     /// Whether the end is reached, regardless of the size in the metadata.
@@ -194,9 +194,9 @@ mod tests {
     fn a_file_with_a_wrong_size_fails_until_measured() {
         let mut file = NamedTempFile::new().expect("a temporary file");
         file.write_all(b"12345678").expect("written");
-        for said in [3, 20] {
+        for expected in [3, 20] {
             let mut open = opened(&file);
-            (open.size, open.left) = (said, said);
+            (open.size, open.left) = (expected, expected);
             assert!(open.read_to_end(&mut Vec::new()).is_err());
             assert_eq!(open.failure(), Some(ReadFailure::Size));
             open.measure().expect("readable");

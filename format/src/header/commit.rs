@@ -1,7 +1,7 @@
-//! The commit block: the 32 bytes of an object that a server writes.
+//! The commit block: the 32 bytes of an object written by a server.
 //!
-//! Must hold: all zero before the commit; after it a stamp above zero, zeroes, and the checksum of
-//! both. No other bytes are a commit block.
+//! Must hold: all zero before the commit; afterwards a stamp above zero, zeroes, and the checksum
+//! of both. No other bytes are a commit block.
 
 use crate::checksum::Crc32c;
 use crate::decode::{Cursor, range};
@@ -10,7 +10,7 @@ use crate::error::DecodeError;
 use crate::id::Stamp;
 use crate::layout::{COMMIT_LEN, COMMIT_OFFSET};
 
-/// The block for a stamp; that of an uncommitted object for the stamp zero.
+/// The block for a stamp; the stamp zero gives the block of an uncommitted object.
 pub(super) fn commit_block(stamp: Stamp) -> [u8; COMMIT_LEN] {
     let mut block = [0; COMMIT_LEN];
     if stamp == Stamp::default() {

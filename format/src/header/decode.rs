@@ -1,7 +1,8 @@
-//! From bytes that nobody has checked to a [`Header`].
+//! Decoding of unchecked bytes into a [`Header`].
 //!
-//! Must hold: magic, version, checksums and bounds come first, in that order; lists are made only
-//! of bytes that are there; every error gives the field's distance from the start of the object.
+//! Must hold: magic, version, checksums and bounds are checked first, in this order. Lists are
+//! allocated only for bytes found in the input. Every error has the field's distance from the start
+//! of the object.
 
 use std::ops::Range;
 
@@ -28,11 +29,11 @@ use crate::tombstone::Deletions;
 const ENDS: &str = "the bytes end here";
 
 impl Header {
-    /// How many bytes the header has, from the first [`PRELUDE_LEN`] bytes of an object: what to
+    /// The number of header bytes, from the first [`PRELUDE_LEN`] bytes of an object: the length to
     /// read before [`Header::decode`]. The number is bounded but not yet verified.
     ///
     /// # Errors
-    /// When these can't be the first bytes of an object that this version reads.
+    /// When these bytes can't start an object of this version.
     pub fn length(prelude: &[u8]) -> Result<usize, DecodeError> {
         const AT: usize = HEADER_LENGTH_OFFSET;
         let mut cursor = Cursor::new(prelude, 0);
@@ -49,11 +50,11 @@ impl Header {
         Ok(length)
     }
 
-    /// Checks and reads the header at the start of `object`; bytes behind it are not looked at.
-    /// The header shares the memory of `object`.
+    /// Decodes the header at the start of `object`; later bytes are ignored. The header shares the
+    /// memory of `object`.
     ///
     /// # Errors
-    /// The first field that is not what docs/FORMAT.md says.
+    /// The first field that violates docs/FORMAT.md.
     pub fn decode(object: &Bytes) -> Result<Self, DecodeError> {
         let length = Self::length(object)?;
         if object.len() < length {
@@ -103,7 +104,7 @@ impl Header {
         Ok(header)
     }
 
-    /// That the sections agree with each other and with the prelude.
+    /// Checks that the sections agree with each other and with the prelude.
     fn check_content(&self, has_origins: bool) -> Result<(), DecodeError> {
         let count = self.entry_count as usize;
         let rows = self.slice(&self.entries);
@@ -138,8 +139,8 @@ impl Header {
         Ok(())
     }
 
-    /// Bounds, order and names of all entries. Gives where the payload ends, and how much is
-    /// stored in it.
+    /// Checks bounds, order and names of all entries. Returns the end of the payload, and its
+    /// stored bytes.
     fn check_rows(&self, rows: &[u8], has_origins: bool) -> Result<(u64, u64), DecodeError> {
         let names = self.slice(&self.names);
         let earlier: u64 = self.extents.iter().map(|extent| u64::from(extent.length)).sum();
@@ -194,7 +195,7 @@ impl Header {
     }
 }
 
-/// The fields of the fixed beginning, once its checksum was found right.
+/// The fields of the prelude, after its checksum was verified.
 #[derive(Debug)]
 struct Prelude {
     kind: ObjectKind,
@@ -206,7 +207,7 @@ struct Prelude {
 }
 
 impl Prelude {
-    /// Gives the section table too.
+    /// Also returns the section table.
     fn decode(raw: &[u8]) -> Result<(Self, &[u8]), DecodeError> {
         let mut cursor = Cursor::new(range(raw, 10, 86).unwrap_or_default(), 10);
         let kind = cursor.u16("kind")?;
@@ -271,8 +272,8 @@ fn find(sections: &[Section], kind: u32) -> Option<&Section> {
     sections.iter().find(|section| section.kind == kind)
 }
 
-/// Whether an object of this kind may have this section. Sections that this version doesn't know
-/// are nobody's business: what must be understood has an incompatible feature.
+/// Whether an object of this kind may have this section. Unknown sections are ignored: mandatory
+/// sections come with an incompatible feature.
 fn has_place(kind: ObjectKind, section: u32) -> bool {
     match section {
         SECTION_ENTRIES | SECTION_NAMES | SECTION_ORIGINS | SECTION_REPLACES | SECTION_EXTENTS => {
@@ -284,8 +285,8 @@ fn has_place(kind: ObjectKind, section: u32) -> bool {
     }
 }
 
-/// The table's rows; sections of the header lie one after the other behind the table, and nothing
-/// but the padding to the next page follows them.
+/// Decodes the rows of the table. Sections of the header lie one after the other behind the table,
+/// followed only by padding to the next page.
 fn decode_sections(
     raw: &[u8],
     table: &[u8],

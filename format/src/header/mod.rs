@@ -1,8 +1,8 @@
-//! The header of an object: everything a chunk, part or tombstone says before its payload.
+//! The header of an object: all metadata of a chunk, part or tombstone, before its payload.
 //!
 //! Must hold: a [`Header`] exists only for bytes whose magic, version, checksums and bounds were
-//! checked, in that order, before anything was allocated for them. A [`Committed`] one carries the
-//! stamp that a server gave it; only such headers take part in the fold.
+//! checked, in this order, before any allocation for them. A [`Committed`] header carries the stamp
+//! given by a server; only committed headers take part in the fold.
 
 mod commit;
 mod decode;
@@ -27,7 +27,8 @@ use crate::tombstone::Deletions;
 use row::{Row, origin_at};
 pub use verify::Verified;
 
-/// 128 bits over all that a client wrote into a header. Same id, same digest: the same put.
+/// A hash of 128 bits over all client-written bytes of a header. The same id with the same digest
+/// means the same put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(u128);
 
@@ -42,7 +43,7 @@ pub struct Header {
     object_length: u64,
     file_bytes: u64,
     stamp: Option<Stamp>,
-    /// Where in `raw` the entries, the names and the origins lie; no bytes when there are none.
+    /// Positions of the entries, the names and the origins in `raw`; empty if missing.
     entries: Range<usize>,
     names: Range<usize>,
     origins: Range<usize>,
@@ -53,22 +54,22 @@ pub struct Header {
 }
 
 impl Header {
-    /// What the object holds.
+    /// The kind of the object.
     pub fn kind(&self) -> ObjectKind {
         self.kind
     }
 
-    /// Its name.
+    /// Its id.
     pub fn id(&self) -> ChunkId {
         self.id
     }
 
-    /// The dataset it belongs to.
+    /// Its dataset.
     pub fn dataset(&self) -> DatasetId {
         self.dataset
     }
 
-    /// Bytes of the header: where the payload begins.
+    /// Bytes of the header: the offset of the payload.
     pub fn header_length(&self) -> usize {
         self.raw.len()
     }
@@ -83,27 +84,27 @@ impl Header {
         self.file_bytes
     }
 
-    /// How many entries it has.
+    /// The number of entries.
     pub fn entry_count(&self) -> u32 {
         self.entry_count
     }
 
-    /// The header's own bytes.
+    /// The bytes of the header.
     pub fn raw(&self) -> &Bytes {
         &self.raw
     }
 
-    /// The stamp, once a server has committed the object.
+    /// The stamp, after a server has committed the object.
     pub fn stamp(&self) -> Option<Stamp> {
         self.stamp
     }
 
-    /// Its entries, in the order of their numbers.
+    /// The entries, in the order of their numbers.
     pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         (0..self.entry_count).filter_map(|number| self.entry(number))
     }
 
-    /// One entry; `None` when it has none of this number.
+    /// The entry of a number; `None` if missing.
     pub fn entry(&self, number: u32) -> Option<Entry> {
         let row = self.row(number)?;
         let path = self.names.start.checked_add(row.name_offset as usize)?;
@@ -123,32 +124,32 @@ impl Header {
         })
     }
 
-    /// Whether it moves entries that other chunks held: only a server makes such chunks.
+    /// Whether the object moves entries of other chunks: only servers create such chunks.
     pub fn is_rewrite(&self) -> bool {
         !self.origins.is_empty() || !self.replaces.is_empty()
     }
 
-    /// Ids of the chunks that this one replaces.
+    /// Ids of the chunks replaced by this chunk.
     pub fn replaces(&self) -> &[ChunkId] {
         &self.replaces
     }
 
-    /// The earlier parts of the one file in it, in order.
+    /// The earlier parts of its only file, in order.
     pub fn extents(&self) -> &[Extent] {
         &self.extents
     }
 
-    /// The entries that it deletes.
+    /// The entries deleted by this object.
     pub fn deletions(&self) -> &Deletions {
         &self.deletions
     }
 
-    /// Length and checksum of a part's bytes, which begin behind the header.
+    /// Length and checksum of a part's bytes, which start behind the header.
     pub fn part(&self) -> Option<(u32, Crc32c)> {
         self.part
     }
 
-    /// Over everything but the commit block.
+    /// The digest of everything but the commit block.
     pub fn digest(&self) -> Digest {
         let mut hasher = Xxh3::new();
         hasher.update(range(&self.raw, 0, COMMIT_OFFSET).unwrap_or_default());
@@ -156,10 +157,10 @@ impl Header {
         Digest(hasher.digest128())
     }
 
-    /// The header as one that a server has committed.
+    /// The header as a committed header.
     ///
     /// # Errors
-    /// When it carries no stamp.
+    /// When the header has no stamp.
     pub fn committed(self) -> Result<Committed, DecodeError> {
         match self.stamp {
             Some(stamp) => Ok(Committed { header: self, stamp }),
@@ -171,7 +172,7 @@ impl Header {
         self.raw.get(place.clone()).unwrap_or_default()
     }
 
-    /// A row that was checked when the header was decoded.
+    /// Decodes a row, which was checked when the header was decoded.
     fn row(&self, number: u32) -> Option<Row> {
         let at = (number as usize).checked_mul(ENTRY_LEN)?;
         let row = self.slice(&self.entries).get(at..)?.first_chunk()?;
@@ -196,7 +197,7 @@ impl Committed {
         &self.header
     }
 
-    /// When it was committed.
+    /// The time of the commit.
     pub fn stamp(&self) -> Stamp {
         self.stamp
     }

@@ -1,7 +1,7 @@
 //! The rows of the entries and the origins sections.
 //!
-//! Must hold: a type, a codec or a flag that this version doesn't know is refused, never passed over;
-//! the origin of an entry without a stamp is zeros.
+//! Must hold: an unknown type, codec or flag is refused, never ignored. The origin of an entry
+//! without a stamp is zeros.
 
 use crate::checksum::Crc32c;
 use crate::decode::{Cursor, range};
@@ -13,7 +13,7 @@ use crate::layout::{
     TYPE_FILE,
 };
 
-/// One row of the entries section; the order of the fields is the order of the bytes.
+/// A row of the entries section; the order of the fields is the order of the bytes.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) name_length: u16,
@@ -28,7 +28,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// Reads the row that begins at byte `at` of the object.
+    /// Reads the row at byte `at` of the object.
     #[inline]
     pub(super) fn decode(bytes: &[u8; ENTRY_LEN], at: usize) -> Result<Self, DecodeError> {
         let mut cursor = Cursor::new(bytes, at);
@@ -65,7 +65,7 @@ impl Row {
     }
 }
 
-/// Where the rows of an origins section begin in it, when its length fits `entries` of them.
+/// The ids and the rows of an origins section, if its length matches the number of `entries`.
 fn origin_rows(section: &[u8], entries: u32) -> Option<(&[u8], &[u8])> {
     let count = Cursor::new(section, 0).u32("origin count").ok()? as usize;
     let ids = range(section, ORIGIN_COUNT_LEN, count.checked_mul(ID_LEN)?)?;
@@ -73,8 +73,8 @@ fn origin_rows(section: &[u8], entries: u32) -> Option<(&[u8], &[u8])> {
     (rows.len() == (entries as usize).checked_mul(ORIGIN_LEN)?).then_some((ids, rows))
 }
 
-/// Checks a whole origins section, which begins at byte `at` of the object. `stamps` are those of
-/// the entries.
+/// Checks a whole origins section, which begins at byte `at` of the object. `stamps` are the stamps
+/// of the entries.
 pub(super) fn check_origins(
     section: &[u8],
     at: usize,
@@ -104,7 +104,7 @@ pub(super) fn check_origins(
     Ok(())
 }
 
-/// The origin of an entry, from a checked section or none.
+/// The origin of an entry, from a checked section, if any.
 pub(super) fn origin_at(section: &[u8], number: u32, stamp: Stamp) -> Option<Origin> {
     if stamp == Stamp::default() {
         return None;

@@ -1,7 +1,7 @@
-//! Whole objects: that the payload is what the header says, and the commit.
+//! Verification of whole objects, and the commit.
 //!
-//! Must hold: a [`Verified`] exists only for an object all of whose bytes were checked; a commit
-//! changes its commit block alone, in the header and in the object alike.
+//! Must hold: a [`Verified`] exists only for an object with all bytes checked. A commit changes
+//! only the commit block, in the header and in the object alike.
 
 use bytes::Bytes;
 
@@ -13,7 +13,7 @@ use crate::error::DecodeError;
 use crate::id::Stamp;
 use crate::layout::{COMMIT_LEN, COMMIT_OFFSET, HEADER_LENGTH_OFFSET};
 
-/// A whole object of which every byte was checked: header, payload checksums, zero padding.
+/// A whole object with every byte checked: header, payload checksums, zero padding.
 #[derive(Debug)]
 pub struct Verified {
     header: Header,
@@ -24,7 +24,7 @@ impl Verified {
     /// Checks all of `object`.
     ///
     /// # Errors
-    /// The first field that is wrong; of files whose bytes don't match, where the first begins.
+    /// The first wrong field; for damaged files, the offset of the first.
     pub fn check(object: Vec<u8>) -> Result<Self, DecodeError> {
         let length = Header::length(&object)?;
         let head = range(&object, 0, length).ok_or(DecodeError::new(
@@ -32,7 +32,7 @@ impl Verified {
             HEADER_LENGTH_OFFSET,
             "the bytes end before the header",
         ))?;
-        // A copy, so that the header doesn't keep the payload's memory alive.
+        // A copy, so that the header does not keep the payload in memory.
         let header = Header::decode(&Bytes::copy_from_slice(head))?;
         if header.object_length != object.len() as u64 {
             return Err(DecodeError::new("object length", 64, "is not the number of bytes"));
@@ -41,17 +41,17 @@ impl Verified {
         Ok(Self { header, object })
     }
 
-    /// The header, as the client sealed it.
+    /// The header, as sealed by the client.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The object, as it was given.
+    /// The object, as given.
     pub fn object(&self) -> &[u8] {
         &self.object
     }
 
-    /// Writes `stamp` into the commit block and gives the object as it will be stored.
+    /// Writes `stamp` into the commit block and returns the object to store.
     ///
     /// # Errors
     /// Never for a stamp above zero.
@@ -63,7 +63,7 @@ impl Verified {
                 place.copy_from_slice(&block);
             }
         }
-        // Nothing else in the header depends on the commit block.
+        // No other part of the header depends on the commit block.
         let stamp = (stamp != Stamp::default()).then_some(stamp);
         let header = Header { raw: raw.into(), stamp, ..self.header };
         Ok((header.committed()?, self.object))

@@ -1,7 +1,7 @@
 //! The record of a file in a snapshot: fields of fixed width, each as wide as the dataset needs.
 //!
-//! Must hold: what was observed before encodes without loss, and a field is read without a branch
-//! on its neighbours.
+//! Must hold: all observed values encode without loss, and each field is read without branching on
+//! its neighbours.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::error::DecodeError;
 use crate::fold::FileRecord;
 use crate::id::Stamp;
 
-/// Bytes of each field, and what its numbers count from.
+/// The width of each field in bytes, and the base of its numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Columns {
     chunk: u8,
@@ -27,10 +27,10 @@ pub(super) struct Columns {
     mtime_step: u64,
 }
 
-/// Bytes of the fields of a prelude that say how records are laid out.
+/// Bytes of the prelude fields that describe the records.
 pub(super) const COLUMNS_LEN: usize = 28;
 
-/// A record, as it is stored: places in tables instead of ids and stamps.
+/// A stored record: indexes into tables instead of ids and stamps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) chunk: u32,
@@ -38,11 +38,11 @@ pub(super) struct Row {
     pub(super) length: u64,
     pub(super) crc: Crc32c,
     pub(super) attributes: Attributes,
-    /// 0 for a file that was first committed in its chunk, else one more than a place in the stamps.
+    /// 0 for a file first committed in its chunk, else an index into the stamps plus one.
     pub(super) origin: u32,
 }
 
-/// What the records of a dataset will hold: seen before the first one is written.
+/// Statistics of a dataset's records, collected before the first record is written.
 #[derive(Debug, Clone, Default)]
 pub struct Observed {
     files: u64,
@@ -61,12 +61,12 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// Takes note of a chunk that holds live files.
+    /// Observes a chunk with live files.
     pub fn chunk(&mut self) {
         self.chunks = self.chunks.saturating_add(1);
     }
 
-    /// Takes note of a live file, in whatever order.
+    /// Observes a live file, in any order.
     pub fn file(&mut self, record: &FileRecord) {
         let Attributes { mode, mtime } = record.attributes;
         if self.files == 0 {
@@ -87,7 +87,7 @@ impl Observed {
         }
     }
 
-    /// Takes note of all that another one saw.
+    /// Adds the observations of `other`.
     pub fn merge(&mut self, other: Self) {
         self.chunks = self.chunks.saturating_add(other.chunks);
         if other.files == 0 {
@@ -110,7 +110,7 @@ impl Observed {
         self.origins.extend(other.origins);
     }
 
-    /// Files seen.
+    /// The number of observed files.
     pub fn files(&self) -> u64 {
         self.files
     }
@@ -119,7 +119,7 @@ impl Observed {
         self.file_bytes
     }
 
-    /// Stamps of files that were moved into other chunks, in order.
+    /// Stamps of files moved into other chunks, in order.
     pub(super) fn origins(&self) -> Vec<Stamp> {
         self.origins.iter().copied().collect()
     }
@@ -151,13 +151,13 @@ fn gcd(mut a: u64, mut b: u64) -> u64 {
     a
 }
 
-/// Bytes that a number takes.
+/// Bytes needed for a number.
 fn width(largest: u64) -> u8 {
     let bits = u64::BITS.saturating_sub(largest.leading_zeros());
     bits.div_ceil(8) as u8
 }
 
-/// Where each field of a record begins: worked out once, and not for each record.
+/// The positions of the fields of a record, computed once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fields {
     columns: Columns,
@@ -169,7 +169,7 @@ pub(super) struct Fields {
 #[derive(Debug, Clone, Copy)]
 struct Field {
     place: usize,
-    /// What of the eight bytes from there on belongs to the field.
+    /// The bits of the field among the eight bytes at its position.
     mask: u64,
 }
 
@@ -182,7 +182,7 @@ impl Field {
 }
 
 impl Fields {
-    /// The record that begins at a place, when eight bytes follow it.
+    /// Decodes the record at an offset, if eight bytes follow.
     #[inline]
     pub(super) fn decode(&self, records: &[u8], at: usize) -> Option<Row> {
         let record = records.get(at..at.checked_add(self.stride)?.checked_add(8)?)?;
@@ -201,7 +201,7 @@ impl Fields {
     }
 }
 
-/// The bits of a field of so many bytes.
+/// The bit mask of a field of the given width.
 fn mask(width: u8) -> u64 {
     u64::MAX.checked_shr(u64::BITS.saturating_sub(u32::from(width).saturating_mul(8))).unwrap_or(0)
 }
@@ -224,7 +224,7 @@ impl Columns {
         }
     }
 
-    /// Where the fields of a record begin.
+    /// The positions of the fields of a record.
     pub(super) fn fields(self) -> Fields {
         let widths = [self.chunk, self.offset, self.length, 4, self.mtime, self.mode, self.origin];
         let mut next = 0_usize;

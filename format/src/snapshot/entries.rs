@@ -1,7 +1,7 @@
-//! What is in a directory: its runs, each sorted by name, merged with the directories in it.
+//! The listing of a directory: its runs, each sorted by name, merged with its subdirectories.
 //!
-//! Must hold: memory goes with the runs of the directory, not with its files; entries come in the
-//! byte order of their paths, a directory as if its path ended in a slash.
+//! Must hold: memory is proportional to the runs of the directory, not to its files. Entries come
+//! in the byte order of their paths; a directory sorts as if its path ended in a slash.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,7 +14,7 @@ use crate::layout::SNAPSHOT_BLOCK_FILES;
 use super::names::{BlockReader, wrong};
 use super::read::{FileNumber, Snapshot};
 
-/// A line of a directory's listing.
+/// An entry of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotEntry<'a> {
     /// A file and its path.
@@ -23,36 +23,36 @@ pub enum SnapshotEntry<'a> {
     Directory(u32, &'a [u8]),
 }
 
-/// Goes through what is directly in a directory. It borrows nothing of the snapshot, which is given
-/// with every call.
+/// Iterates over the direct entries of a directory. Borrows nothing of the snapshot, which is
+/// passed to every call.
 #[derive(Debug)]
 pub struct Entries {
-    /// That of the last entry; it begins with that of the directory.
+    /// The path of the last entry; starts with the directory's path.
     path: Vec<u8>,
-    /// Bytes of the directory's path, with the slash behind it.
+    /// Bytes of the directory's path, with a trailing slash.
     own: usize,
     runs: BinaryHeap<Reverse<Run>>,
     directories: Range<u32>,
-    /// Those that come next, the last one first: the name of each goes on that of the one before.
+    /// The next directories, the last first: each name starts with the name before.
     held: Vec<u32>,
 }
 
-/// Files of a directory that follow each other, from one on. They are ordered by its name.
+/// Consecutive files of a directory, ordered by name.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Run {
     /// Without the directory.
     name: Vec<u8>,
     file: u32,
     end: u32,
-    /// Bytes of the block of names behind this one.
+    /// Bytes of the block of names behind this name.
     left: usize,
 }
 
 impl Entries {
-    /// The next entry; none at the end. The snapshot is the one that these are of.
+    /// The next entry; none at the end. The snapshot must be the same in every call.
     ///
     /// # Errors
-    /// When the snapshot is damaged.
+    /// For a damaged snapshot.
     pub fn next<B: AsRef<[u8]>>(
         &mut self,
         snapshot: &Snapshot<B>,
@@ -80,8 +80,8 @@ impl Entries {
         Ok(Some(SnapshotEntry::Directory(number, &self.path)))
     }
 
-    /// Directories are sorted by name: `a` is before `a.b`, which has to come before `a/`. Takes them
-    /// up to one that has none such behind it.
+    /// Directories are sorted by name: `a` is before `a.b`, but `a.b` comes before `a/`. Takes
+    /// directories until the last has no such successor.
     fn hold<B: AsRef<[u8]>>(&mut self, snapshot: &Snapshot<B>) -> Result<(), DecodeError> {
         while let Some(next) = self.directories.clone().next() {
             if let Some(last) = self.held.last() {
@@ -98,7 +98,7 @@ impl Entries {
 }
 
 impl Run {
-    /// Begins with the first of the files; none when there are none.
+    /// Starts with the first file; none for an empty run.
     fn new<B: AsRef<[u8]>>(
         snapshot: &Snapshot<B>,
         files: Range<u32>,
@@ -112,7 +112,7 @@ impl Run {
         Ok(Some(Self { name, file, end, left: names.left() }))
     }
 
-    /// Goes on to the next file; false when there is none.
+    /// Goes to the next file; false at the end.
     fn advance<B: AsRef<[u8]>>(
         &mut self,
         snapshot: &Snapshot<B>,
@@ -133,7 +133,8 @@ impl Run {
         };
         let coded = reader.next().map_err(|wrong| snapshot.located(wrong, block))?;
         self.left = reader.left();
-        // A path that shares less than the directory with the one before says the rest of it again.
+        // A path may share fewer bytes with its predecessor than the directory has, and then
+        // repeats the others.
         let (kept, rest) = match coded.shared.checked_sub(directory.len()) {
             Some(kept) => (kept, Some(coded.rest)),
             None => {
@@ -164,11 +165,11 @@ fn astray<B: AsRef<[u8]>>(snapshot: &Snapshot<B>, file: u32) -> DecodeError {
 }
 
 impl<B: AsRef<[u8]>> Snapshot<B> {
-    /// The files and directories directly in a directory whose path is `path`, in byte order, a
-    /// directory as if its path ended in a slash.
+    /// The direct files and subdirectories of the directory at `path`, in byte order. A directory
+    /// sorts as if its path ended in a slash.
     ///
     /// # Errors
-    /// When the snapshot is damaged.
+    /// For a damaged snapshot.
     pub fn entries(&self, directory: u32, path: &[u8]) -> Result<Entries, DecodeError> {
         let mut path = path.to_vec();
         if !path.is_empty() {

@@ -1,30 +1,30 @@
-//! From the hash of a path to the number of its file, in buckets of one cache line.
+//! The index from the hash of a path to its file number, in buckets of one cache line.
 //!
-//! Must hold: every file is found in the bucket of its hash or in one of those behind it, all
-//! before the first that says that nothing went on.
+//! Must hold: every file is found in the home bucket of its hash or in a following bucket, before
+//! the first bucket without overflow.
 
 use std::collections::VecDeque;
 
 use crate::layout::{SNAPSHOT_BUCKET_FILES, SNAPSHOT_BUCKET_LEN, SNAPSHOT_BUCKET_LOAD};
 
-/// Buckets that hashes are spread over; those behind them take what overflows at the end.
+/// Number of home buckets for hashes; the buckets behind take overflow at the end.
 pub(super) fn home_buckets(files: u32) -> u64 {
     u64::from(files).div_ceil(SNAPSHOT_BUCKET_LOAD as u64)
 }
 
-/// The bucket in which a path of this hash is sought first.
+/// The home bucket of a hash.
 #[inline]
 pub(super) fn home(hash: u64, buckets: u64) -> u64 {
     (u128::from(hash).wrapping_mul(u128::from(buckets)) >> 64) as u64
 }
 
-/// What a bucket keeps of a hash.
+/// The byte of a hash stored in a bucket.
 #[inline]
 fn mark(hash: u64) -> u8 {
     hash as u8
 }
 
-/// Where the count stands in a bucket, behind the marks; then whether more went on, and two zeroes.
+/// Offset of the count, behind the marks; then the overflow flag, and two zeroes.
 const COUNT: usize = SNAPSHOT_BUCKET_FILES;
 const GOES_ON: usize = COUNT + 1;
 const NUMBERS: usize = COUNT + 4;
@@ -33,10 +33,10 @@ const NUMBERS: usize = COUNT + 4;
 #[derive(Debug)]
 pub(super) struct IndexWriter {
     buckets: u64,
-    /// The number of the bucket that is being filled.
+    /// The number of the bucket being filled.
     current: u64,
     bucket: Vec<(u8, u32)>,
-    /// Files that the current bucket has no room for.
+    /// Files that exceed the current bucket.
     waiting: VecDeque<(u8, u32)>,
 }
 
@@ -46,7 +46,7 @@ impl IndexWriter {
         Self { buckets: home_buckets(files), current: 0, bucket, waiting }
     }
 
-    /// Adds a file. Hashes ascend.
+    /// Adds a file. Hashes must ascend.
     pub(super) fn push(&mut self, hash: u64, number: u32, index: &mut Vec<u8>) {
         while self.current < home(hash, self.buckets) {
             self.turn(index);
@@ -59,14 +59,14 @@ impl IndexWriter {
         }
     }
 
-    /// Writes what is left.
+    /// Writes the last buckets.
     pub(super) fn end(mut self, index: &mut Vec<u8>) {
         while self.current < self.buckets || !self.bucket.is_empty() {
             self.turn(index);
         }
     }
 
-    /// Writes the current bucket, and begins the next one with what it had no room for.
+    /// Writes the current bucket, and starts the next bucket with the overflow.
     fn turn(&mut self, index: &mut Vec<u8>) {
         let start = index.len();
         index.extend(self.bucket.iter().map(|(mark, _)| *mark));
@@ -87,7 +87,7 @@ impl IndexWriter {
 pub(super) struct Bucket<'a>(pub(super) &'a [u8; SNAPSHOT_BUCKET_LEN]);
 
 impl<'a> Bucket<'a> {
-    /// The files whose hashes may be this one.
+    /// The files that may have the given hash.
     #[inline]
     pub(super) fn candidates(self, hash: u64) -> impl Iterator<Item = u32> + 'a {
         let Self(bytes) = self;
@@ -106,13 +106,13 @@ impl<'a> Bucket<'a> {
         })
     }
 
-    /// Whether files that belong here may be in the next one.
+    /// Whether files of this bucket may be in the next bucket.
     #[inline]
     pub(super) fn goes_on(self) -> bool {
         self.0.get(GOES_ON).is_some_and(|byte| *byte != 0)
     }
 
-    /// How many files it has; more than it can have when it is damaged.
+    /// The number of files; too large in a damaged bucket.
     pub(super) fn count(self) -> usize {
         self.0.get(COUNT).copied().unwrap_or_default().into()
     }

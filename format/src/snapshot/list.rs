@@ -1,7 +1,7 @@
 //! Paths of files by number, and the tree of directories.
 //!
-//! Must hold: what the sections say is checked where it is used, and an error says where it lies;
-//! children come behind their directory, so that every walk down ends, whatever the bytes.
+//! Must hold: sections are checked where they are used, and an error has an offset. Children have
+//! greater numbers than their directory, so every walk down ends, for any bytes.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::section::SnapshotSection;
 use super::tree::{DirectoryRow, run_at};
 use crate::layout::{SNAPSHOT_BLOCK_FILES, SNAPSHOT_DIRECTORY_LEN, SNAPSHOT_RUN_LEN};
 
-/// A section of rows, what errors call them, and their length.
+/// A section of rows, their name in errors, and their length.
 type Rows = (SnapshotSection, &'static str, usize);
 
 const BLOCKS: Rows = (SnapshotSection::Blocks, "snapshot blocks", 8);
@@ -22,7 +22,7 @@ const DIRECTORIES: Rows =
     (SnapshotSection::Directories, "snapshot directories", SNAPSHOT_DIRECTORY_LEN);
 const RUNS: Rows = (SnapshotSection::Runs, "snapshot runs", SNAPSHOT_RUN_LEN);
 
-/// Goes through the paths of files in the order of their numbers, in one buffer.
+/// Iterates over the paths of files in the order of their numbers, in one buffer.
 #[derive(Debug)]
 pub struct Names<'a, B> {
     snapshot: &'a Snapshot<B>,
@@ -36,7 +36,7 @@ impl<B: AsRef<[u8]>> Names<'_, B> {
     /// The next file and its path; none at the end.
     ///
     /// # Errors
-    /// When names are damaged.
+    /// For damaged names.
     #[expect(clippy::should_implement_trait, reason = "the path is lent, which no iterator can")]
     pub fn next(&mut self) -> Result<Option<(FileNumber, &[u8])>, DecodeError> {
         if self.next >= self.end {
@@ -62,17 +62,17 @@ impl<B: AsRef<[u8]>> Names<'_, B> {
         Ok(())
     }
 
-    /// Bytes of the block behind the path that was given last.
+    /// Bytes of the block behind the last path.
     pub(super) fn left(&self) -> usize {
         self.block.left()
     }
 }
 
 impl<B: AsRef<[u8]>> Snapshot<B> {
-    /// The paths of the files with these numbers, in order.
+    /// The paths of the files with the given numbers, in order.
     ///
     /// # Errors
-    /// When names are damaged.
+    /// For damaged names.
     pub fn names(&self, numbers: Range<u32>) -> Result<Names<'_, B>, DecodeError> {
         let end = numbers.end.min(self.files());
         let start = numbers.start.min(end);
@@ -86,10 +86,10 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         Ok(names)
     }
 
-    /// The path of a file, into `path`.
+    /// Writes the path of a file into `path`.
     ///
     /// # Errors
-    /// When there is none of this number, or names are damaged.
+    /// For an unknown number or damaged names.
     pub fn path(&self, number: FileNumber, path: &mut Vec<u8>) -> Result<(), DecodeError> {
         let mut names = self.names(number.0..number.0.saturating_add(1))?;
         let nothing =
@@ -107,23 +107,23 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         (number < self.directories).then_some((row, next))
     }
 
-    /// The last component of a directory's path; nothing for the root.
+    /// The last component of a directory's path; empty for the root.
     pub(super) fn directory_name(&self, number: u32) -> Option<&[u8]> {
         let (row, next) = self.directory_row(number)?;
         let names = self.section(SnapshotSection::DirectoryNames);
         names.get(row.name as usize..next.name as usize)
     }
 
-    /// The same, or what is wrong.
+    /// The name of a directory, or an error.
     pub(super) fn name_of(&self, number: u32) -> Result<&[u8], DecodeError> {
         let name = self.directory_name(number);
         name.ok_or_else(|| self.damaged(DIRECTORIES, number, "a name is not there"))
     }
 
-    /// The number of a directory; none when there is no such. The root is the empty path.
+    /// The number of the directory at a path; none if missing. The empty path is the root.
     ///
     /// # Errors
-    /// When the tree is damaged.
+    /// For a damaged tree.
     pub fn directory(&self, path: &[u8]) -> Result<Option<u32>, DecodeError> {
         let mut number = 0;
         if path.is_empty() {
@@ -138,7 +138,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         Ok(Some(number))
     }
 
-    /// The directory of a name in another one.
+    /// The subdirectory with the given name.
     pub(super) fn child(&self, number: u32, wanted: &[u8]) -> Result<Option<u32>, DecodeError> {
         let Children(mut from, mut to) = self.children(number)?;
         while from < to {
@@ -152,7 +152,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         Ok(None)
     }
 
-    /// The directories in a directory, which come behind it.
+    /// The subdirectories of a directory, with greater numbers than the directory.
     pub(super) fn children(&self, number: u32) -> Result<Children, DecodeError> {
         let damaged = |problem| self.damaged(DIRECTORIES, number, problem);
         let rows = self.directory_row(number);
@@ -167,7 +167,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     /// The runs of files in a directory: first file and number of files.
     ///
     /// # Errors
-    /// When the tree is damaged.
+    /// For a damaged tree.
     pub fn runs_of(&self, directory: u32) -> Result<Vec<Range<u32>>, DecodeError> {
         let damaged = |problem| self.damaged(DIRECTORIES, directory, problem);
         let rows = self.directory_row(directory);
@@ -188,10 +188,10 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
             .collect()
     }
 
-    /// The numbers of the directories directly in a directory, all greater than its own.
+    /// The numbers of the direct subdirectories, all greater than the directory's number.
     ///
     /// # Errors
-    /// When the tree is damaged.
+    /// For a damaged tree.
     pub fn subdirectories(&self, directory: u32) -> Result<Range<u32>, DecodeError> {
         Ok(self.children(directory)?.numbers())
     }
@@ -203,7 +203,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         self.block(block).ok_or_else(|| self.damaged(BLOCKS, number, outside))
     }
 
-    /// What is wrong with a row, at its place; or with all rows, where there is no such.
+    /// An error at the place of a row, or of all rows if the row is missing.
     fn damaged(
         &self,
         (section, field, length): Rows,
@@ -215,14 +215,14 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         self.located(DecodeError::new(field, 0, problem), row)
     }
 
-    /// The error, at the offset of a part of the snapshot's bytes.
+    /// The error with the offset of a part of the snapshot's bytes.
     pub(super) fn located(&self, error: DecodeError, part: &[u8]) -> DecodeError {
         let offset = part.as_ptr().addr().saturating_sub(self.bytes().as_ptr().addr());
         DecodeError { offset: offset.min(self.bytes().len()) as u64, ..error }
     }
 }
 
-/// Numbers of the first directory in one, and of the one behind the last.
+/// The numbers of the first subdirectory, and of the directory behind the last.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Children(u32, u32);
 

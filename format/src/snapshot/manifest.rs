@@ -1,7 +1,7 @@
-//! The manifest of a stored snapshot: which bytes its parts hold.
+//! The manifest of a stored snapshot: the checksums of its pieces.
 //!
-//! Must hold: it is written after the last part, so that a snapshot which has one is whole; what a
-//! reader takes for its bytes was compared with the checksums here.
+//! Must hold: the manifest is written after the last part, so a snapshot with a manifest is
+//! complete. Readers compare all bytes with the checksums of the manifest.
 
 use std::ops::Range;
 
@@ -16,24 +16,24 @@ use crate::layout::{
 use crate::record::{open, seal};
 use crate::version::Version;
 
-/// What is stored of a snapshot. It is cut into pieces of [`SNAPSHOT_PIECE_LEN`] bytes, each with a
-/// checksum, of which [`SNAPSHOT_PART_LEN`] bytes together are one object.
+/// The description of a stored snapshot. The snapshot is cut into pieces of [`SNAPSHOT_PIECE_LEN`]
+/// bytes, each with a checksum. Objects have [`SNAPSHOT_PART_LEN`] bytes of pieces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
     /// The dataset.
     pub dataset: DatasetId,
-    /// What it held.
+    /// The version of the dataset.
     pub version: Version,
     /// Bytes of the snapshot.
     pub length: u64,
-    /// When it was built.
+    /// The build time.
     pub built: Stamp,
-    /// Of the pieces, in order.
+    /// The checksums of the pieces, in order.
     pub checksums: Vec<Crc32c>,
 }
 
 impl Manifest {
-    /// The bytes of the snapshot that a piece has; none beyond the last one.
+    /// The byte range of a piece and its checksum; none beyond the last piece.
     pub fn piece(&self, number: u64) -> Option<(Range<u64>, Crc32c)> {
         let crc = *self.checksums.get(usize::try_from(number).ok()?)?;
         let start = number.checked_mul(SNAPSHOT_PIECE_LEN.into())?;
@@ -41,7 +41,7 @@ impl Manifest {
         Some((start..end, crc))
     }
 
-    /// How many parts there are.
+    /// The number of parts.
     pub fn parts(&self) -> u32 {
         u32::try_from(self.length.div_ceil(SNAPSHOT_PART_LEN.into())).unwrap_or(u32::MAX)
     }
@@ -64,10 +64,10 @@ impl Manifest {
         seal(bytes)
     }
 
-    /// Checks and reads the object.
+    /// Checks and decodes the object.
     ///
     /// # Errors
-    /// The first field that is wrong.
+    /// The first wrong field.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut cursor = open(bytes, MANIFEST_MAGIC, bytes.len())?;
         cursor.zero::<2>("reserved")?;
@@ -88,7 +88,7 @@ impl Manifest {
     }
 }
 
-/// All that stands before the checksum of the manifest itself, which was found right.
+/// Reads all piece checksums before the checksum of the manifest itself, which is already verified.
 fn read_checksums(cursor: &mut Cursor<'_>, end: usize) -> Result<Vec<Crc32c>, DecodeError> {
     let mut checksums = Vec::new();
     loop {

@@ -1,8 +1,8 @@
-//! The snapshot: one immutable file with all metadata of a dataset at one version (paper, 4.1.3),
-//! used where it lies in memory, without parsing it first.
+//! The snapshot: an immutable file with all metadata of a dataset at one version (paper, 4.1.3),
+//! used in memory without parsing.
 //!
-//! Must hold: opening costs the same for any number of files; any bytes give an answer or an error,
-//! never a panic or a read outside; the same files of the same chunks give the same bytes.
+//! Must hold: opening costs the same for any number of files. Any bytes give an answer or an error,
+//! never a panic or a read outside. The same files of the same chunks give the same bytes.
 
 mod columns;
 mod entries;

@@ -1,5 +1,5 @@
-//! The paths of a snapshot's files, in blocks of sixteen: the first one whole, of each other one
-//! what differs from the one before it.
+//! The paths of a snapshot's files, in blocks of sixteen: the first path in full, each further path
+//! as its difference from the path before.
 
 use crate::error::DecodeError;
 use crate::layout::PATH_MAX;
@@ -15,7 +15,7 @@ pub(super) struct NameWriter {
 }
 
 impl NameWriter {
-    /// Adds a path, and where its block begins if it begins one.
+    /// Adds a path, and the start of its block for the first path of a block.
     pub(super) fn push(&mut self, path: &[u8], names: &mut Vec<u8>, blocks: &mut Vec<u8>) {
         let before = names.len();
         let shared = if self.files.is_multiple_of(SNAPSHOT_BLOCK_FILES) {
@@ -35,13 +35,13 @@ impl NameWriter {
         self.written = self.written.saturating_add(names.len().saturating_sub(before) as u64);
     }
 
-    /// Adds where the last block ends.
+    /// Adds the end of the last block.
     pub(super) fn end(&self, blocks: &mut Vec<u8>) {
         blocks.extend_from_slice(&self.written.to_le_bytes());
     }
 }
 
-/// Bytes that two paths begin with alike.
+/// The length of the common prefix of two paths.
 pub(super) fn common(one: &[u8], other: &[u8]) -> usize {
     let (words, _) = one.as_chunks::<8>();
     let (others, _) = other.as_chunks::<8>();
@@ -67,7 +67,7 @@ fn varint(number: usize, bytes: &mut Vec<u8>) {
     bytes.push(left as u8);
 }
 
-/// A name as it is stored: how much it shares with the one before, and the rest.
+/// A stored name: the length of its common prefix with the name before, and the rest.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Coded<'a> {
     pub(super) shared: usize,
@@ -84,7 +84,7 @@ impl Coded<'_> {
 #[derive(Debug, Clone)]
 pub(super) struct BlockReader<'a> {
     bytes: &'a [u8],
-    /// Of the name before; none before the first.
+    /// The length of the name before; none before the first.
     length: Option<usize>,
 }
 
@@ -93,17 +93,17 @@ impl<'a> BlockReader<'a> {
         Self { bytes, length: None }
     }
 
-    /// Reads what is left of a block behind a path of this length.
+    /// Reads the end of a block, behind a path of the given length.
     pub(super) fn behind(bytes: &'a [u8], length: usize) -> Self {
         Self { bytes, length: Some(length) }
     }
 
-    /// Bytes that are left of the block.
+    /// Remaining bytes of the block.
     pub(super) fn left(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The next name, or what is wrong with it.
+    /// The next name, or its problem.
     #[inline]
     pub(super) fn next(&mut self) -> Result<Coded<'a>, DecodeError> {
         let shared = match self.length {
@@ -144,13 +144,13 @@ impl<'a> BlockReader<'a> {
     }
 }
 
-/// Where the block is, is for those to say who have the snapshot.
+/// The caller knows the snapshot and adds the offset of the block.
 pub(super) fn wrong(problem: &'static str) -> DecodeError {
     DecodeError::new("snapshot names", 0, problem)
 }
 
-/// Whether the name at a place of a block is `path`. Nothing is decoded: it is enough to know how
-/// much of the path each name begins with.
+/// Whether the name at a position of a block is `path`. No name is decoded: the length of each
+/// name's common prefix with `path` suffices.
 #[inline]
 pub(super) fn is_at(block: &[u8], place: usize, path: &[u8]) -> Result<bool, DecodeError> {
     let mut reader = BlockReader::new(block);

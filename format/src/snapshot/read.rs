@@ -1,8 +1,8 @@
 //! Reading a snapshot in place.
 //!
-//! Must hold: [`Snapshot::open`] checks what the rest relies on: that every section lies inside of
-//! the bytes and is as long as the counts say. What sections hold is checked where it is used; all
-//! of it by [`Snapshot::verify`].
+//! Must hold: [`Snapshot::open`] checks that every section lies inside the bytes and has the length
+//! given by the counts. The contents of sections are checked where they are used, and all at once
+//! by [`Snapshot::verify`].
 
 use std::ops::Range;
 
@@ -30,26 +30,26 @@ use crate::layout::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileNumber(pub u32);
 
-/// What a snapshot says of a file.
+/// The record of a file in a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SnapshotFile {
-    /// Which of the snapshot's chunks holds it.
+    /// The number of its chunk in the snapshot.
     pub chunk: u32,
-    /// That chunk.
+    /// The chunk.
     pub holder: SnapshotChunk,
-    /// Where its bytes, or those of its last part, begin in that chunk.
+    /// Offset of its bytes, or of its last part, in the chunk.
     pub offset: u32,
     /// Bytes of the file.
     pub length: u64,
     /// Checksum of all its bytes.
     pub crc: Crc32c,
-    /// What its owner set.
+    /// The owner's attributes.
     pub attributes: Attributes,
-    /// When it was put.
+    /// The stamp of its put.
     pub stamp: Stamp,
 }
 
-/// A snapshot over bytes of whatever owner: a mapped file, or memory.
+/// A snapshot over bytes of any owner: a mapped file, or memory.
 #[derive(Debug, Clone)]
 pub struct Snapshot<B> {
     bytes: B,
@@ -65,26 +65,25 @@ pub struct Snapshot<B> {
 }
 
 impl SnapshotOf {
-    /// Bytes of the beginning of a snapshot, in which all that is said of its sections stands.
+    /// Bytes of the beginning of a snapshot, with the complete section table.
     pub const HEAD_LENGTH: usize = HEAD_LEN;
 
-    /// What a snapshot of `length` bytes is of, when it begins as one of that length: for those who
-    /// don't want to read the rest of something else.
+    /// The identity of a snapshot of `length` bytes, read only from its beginning.
     ///
     /// # Errors
-    /// The first field that is wrong.
+    /// The first wrong field.
     pub fn read(beginning: &[u8], length: u64) -> Result<Self, DecodeError> {
         begin(beginning, length).map(|(of, _)| of)
     }
 }
 
-/// Bytes that a processor fetches together.
+/// Size of a cache line of the processor.
 const LINE: usize = 64;
 
-/// Paths that are looked up together: what the processor can wait for at a time is more than that.
+/// Paths looked up together: more than the processor's concurrent memory accesses.
 const TOGETHER: usize = 32;
 
-/// Checks the beginning of a snapshot of `length` bytes; what follows is what it holds.
+/// Checks the beginning of a snapshot of `length` bytes; the cursor stands at the counts.
 fn begin(bytes: &[u8], length: u64) -> Result<(SnapshotOf, Cursor<'_>), DecodeError> {
     let mut cursor = Cursor::new(bytes, 0);
     if cursor.array("snapshot magic")? != SNAPSHOT_MAGIC {
@@ -122,10 +121,10 @@ fn begin(bytes: &[u8], length: u64) -> Result<(SnapshotOf, Cursor<'_>), DecodeEr
 }
 
 impl<B: AsRef<[u8]>> Snapshot<B> {
-    /// Checks the beginning of a snapshot and where its sections lie.
+    /// Checks the beginning of a snapshot and the positions of its sections.
     ///
     /// # Errors
-    /// The first field that is wrong.
+    /// The first wrong field.
     pub fn open(bytes: B) -> Result<Self, DecodeError> {
         let all = bytes.as_ref();
         let (of, mut cursor) = begin(all, all.len() as u64)?;
@@ -151,7 +150,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         Ok(opened)
     }
 
-    /// Where the sections lie, when that is where they can lie.
+    /// The positions of the sections, if valid.
     fn table(&self) -> Result<[(Range<usize>, Crc32c); SnapshotSection::ALL.len()], DecodeError> {
         let all = self.bytes.as_ref();
         let mut sections: [(Range<usize>, Crc32c); SnapshotSection::ALL.len()] = Default::default();
@@ -186,7 +185,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         Ok(sections)
     }
 
-    /// Bytes of a section, as far as the counts tell.
+    /// Bytes of a section, if determined by the counts.
     fn length_of(&self, section: SnapshotSection) -> Option<u128> {
         let of = |count: u64, length: usize, more: usize| {
             Some(u128::from(count).wrapping_mul(length as u128).wrapping_add(more as u128))
@@ -215,7 +214,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         self.bytes.as_ref().get(place.unwrap_or_default()).unwrap_or_default()
     }
 
-    /// What lies between a section and the next one; before the first, behind the table.
+    /// The padding behind a section, or for none behind the table.
     pub(super) fn padding(&self, section: Option<SnapshotSection>) -> &[u8] {
         let bytes = self.bytes.as_ref();
         let Some(section) = section else {
@@ -233,27 +232,27 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         self.sections.get(section.place()).map(|(_, crc)| *crc).unwrap_or_default()
     }
 
-    /// All bytes of it.
+    /// All bytes of the snapshot.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.as_ref()
     }
 
-    /// What it is of.
+    /// The dataset, version and chunk shape.
     pub fn of(&self) -> &SnapshotOf {
         &self.of
     }
 
-    /// How many live files there are.
+    /// The number of live files.
     pub fn files(&self) -> u32 {
         self.files
     }
 
-    /// How many chunks hold them.
+    /// The number of chunks with live files.
     pub fn chunks(&self) -> u32 {
         self.chunks
     }
 
-    /// How many directories there are, the root included.
+    /// The number of directories, including the root.
     pub fn directories(&self) -> u32 {
         self.directories
     }
@@ -283,8 +282,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         Some((chunk, FileNumber(u32::from_le_bytes(*first))))
     }
 
-    /// Where the bytes of a file are: the number of its chunk, their offset in it, and their length and
-    /// checksum.
+    /// The place of a file's bytes: the number of its chunk, their offset, length and checksum.
     ///
     /// # Errors
     /// As [`file`](Self::file).
@@ -299,7 +297,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     /// A file by its number.
     ///
     /// # Errors
-    /// When there is none of this number, or its record is damaged.
+    /// For an unknown number or a damaged record.
     #[inline]
     pub fn file(&self, number: FileNumber) -> Result<SnapshotFile, DecodeError> {
         let (records, at) = self.record(number);
@@ -322,7 +320,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         })
     }
 
-    /// All records, and where that of a file begins.
+    /// All records, and the offset of a file's record.
     #[inline]
     fn record(&self, number: FileNumber) -> (&[u8], usize) {
         let at = (number.0 as usize).wrapping_mul(self.fields.stride);
@@ -335,22 +333,23 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         Some(Stamp::new(u64::from_le_bytes(*bytes)))
     }
 
-    /// The parts of a file before the one in its chunk: none unless it was too large for one.
+    /// The parts of a file before the part in its chunk: none unless the file was too large for a
+    /// chunk.
     ///
     /// # Errors
-    /// When they are damaged.
+    /// For damaged parts.
     #[inline]
     pub fn extents(&self, number: FileNumber) -> Result<Vec<Extent>, DecodeError> {
         let parts = self.parts_of(number);
         parts.map(|part| Ok(self.part(part)?.1)).collect()
     }
 
-    /// How many parts all large files have before the last ones.
+    /// The number of earlier parts of all large files.
     pub fn parts(&self) -> u32 {
         (self.section(SnapshotSection::Extents).len() / SNAPSHOT_EXTENT_LEN) as u32
     }
 
-    /// The numbers of the parts of a file: they count from 0, file by file.
+    /// The numbers of the parts of a file: counted from 0, file by file.
     #[inline]
     pub fn parts_of(&self, number: FileNumber) -> Range<u32> {
         let (rows, _) = self.section(SnapshotSection::Extents).as_chunks::<SNAPSHOT_EXTENT_LEN>();
@@ -366,10 +365,10 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         first as u32..first.saturating_add(of_file) as u32
     }
 
-    /// A part by its number, and whose it is.
+    /// A part by its number, and its file.
     ///
     /// # Errors
-    /// When it is damaged, or there is none.
+    /// For a damaged or missing part.
     pub fn part(&self, number: u32) -> Result<(FileNumber, Extent), DecodeError> {
         let (rows, rest) = self.section(SnapshotSection::Extents).as_chunks();
         let at = number as usize;
@@ -396,10 +395,10 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         self.section(SnapshotSection::Names).get(start as usize..end as usize)
     }
 
-    /// The file of a path; none when there is no such file.
+    /// The file at a path; none if missing.
     ///
     /// # Errors
-    /// When what the index leads to is damaged.
+    /// For a damaged entry found through the index.
     #[inline]
     pub fn lookup(&self, path: &[u8]) -> Result<Option<FileNumber>, DecodeError> {
         self.find(path, snapshot_hash(path))
@@ -410,7 +409,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         self.find_counting(path, hash, &mut 0)
     }
 
-    /// Adds the buckets that were looked at.
+    /// Finds a file, and adds the number of visited buckets to `looked_at`.
     #[inline]
     pub(super) fn find_counting(
         &self,
@@ -435,16 +434,16 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         Ok(None)
     }
 
-    /// Has a file's record on its way, as while its name is compared: who looks for a path mostly wants
-    /// to know more of it.
+    /// Starts loading a file's record while its name is compared, because a lookup mostly needs the
+    /// record next.
     #[inline]
     pub fn touch(&self, file: u32) {
         let (records, at) = self.record(FileNumber(file));
         std::hint::black_box(records.get(at).copied());
     }
 
-    /// [`Snapshot::lookup`] of many paths, faster than one by one: what one waits for, others use.
-    /// `fetch` is told where is going to be read, and may have it brought to the processor.
+    /// [`Snapshot::lookup`] of many paths, faster than one by one, because memory accesses overlap.
+    /// `fetch` gets the bytes to be read soon, and may prefetch them.
     ///
     /// # Errors
     /// As [`Snapshot::lookup`].
@@ -481,7 +480,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
             for (_, _, file) in &*batch {
                 let block = self.block(file / SNAPSHOT_BLOCK_FILES).unwrap_or_default();
                 let about = block.len().wrapping_mul(file % SNAPSHOT_BLOCK_FILES);
-                // All names of a block up to that of the file are read.
+                // All names of a block up to the file's name are read.
                 for line in (0..=about / SNAPSHOT_BLOCK_FILES).step_by(LINE) {
                     fetch_at(block, line);
                 }

@@ -1,40 +1,40 @@
 //! The sections of a snapshot and the table that finds them.
 //!
-//! Must hold: sections stand in one order, each aligned, with nothing but zeros between them.
+//! Must hold: sections are stored in one order, each aligned, with only zeros between them.
 
 use crate::checksum::Crc32c;
 use crate::layout::round_up;
 
 use crate::layout::{SNAPSHOT_ALIGNMENT, SNAPSHOT_PRELUDE_LEN, SNAPSHOT_SECTION_LEN};
 
-/// A part of a snapshot. They stand in this order, and their numbers are those of docs/FORMAT.md.
+/// A part of a snapshot. The sections are stored in this order, with the numbers of docs/FORMAT.md.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum SnapshotSection {
-    /// Which chunks hold files.
+    /// The chunks with live files.
     Chunks = 1,
     /// A record of fixed size for each file.
     Records = 2,
-    /// Where each block of names begins.
+    /// The start of each block of names.
     Blocks = 3,
     /// The files' paths.
     Names = 4,
-    /// From hashes of paths to files.
+    /// The index from hashes of paths to files.
     Index = 5,
     /// The tree of directories.
     Directories = 6,
     /// Names of the directories.
     DirectoryNames = 7,
-    /// Which files lie in each directory.
+    /// The runs of files in each directory.
     Runs = 8,
-    /// Stamps of files that were moved into other chunks.
+    /// Stamps of files moved into other chunks.
     Stamps = 9,
     /// Earlier parts of large files.
     Extents = 10,
 }
 
 impl SnapshotSection {
-    /// All of them, in order.
+    /// All sections, in order.
     pub const ALL: [Self; 10] = [
         Self::Chunks,
         Self::Records,
@@ -54,13 +54,13 @@ impl SnapshotSection {
     }
 }
 
-/// Bytes of prelude and section table, with what follows them up to the first section.
+/// Bytes of prelude and section table, with the padding up to the first section.
 pub(super) const HEAD_LEN: usize = round_up(
     SNAPSHOT_PRELUDE_LEN + SNAPSHOT_SECTION_LEN * SnapshotSection::ALL.len(),
     SNAPSHOT_ALIGNMENT,
 );
 
-/// What has been written of a section.
+/// Length and checksum of the written bytes of a section.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Extent {
     pub(super) length: u64,
@@ -74,7 +74,7 @@ impl Extent {
     }
 }
 
-/// Bytes that follow a section of this length, up to the next one.
+/// Bytes between a section of the given length and the next section.
 pub fn snapshot_padding(length: u64) -> usize {
     let step = SNAPSHOT_ALIGNMENT as u64;
     let over = length.checked_rem(step).unwrap_or_default();

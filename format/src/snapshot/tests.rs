@@ -1,4 +1,4 @@
-//! Snapshots beside the files that went into them, and beside damage.
+//! Snapshots compared with their files, and damaged snapshots.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +32,7 @@ fn build(chunks: &Chunks) -> Vec<u8> {
         observed.chunk();
         files.iter().for_each(|file| observed.file(&file.record));
     }
-    // Seen apart, it is the same.
+    // Merged observations give the same result.
     let mut parts = Observed::default();
     for (_, files) in chunks.iter().rev() {
         let mut part = Observed::default();
@@ -115,7 +115,7 @@ fn chunks(paths: &[Vec<Vec<u8>>], seed: u64) -> Chunks {
     without_conflicts(chunks)
 }
 
-/// Leaves out files whose paths are folders too, as the fold does.
+/// Drops files whose paths are also folders, like the fold.
 fn without_conflicts(mut chunks: Chunks) -> Chunks {
     let paths: BTreeSet<Vec<u8>> = chunks
         .iter()
@@ -261,7 +261,7 @@ proptest! {
     }
 }
 
-/// Gives damaged bytes checksums and a length that hold.
+/// Gives damaged bytes a valid length and valid checksums.
 fn mend(bytes: &mut [u8]) {
     use crate::layout::{SNAPSHOT_CHECKSUM_OFFSET, SNAPSHOT_PRELUDE_LEN};
     let length = (bytes.len() as u64).to_le_bytes();

@@ -1,5 +1,5 @@
-//! The directories of a snapshot: numbered level by level, so that those in one directory are
-//! neighbours, and for each of them where its files are.
+//! The directories of a snapshot: numbered level by level, so that the subdirectories of a
+//! directory are neighbours. Each directory has the runs of its files.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -8,15 +8,14 @@ use std::ops::Range;
 
 use crate::layout::{SNAPSHOT_DIRECTORY_LEN, SNAPSHOT_RUN_LEN};
 
-/// Collects directories while files are written. Memory goes with them, some seventy bytes and the
-/// name of each.
+/// Collects directories while files are written. Memory: about seventy bytes and the name of each
+/// directory.
 #[derive(Debug)]
 pub(super) struct TreeWriter {
-    /// Each behind the one that it is in; the root comes first.
+    /// Each directory behind its parent; the root comes first.
     directories: Vec<Directory>,
     names: Vec<u8>,
-    /// Their numbers by a hash of the one that each is in and of its name, or one of the next free
-    /// keys behind that.
+    /// Numbers of directories by a hash of parent and name, or under the next free key.
     numbers: HashMap<u64, u32>,
     hasher: RandomState,
 }
@@ -24,25 +23,25 @@ pub(super) struct TreeWriter {
 #[derive(Debug, Clone, Copy, Default)]
 struct Directory {
     parent: u32,
-    /// How many runs of files are in it.
+    /// The number of runs of files.
     runs: u32,
-    /// Where its name begins, and how long it is.
+    /// Offset of its name, and its length.
     name: usize,
     length: u16,
 }
 
-/// The sections that say which directories there are.
+/// The sections of the tree.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
-    /// The root included.
+    /// Including the root.
     pub(super) directories: u32,
-    /// Runs in all of them.
+    /// Runs of all directories.
     pub(super) runs: u32,
     pub(super) rows: Vec<u8>,
     pub(super) names: Vec<u8>,
-    /// For each directory, as they were added, its number in the snapshot.
+    /// The final number of each directory, in the order of addition.
     pub(super) numbers: Vec<u32>,
-    /// For each number, and for one more, the runs before those in its directory.
+    /// The number of earlier runs, for each final number and the number behind the last.
     pub(super) runs_before: Vec<u32>,
 }
 
@@ -58,7 +57,7 @@ impl Default for TreeWriter {
 }
 
 impl TreeWriter {
-    /// How many directories there are, the root included.
+    /// The number of directories, including the root.
     pub(super) fn directories(&self) -> usize {
         self.directories.len()
     }
@@ -68,7 +67,7 @@ impl TreeWriter {
         self.names.len()
     }
 
-    /// Adds a run of files to a directory, and gives the number that this has here.
+    /// Adds a run of files to a directory, and returns the directory's preliminary number.
     pub(super) fn run(&mut self, directory: &[u8]) -> u32 {
         let components = directory.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
         let number = components.fold(0, |parent, name| self.number(parent, name));
@@ -78,7 +77,7 @@ impl TreeWriter {
         number
     }
 
-    /// The number of a directory in another one.
+    /// The number of a subdirectory, which is added if missing.
     fn number(&mut self, parent: u32, name: &[u8]) -> u32 {
         let mut key = self.hasher.hash_one((parent, name));
         while let Some(number) = self.numbers.get(&key) {
@@ -102,14 +101,14 @@ impl TreeWriter {
         self.names.get(directory.name..end).unwrap_or_default()
     }
 
-    /// Everything that was added.
+    /// The tree of all added directories.
     pub(super) fn encode(mut self) -> Tree {
         self.numbers = HashMap::new();
         let children = self.children();
         let directories = self.directories.len();
         let mut tree = Tree { directories: narrow(directories), ..Tree::default() };
         tree.numbers = vec![0; directories];
-        // By level, and there as their parents are: those in one directory become neighbours.
+        // Level by level, in the order of their parents: siblings become neighbours.
         let mut levels: Vec<u32> = Vec::with_capacity(self.directories.len());
         levels.push(0);
         for place in 0..self.directories.len() {
@@ -123,12 +122,12 @@ impl TreeWriter {
             }
             levels.extend_from_slice(children.of(number));
         }
-        // Says where the last one's names, children and runs end.
+        // The ends of the last directory's names, children and runs.
         tree.row(narrow(levels.len()));
         tree
     }
 
-    /// The directories in each directory, by name.
+    /// The subdirectories of each directory, by name.
     fn children(&self) -> Children {
         let mut ends = vec![0_u32; self.directories.len()];
         let parents = || self.directories.iter().skip(1).map(|directory| directory.parent as usize);
@@ -142,7 +141,7 @@ impl TreeWriter {
             sum = sum.saturating_add(*count);
             *count = sum.saturating_sub(*count);
         }
-        // Now where each one's children begin; as they are filled in, where they end.
+        // The start of each directory's children; after filling, their end.
         let mut numbers = vec![0_u32; self.directories.len().saturating_sub(1)];
         for (number, parent) in (1..).zip(parents()) {
             if let Some(end) = ends.get_mut(parent)
@@ -165,7 +164,7 @@ impl TreeWriter {
     }
 }
 
-/// For each directory those in it.
+/// The subdirectories of each directory.
 struct Children {
     ends: Vec<u32>,
     numbers: Vec<u32>,
@@ -191,7 +190,7 @@ impl Tree {
     }
 }
 
-/// The directory that a path is in, and its name there.
+/// The directory of a path, and its name in the directory.
 pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(slash) => {
@@ -202,7 +201,7 @@ pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Counts are below 2^32: a snapshot has no more files, and each directory has one below it.
+/// Counts are below 2^32: a snapshot has fewer files, and each directory has a file below.
 fn narrow(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
@@ -225,7 +224,7 @@ impl DirectoryRow {
     }
 }
 
-/// First file and number of files of a run.
+/// The first file and the number of files of a run.
 pub(super) fn run_at(runs: &[u8], number: u32) -> Option<(u32, u32)> {
     let at = (number as usize).checked_mul(SNAPSHOT_RUN_LEN)?;
     let run: &[u8; SNAPSHOT_RUN_LEN] = runs.get(at..)?.first_chunk()?;

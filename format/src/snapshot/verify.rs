@@ -1,6 +1,6 @@
-//! Checks all of a snapshot: before it is trusted that came from somewhere else.
+//! Verification of a whole snapshot before a snapshot of foreign origin is trusted.
 //!
-//! Must hold: what passes answers every question without an error and as the fold would.
+//! Must hold: a verified snapshot answers every question without an error and like the fold.
 
 use crate::checksum::Crc32c;
 use crate::decode::is_zero;
@@ -15,17 +15,17 @@ use super::tree::split;
 use super::write::snapshot_hash;
 use crate::layout::{PATH_MAX, SNAPSHOT_BUCKET_FILES, SNAPSHOT_BUCKET_LEN, SNAPSHOT_EXTENT_LEN};
 
-/// Buckets in which files are sought, for each on average, and for the first ones together: hashes
-/// fill hardly more than one.
+/// Limits of visited buckets, on average for each file, and in addition for the first files
+/// together. Hashes fill hardly more than one bucket.
 const BUCKETS: u64 = 8;
 const AT_FIRST: u64 = 10_000;
 
 impl<B: AsRef<[u8]>> Snapshot<B> {
-    /// Checks every byte: the sections' checksums, and that they agree with each other. What passes
-    /// answers every question about it without an error, and as the fold would.
+    /// Checks every byte: the sections' checksums, and their consistency. A verified snapshot
+    /// answers every question without an error, and like the fold.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first problem.
     pub fn verify(&self) -> Result<(), DecodeError> {
         self.verify_checksums()?;
         self.verify_chunks()?;
@@ -35,10 +35,10 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         self.verify_directories()
     }
 
-    /// Checks the sections' checksums: what passes is what was written.
+    /// Checks the sections' checksums.
     ///
     /// # Errors
-    /// The first section that is damaged.
+    /// The first damaged section.
     pub fn verify_checksums(&self) -> Result<(), DecodeError> {
         let gaps = SnapshotSection::ALL.into_iter().map(Some).chain([None]);
         if !gaps.into_iter().all(|section| is_zero(self.padding(section))) {
@@ -129,7 +129,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         }
     }
 
-    /// Each file is found, so nothing is missing: there may be nothing else either.
+    /// Each file was found, so no file is missing: there must be no other entries either.
     fn verify_index(&self) -> Result<(), DecodeError> {
         let index = self.section(SnapshotSection::Index);
         let buckets = index.len() / SNAPSHOT_BUCKET_LEN;
@@ -168,10 +168,11 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         }
     }
 
-    /// Every file lies in exactly one run, that of its directory, and every directory holds something.
+    /// Checks that every file lies in exactly one run, in its directory, and that no directory is
+    /// empty.
     fn verify_directories(&self) -> Result<(), DecodeError> {
         let wrong = |problem| DecodeError::new("snapshot directories", 0, problem);
-        // Of each directory the one that it is in.
+        // The parent of each directory.
         let mut parents = vec![0_u32];
         let mut files = 0_u64;
         for number in 0..self.directories {
@@ -229,7 +230,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         }
     }
 
-    /// The path of a directory that holds files; what is longer than theirs is none.
+    /// The path of a directory with files; longer paths than files may have are an error.
     fn path_of_directory(&self, mut number: u32, parents: &[u32]) -> Result<Vec<u8>, DecodeError> {
         let mut components = Vec::new();
         let mut length = 0_usize;
@@ -247,7 +248,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     }
 }
 
-/// What files of a chunk are sorted by: the folder, then the path.
+/// The sort key of files in a chunk: the folder, then the path.
 fn sort_key(path: &[u8]) -> (&[u8], &[u8]) {
     (split(path).0, path)
 }

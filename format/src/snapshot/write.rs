@@ -1,7 +1,7 @@
-//! Writing a snapshot, chunk by chunk, in memory that goes with the directories.
+//! Writing a snapshot, chunk by chunk, with memory proportional to the directories.
 //!
-//! Must hold: the bytes are a pure function of what is added; nothing of how the caller buffers
-//! them shows.
+//! Must hold: the bytes are a pure function of the added files, independent of the caller's
+//! buffering.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -22,23 +22,23 @@ use super::tree::{TreeWriter, split};
 use crate::checksum::Crc32c;
 use crate::layout::{SNAPSHOT_CHECKSUM_OFFSET, SNAPSHOT_PRELUDE_LEN, SNAPSHOT_RECORD_PAD};
 
-/// What a snapshot is of.
+/// The identity of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SnapshotOf {
     /// The dataset.
     pub dataset: DatasetId,
-    /// What it held.
+    /// The version of the dataset.
     pub version: Version,
-    /// Of its chunks.
+    /// The shape of its chunks.
     pub shape: ChunkShape,
 }
 
-/// A chunk that holds live files.
+/// A chunk with live files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SnapshotChunk {
-    /// Its name.
+    /// Its id.
     pub id: ChunkId,
-    /// When it was committed.
+    /// The stamp of its commit.
     pub stamp: Stamp,
     /// Bytes of the whole object.
     pub object_length: u32,
@@ -49,34 +49,34 @@ pub struct SnapshotChunk {
 pub struct LiveFile {
     /// Its path.
     pub path: FilePath,
-    /// What its chunk says of it.
+    /// Its record in the chunk.
     pub record: FileRecord,
-    /// The parts before the one in its chunk.
+    /// The parts before the part in its chunk.
     pub extents: Vec<FileExtent>,
 }
 
 /// Files of one directory in one chunk; they are neighbours, sorted by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SnapshotRun {
-    /// The number of the directory: in the order in which directories came, until it is
+    /// The number of the directory: in the order of addition, until
     /// [placed](SnapshotWriter::placed).
     pub directory: u32,
     /// The number of the first file.
     pub first: u32,
-    /// How many files.
+    /// The number of files.
     pub count: u32,
 }
 
-/// The hash that a path has in the index.
+/// The hash of a path in the index.
 pub fn snapshot_hash(path: &[u8]) -> u64 {
     xxh3_64(path)
 }
 
-/// Writes one snapshot: [`SnapshotWriter::chunk`] for each chunk, by id, then
-/// [`SnapshotWriter::end_files`], then [`SnapshotWriter::run`] for each run of files, placed and
-/// sorted, then [`SnapshotWriter::index`] for each file, by hash and number, then
-/// [`SnapshotWriter::finish`]. [`SnapshotWriter::drain`] gives what is written in between, and
-/// [`SnapshotWriter::runs`] the runs of the chunks that were added.
+/// Writes a snapshot. Call [`SnapshotWriter::chunk`] for each chunk, by id, then
+/// [`SnapshotWriter::end_files`]. Then call [`SnapshotWriter::run`] for each run of files, placed
+/// and sorted, and [`SnapshotWriter::index`] for each file, by hash and number.
+/// [`SnapshotWriter::finish`] ends the snapshot. [`SnapshotWriter::drain`] returns the bytes
+/// written in between, and [`SnapshotWriter::runs`] the runs of the added chunks.
 #[derive(Debug)]
 pub struct SnapshotWriter {
     of: SnapshotOf,
@@ -86,11 +86,11 @@ pub struct SnapshotWriter {
     names: NameWriter,
     tree: TreeWriter,
     runs: Vec<SnapshotRun>,
-    /// For each directory, in the order in which they came, its number in the snapshot.
+    /// The final number of each directory, in the order of addition.
     places: Vec<u32>,
-    /// For each of these numbers, and for one more, the runs before those in its directory.
+    /// The number of earlier runs, for each final number and the number behind the last.
     runs_before: Vec<u32>,
-    /// How many directories there are, and how many runs of files in them.
+    /// The number of directories, and of runs in them.
     counts: (u32, u32),
     index: Option<IndexWriter>,
     chunks: u32,
@@ -100,7 +100,7 @@ pub struct SnapshotWriter {
 }
 
 impl SnapshotWriter {
-    /// For what was observed, and nothing else; none for more files than a snapshot has numbers.
+    /// For the observed files; none if there are more files than numbers.
     pub fn new(of: SnapshotOf, observed: Observed) -> Option<Self> {
         let files = u32::try_from(observed.files()).ok().filter(|files| *files < u32::MAX)?;
         Some(Self {
@@ -122,7 +122,7 @@ impl SnapshotWriter {
         })
     }
 
-    /// Adds a chunk with its live files. Gives for each file its hash and number.
+    /// Adds a chunk with its live files. Returns hash and number of each file.
     pub fn chunk(
         &mut self,
         chunk: &SnapshotChunk,
@@ -189,23 +189,23 @@ impl SnapshotWriter {
         }
     }
 
-    /// How many directories the files so far are in, the root included: each takes some seventy
-    /// bytes of memory and its name.
+    /// The number of directories of the files up to now, including the root: each takes about
+    /// seventy bytes of memory and its name.
     pub fn directories(&self) -> usize {
         self.tree.directories()
     }
 
-    /// Bytes of the names of these directories.
+    /// Bytes of the names of all directories.
     pub fn directory_name_bytes(&self) -> usize {
         self.tree.name_bytes()
     }
 
-    /// The runs of files in chunks that were added since the last call.
+    /// The runs of files in chunks added since the last call.
     pub fn runs(&mut self) -> Vec<SnapshotRun> {
         std::mem::take(&mut self.runs)
     }
 
-    /// Says that all chunks were added.
+    /// Ends the list of chunks.
     pub fn end_files(&mut self) {
         self.put(SnapshotSection::Records, &[0; SNAPSHOT_RECORD_PAD]);
         let mut end = Vec::new();
@@ -222,28 +222,28 @@ impl SnapshotWriter {
         self.put(SnapshotSection::Stamps, &stamps);
     }
 
-    /// A run by the number that its directory has in the snapshot: known when all chunks were added.
+    /// A run with the final number of its directory, which is known when all chunks were added.
     pub fn placed(&self, run: SnapshotRun) -> SnapshotRun {
         let place = self.places.get(run.directory as usize).copied();
         SnapshotRun { directory: place.unwrap_or(u32::MAX), ..run }
     }
 
-    /// A number for a run that was placed: those that come later have greater ones, and all of them
-    /// are about evenly far from each other.
+    /// A sort key for a placed run: later runs have greater keys, and the keys are evenly
+    /// distributed.
     pub fn key(&self, run: SnapshotRun) -> u64 {
         let before = |number: usize| self.runs_before.get(number).copied().unwrap_or_default();
         let number = run.directory as usize;
         let (first, end) = (before(number), before(number.saturating_add(1)));
         let (_, all) = self.counts;
         let step = u64::MAX.checked_div(all.into()).unwrap_or_default();
-        // Files of a directory may lie anywhere among all.
+        // Files of a directory may lie anywhere among all files.
         let room = u128::from(end.saturating_sub(first)).saturating_mul(step.into());
         let within = room.saturating_mul(run.first.into()).checked_div(self.files.into());
         let within = u64::try_from(within.unwrap_or_default()).unwrap_or(u64::MAX);
         u64::from(first).saturating_mul(step).saturating_add(within)
     }
 
-    /// Adds a run that was placed; they come sorted.
+    /// Adds a placed run; runs must be sorted.
     pub fn run(&mut self, run: SnapshotRun) {
         let row = [run.first, run.count].into_iter().flat_map(u32::to_le_bytes);
         if let Some(pending) = self.pending.get_mut(SnapshotSection::Runs.place()) {
@@ -251,7 +251,7 @@ impl SnapshotWriter {
         }
     }
 
-    /// Adds a file to the index; they come in the order of their hashes, then of their numbers.
+    /// Adds a file to the index, in the order of hashes, then of numbers.
     pub fn index(&mut self, hash: u64, number: u32) {
         if let Some(pending) = self.pending.get_mut(SnapshotSection::Index.place())
             && let Some(index) = &mut self.index
@@ -260,7 +260,7 @@ impl SnapshotWriter {
         }
     }
 
-    /// What was written since the last call, by section.
+    /// The bytes written since the last call, by section.
     pub fn drain(&mut self) -> impl Iterator<Item = (SnapshotSection, Vec<u8>)> {
         let sections = SnapshotSection::ALL.into_iter().zip(&mut self.pending);
         let drained = sections.zip(&mut self.extents).map(|((section, pending), extent)| {
@@ -270,8 +270,8 @@ impl SnapshotWriter {
         drained.filter(|(_, bytes)| !bytes.is_empty()).collect::<Vec<_>>().into_iter()
     }
 
-    /// Writes the end of the index and gives the rest, and then the beginning of the snapshot. The sections
-    /// follow it, each with [`snapshot_padding`] zeroes behind it.
+    /// Ends the index. Returns the last bytes of the sections, and the beginning of the snapshot.
+    /// The sections follow the beginning, each with [`snapshot_padding`] zeroes behind.
     pub fn finish(mut self) -> (Vec<(SnapshotSection, Vec<u8>)>, Vec<u8>) {
         if let Some(pending) = self.pending.get_mut(SnapshotSection::Index.place())
             && let Some(index) = self.index.take()

@@ -1,4 +1,4 @@
-//! Objects put together by hand, with right checksums, that no writer would seal.
+//! Objects assembled by hand, with valid checksums, that no writer would create.
 
 use dl_format::layout::{
     CHUNK_SIZE_MAX, FORMAT_VERSION, HEADER_MAX, KIND_CHUNK, KIND_PART, KIND_TOMBSTONE, MAGIC, PAGE,
@@ -15,7 +15,7 @@ struct Assembly {
     kind: u16,
     entry_count: u32,
     sections: Vec<(u32, Vec<u8>)>,
-    /// Pages of zeroes behind the header's last.
+    /// Pages of zeroes behind the last page of the header.
     more_pages: usize,
     /// Zeroes behind the last file.
     more_bytes: usize,
@@ -134,7 +134,7 @@ fn a_file_in_parts_stands_alone_and_says_so() {
     assert_eq!(ragged.refused(), ("extent part", 176 + 48 + 1 + 24));
 }
 
-/// An origins section of one id and these rows.
+/// An origins section with a single id and the given rows.
 fn origins(rows: &[[u32; 2]]) -> (u32, Vec<u8>) {
     let rows = rows.iter().flatten().flat_map(|number| number.to_le_bytes());
     let head = [1u32.to_le_bytes().as_slice(), id(7).as_bytes()].concat();
@@ -168,7 +168,7 @@ fn an_origin_is_one_that_an_entry_can_have() {
     assert_eq!(chunk(&fresh_and_old, &[]).refused(), ("entry origin stamp", 160 + 48 + 40));
 }
 
-/// A deletions section that deletes entry 0 of each of these chunks.
+/// A deletions section for entry 0 of each of the given chunks.
 fn deletions(chunks: &[u32]) -> Vec<u8> {
     let mut bytes = (chunks.len() as u32).to_le_bytes().to_vec();
     for chunk in chunks {
@@ -182,7 +182,7 @@ fn deletions(chunks: &[u32]) -> Vec<u8> {
 fn one_set_of_deletions_has_one_encoding() {
     let refused =
         |body: Vec<u8>| Assembly::new(KIND_TOMBSTONE, 0, vec![(SECTION_DELETIONS, body)]).refused();
-    // The section begins at 144, its first chunk at 148, that one's bitmap at 168.
+    // The section begins at 144, its first chunk at 148, the chunk's bitmap at 168.
     assert_eq!(refused(deletions(&[2, 1])), ("deletion chunk", 169));
     assert_eq!(refused(deletions(&[1, 1])), ("deletion chunk", 169));
     let of_bitmap = |bitmap: &[u8]| {

@@ -12,7 +12,7 @@ pub(crate) fn is_torture() -> bool {
     std::env::var_os("DIESEL_TORTURE").is_some()
 }
 
-/// How many random cases a property is tried with.
+/// Number of random cases for a property.
 pub(crate) fn cases() -> ProptestConfig {
     let cases = if is_torture() { 50_000 } else { 512 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
@@ -42,7 +42,7 @@ pub(crate) fn attributes(number: u16) -> Attributes {
     Attributes { mode: number & 0o7777, mtime: i64::from(number) * -1_234_567_891 }
 }
 
-/// Bytes that look random and differ by `seed`.
+/// Pseudo-random bytes, different for each `seed`.
 pub(crate) fn data(seed: u64, length: usize) -> Vec<u8> {
     let mut random = Random(seed);
     let mut bytes: Vec<u8> =
@@ -61,7 +61,7 @@ pub(crate) fn committed(object: Vec<u8>, stamp: u64) -> (Committed, Bytes) {
     (committed, stored.into())
 }
 
-/// A chunk of files whose contents follow from their paths.
+/// A chunk of files with contents derived from their paths.
 pub(crate) fn chunk_of(number: u32, paths: &[&[u8]]) -> Vec<u8> {
     let mut writer = ChunkWriter::new(small(), Vec::new());
     for (index, name) in paths.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Damage: no changed byte and no missing one gets past a check, and each error says where.
+//! Damage: every changed or missing byte is detected, and each error has an offset.
 
 use bytes::Bytes;
 use dl_format::layout::HEADER_MAX;
@@ -9,7 +9,7 @@ use crate::build::{chunk_of, committed};
 use crate::entry_points::repair;
 use crate::golden;
 
-/// What a whole object or record must pass.
+/// The checks of a whole object or record.
 fn check(name: &str, bytes: &[u8]) -> Result<(), dl_format::DecodeError> {
     if name.starts_with("name") {
         NameRecord::decode(bytes).map(|_| ())
@@ -26,7 +26,7 @@ fn check(name: &str, bytes: &[u8]) -> Result<(), dl_format::DecodeError> {
     }
 }
 
-/// Keeps S-03, I3: what is stored is whole, or is known not to be.
+/// Keeps S-03, I3: stored data is whole, or detected as damaged.
 #[test]
 fn any_changed_byte_of_any_object_is_found() {
     for (name, good) in golden::files() {
@@ -43,7 +43,7 @@ fn any_changed_byte_of_any_object_is_found() {
     }
 }
 
-/// Keeps S-03, I3: part of an object is never taken for one.
+/// Keeps S-03, I3: part of an object is never taken for a whole object.
 #[test]
 fn any_missing_or_added_byte_of_any_object_is_found() {
     for (name, good) in golden::files() {
@@ -85,7 +85,7 @@ fn damage_is_reported_where_it_is() {
     }
 }
 
-/// Each line damages one field and puts all checksums right again.
+/// Each line damages a field and restores all checksums.
 #[test]
 fn a_field_that_lies_is_named_with_its_place() {
     let good = chunk_of(1, &[b"a/b", b"second file"]);
@@ -155,7 +155,7 @@ fn compatible_features_and_unknown_sections_are_passed_over() {
     repair(&mut object);
     let known = Verified::check(object.clone()).expect("a compatible feature");
     assert_eq!(known.header().entry_count(), 1);
-    // A third row moves the sections, so it takes the place of a tombstone's second row: none.
+    // A third row moves the sections, so it replaces the unused second row of a tombstone.
     let mut tombstone = golden::objects()
         .into_iter()
         .find_map(|(name, bytes)| (name == "tombstone.bin").then_some(bytes))

@@ -1,11 +1,11 @@
-//! docs/FORMAT.md and the constants of the code say the same.
+//! docs/FORMAT.md and the constants of the code agree.
 
 use std::collections::BTreeMap;
 
 const DOCUMENT: &str = include_str!("../../../docs/FORMAT.md");
 const SOURCE: &str = include_str!("../../src/layout.rs");
 
-/// The value as the document prints it: a number, or the bytes of a magic.
+/// The value as printed in the document: a number, or the bytes of a magic.
 trait Printed {
     fn printed(&self) -> String;
 }

@@ -1,4 +1,4 @@
-//! The fuzz targets' entry points, so that a toolchain without a fuzzer runs them too.
+//! The fuzz targets' entry points, run also by toolchains without a fuzzer.
 
 #[expect(unreachable_pub, reason = "it is the library of another package")]
 #[path = "../../../fuzz/src/lib.rs"]

@@ -12,23 +12,23 @@ use proptest::prelude::*;
 use crate::build::{DATASET, Random, bytes_of, cases, committed, id, path, small};
 use crate::model::{self, Copy, File, Object};
 
-/// Few paths, so that they meet; files and folders of one name among them.
+/// Few paths, so that they collide; includes files and folders of the same name.
 const PATHS: [&str; 8] = ["a", "a.b", "a/b", "a/b/c", "a/c", "a0", "b", "b/c"];
 
-/// One step of a history. Numbers pick from what there is, modulo how much there is.
+/// A step of a history. Numbers select an existing object, modulo their count.
 #[derive(Debug, Clone)]
 enum Step {
-    /// A chunk of these paths; with the stamp of the object before it when `tie`.
+    /// A chunk with the given paths; with the stamp of the object before if `tie`.
     Put { paths: Vec<usize>, tie: bool },
-    /// Deletes a file that a reader sees.
+    /// Deletes a file visible to readers.
     Delete(usize),
-    /// Deletes any version in the store, as a late retry does.
+    /// Deletes any version in the store, like a late retry.
     DeleteLate(usize),
-    /// Reads chunks and prepares what replaces them.
+    /// Reads chunks and prepares their replacements.
     Purge(Vec<usize>),
-    /// Commits what purges have prepared.
+    /// Commits the replacements prepared by purges.
     CommitPurges,
-    /// Removes objects that a purge has made needless.
+    /// Removes objects made needless by a purge.
     Remove,
 }
 
@@ -45,7 +45,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..40)
 }
 
-/// The objects of one dataset, as the model and as bytes have them.
+/// The objects of a dataset, for the model and as bytes.
 #[derive(Debug, Default)]
 struct History {
     objects: Vec<Object>,
@@ -58,7 +58,7 @@ struct History {
 
 impl History {
     fn object(&mut self, files: Vec<File>, deletes: Vec<(ChunkId, u32)>) -> Object {
-        // Ids are in no order, as those of several writers.
+        // Ids are unordered, like the ids of several writers.
         self.made += 1;
         let id = id(self.made.wrapping_mul(0x9E37_79B1));
         Object { stamp: 0, id, files, deletes }
@@ -108,14 +108,14 @@ impl History {
                     self.commit(object, false);
                 }
             }
-            // A purge that still works with what it has read might need any of it.
+            // A running purge may still need all chunks it has read.
             Step::Remove if self.prepared.is_empty() => self.remove(),
             Step::Remove => {}
         }
     }
 
-    /// Live entries go into a new chunk under their old versions. Of a dead winner nothing stays,
-    /// so what it shadows is deleted too.
+    /// Moves live entries into a new chunk under their old versions. Dead winners are dropped, so
+    /// the files they shadow are deleted too.
     fn purge(&mut self, numbers: &[usize]) {
         let winners = model::winners(&self.objects);
         let (mut files, mut deletes) = (Vec::new(), Vec::new());
@@ -157,8 +157,8 @@ impl History {
         }
     }
 
-    /// Whether all live files of a chunk have copies in the others, and no dead one of it shadows
-    /// anything there.
+    /// Whether all live files of a chunk have copies in others, and no dead file in it shadows a
+    /// file in others.
     fn is_chunk_needless(others: &[Object], chunk: &Object) -> bool {
         let all = [others, std::slice::from_ref(chunk)].concat();
         let winners = model::winners(&all);
@@ -223,7 +223,7 @@ fn committed_object(object: &Object) -> Committed {
     committed(bytes, object.stamp).0
 }
 
-/// What a reader can tell apart: path, version, holder and content.
+/// The state visible to a reader: path, version, holder and content.
 type Seen = BTreeMap<String, (EntryVersion, EntryVersion, Crc32c)>;
 
 fn seen_by_model(history: &History) -> Seen {
@@ -288,7 +288,7 @@ fn put(path: &str) -> Step {
     Step::Put { paths: vec![number], tie: false }
 }
 
-/// Keeps S-04, I4: two writers of one path under one stamp: the same one wins everywhere.
+/// Keeps S-04, I4: two writers of one path under one stamp have the same winner everywhere.
 #[test]
 fn of_two_writes_with_one_stamp_the_greater_id_wins() {
     let tie = |path| match put(path) {
@@ -301,14 +301,15 @@ fn of_two_writes_with_one_stamp_the_greater_id_wins() {
     assert_eq!(seen["a0"].0.chunk, greatest);
 }
 
-/// Keeps S-19, Rule 3: a dead winner still shadows older versions, also when they arrive after it.
+/// Keeps S-19, Rule 3: a dead winner still shadows older versions, even if they arrive later.
 #[test]
 fn a_deleted_file_does_not_give_way_to_an_older_one() {
     let (_, seen) = folded(&[put("a0"), put("a0"), Step::Delete(0)]);
     assert!(seen.is_empty(), "{seen:?}");
 }
 
-/// Keeps S-19, Rule 3: a delete names what its caller saw, so it can't kill a newer file.
+/// Keeps S-19, Rule 3: a delete names the version seen by its caller, so it can't delete a newer
+/// file.
 #[test]
 fn a_late_delete_of_an_old_version_leaves_the_new_one() {
     let (history, seen) = folded(&[put("a0"), put("a0"), Step::DeleteLate(0)]);
@@ -324,8 +325,8 @@ fn a_rewrite_committed_after_a_newer_write_does_not_beat_it() {
     assert_eq!(history.objects.len(), 3);
 }
 
-/// Keeps S-25, Rule 4: two purges of one chunk at once make two copies of one version; a delete
-/// kills both.
+/// Keeps S-25, Rule 4: two concurrent purges of a chunk make two copies of one version; a delete
+/// removes both.
 #[test]
 fn concurrent_purges_keep_the_file_until_a_delete() {
     let purge = || Step::Purge(vec![0]);
@@ -337,7 +338,7 @@ fn concurrent_purges_keep_the_file_until_a_delete() {
     assert!(folded(&steps).1.is_empty());
 }
 
-/// Keeps S-09, Rule 9: the folder holds, and the file comes back when the folder is gone.
+/// Keeps S-09, Rule 9: the folder wins, and the file reappears when the folder is gone.
 #[test]
 fn a_folder_hides_the_file_of_its_name_until_it_is_empty() {
     let (history, seen) = folded(&[put("b"), put("b/c"), put("a.b")]);

@@ -1,4 +1,4 @@
-//! Golden files: the bytes that every later version must read, and this one writes.
+//! Golden files: bytes readable by every later version, and written by this version.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use dl_format::{
 
 use crate::build::{DATASET, bytes_of, committed, data, id, path, small};
 
-/// The files of the chunk: an ordinary one, an empty one, and names that tools stumble over.
+/// The files of the chunk: an ordinary file, an empty file, and difficult names.
 const FILES: [(&[u8], Attributes, usize); 6] = [
     (b"train/n01440764/n01440764_10026.JPEG", Attributes { mode: 0o644, mtime: 1 }, 1_000),
     (b"empty", Attributes { mode: 0, mtime: 0 }, 0),
@@ -78,7 +78,7 @@ fn name(state: NameState) -> Vec<u8> {
     NameRecord { state, dataset: DATASET, shape, created: Stamp::new(STAMP) }.encode()
 }
 
-/// Of the dataset that the committed golden files are.
+/// Of the dataset of the committed golden files.
 fn snapshot() -> Vec<u8> {
     let tombstone = encode_tombstone(DATASET, id(5), &deletions()).expect("they fit");
     let objects = [chunk(), rewritten(), large_file().1, tombstone];
@@ -87,8 +87,8 @@ fn snapshot() -> Vec<u8> {
     crate::snapshot::of(&objects.collect::<Vec<_>>())
 }
 
-/// More files than a bucket of the index, a block of names or a run has room for, of which some have
-/// long paths; each with its bytes.
+/// More files than a bucket of the index, a block of names or a run holds, some with long paths;
+/// each with its bytes.
 fn many() -> Vec<(FilePath, Attributes, usize)> {
     let file = |number: usize| {
         let (folder, long) = (number % 7, "long".repeat(50));
@@ -115,7 +115,7 @@ fn snapshot_many() -> Vec<u8> {
     crate::snapshot::of(&chunks.collect::<Vec<_>>())
 }
 
-/// Of the first snapshot, as it is stored.
+/// The stored form of the first snapshot.
 fn manifest() -> Manifest {
     let snapshot = snapshot();
     let opened = Snapshot::open(&snapshot).expect("a good snapshot");
@@ -128,14 +128,14 @@ fn manifest() -> Manifest {
     }
 }
 
-/// Of the version of that snapshot.
+/// For the version of the first snapshot.
 fn lease() -> Lease {
     let Manifest { dataset, version, .. } = manifest();
     let (user, task) = ("ada".to_owned(), "resnet-50:2".parse().expect("a legal name"));
     Lease { dataset, version, until: Stamp::new(STAMP + 5), user, task }
 }
 
-/// Every golden file with the bytes that today's code gives it.
+/// Every golden file with the bytes written by the current code.
 pub(crate) fn files() -> Vec<(&'static str, Vec<u8>)> {
     let (part, tail) = large_file();
     let tombstone = encode_tombstone(DATASET, id(5), &deletions()).expect("they fit");
@@ -160,7 +160,7 @@ pub(crate) fn files() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Those of [`files`] that are objects of a dataset.
+/// The objects of a dataset among [`files`].
 pub(crate) fn objects() -> Vec<(&'static str, Vec<u8>)> {
     let is_other = |name: &str| {
         ["name", "identity", "snapshot", "manifest", "lease"].iter().any(|of| name.starts_with(of))

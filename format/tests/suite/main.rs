@@ -1,5 +1,5 @@
-//! The formats from outside: what goes in comes out, what is damaged does not, and the bytes of
-//! today are the bytes of tomorrow.
+//! The formats from outside: written data is read back, damage is detected, and stored bytes never
+//! change.
 
 mod assembled;
 mod build;

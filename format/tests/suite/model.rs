@@ -1,11 +1,11 @@
-//! What a dataset holds, written from the rules alone and in the slowest way: every answer looks
-//! at every object. It shares no code with the fold that it is compared with.
+//! A model of a dataset's contents, written from the rules alone in the slowest way: every answer
+//! scans every object. The model shares no code with the fold.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use dl_format::{ChunkId, EntryVersion};
 
-/// One file of a chunk.
+/// A file of a chunk.
 #[derive(Debug, Clone)]
 pub(crate) struct File {
     pub(crate) path: &'static str,
@@ -55,7 +55,7 @@ fn order(version: EntryVersion) -> (u64, [u8; 16], u32) {
     (version.stamp.get(), *version.chunk.as_bytes(), version.entry)
 }
 
-/// For each path its greatest version, dead or not, in the copy that was written last.
+/// The greatest version of each path, dead or not, in its latest copy.
 pub(crate) fn winners(objects: &[Object]) -> BTreeMap<&'static str, Copy> {
     let paths: BTreeSet<&str> = copies(objects).map(|copy| copy.path).collect();
     paths
@@ -77,13 +77,13 @@ fn is_folder(files: &BTreeMap<&'static str, Copy>, path: &str) -> bool {
     files.keys().any(|other| other.starts_with(&format!("{path}/")))
 }
 
-/// The files that a reader finds.
+/// The files visible to a reader.
 pub(crate) fn live(objects: &[Object]) -> BTreeMap<&'static str, Copy> {
     let files = undeleted(objects);
     files.iter().filter(|(path, _)| !is_folder(&files, path)).map(|(p, c)| (*p, *c)).collect()
 }
 
-/// The files that a folder of the same name hides.
+/// The files hidden by a folder of the same name.
 pub(crate) fn conflicts(objects: &[Object]) -> BTreeSet<&'static str> {
     let files = undeleted(objects);
     files.keys().copied().filter(|path| is_folder(&files, path)).collect()

@@ -1,4 +1,4 @@
-//! Seeded mutations of the golden files, fed to every decoder: the fuzz targets' work, bounded.
+//! Seeded mutations of the golden files, fed to every decoder: a bounded form of the fuzz targets.
 
 use crate::build::{Random, is_torture};
 use crate::entry_points::DECODERS;
@@ -21,7 +21,7 @@ fn mutate(random: &mut Random, seeds: &[Vec<u8>]) -> Vec<u8> {
                 let numbers = [0, 1, 7, 4_096, 65_535, 65_536, 524_288, 1 << 26, u32::MAX];
                 let number = numbers[random.below(numbers.len())];
                 let number = number.wrapping_add(random.below(3) as u32).wrapping_sub(1);
-                // Numbers stand at multiples of their size.
+                // Numbers are stored at multiples of their size.
                 let at = at / 4 * 4;
                 for (place, byte) in bytes[at..].iter_mut().zip(number.to_le_bytes()) {
                     *place = byte;

@@ -1,4 +1,4 @@
-//! What a writer seals, a reader gets back: random files, shapes, rewrites, parts, deletions.
+//! Sealed data is read back: random files, shapes, rewrites, parts, deletions.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ fn paths() -> impl Strategy<Value = FilePath> {
 }
 
 fn shapes() -> impl Strategy<Value = ChunkShape> {
-    // Larger ones differ in nothing but the memory they take.
+    // Larger shapes differ only in memory use.
     (20u32..=22, 0u32..=12).prop_map(|(size, alignment)| {
         ChunkShape::new(1 << size, 1 << alignment).expect("a legal shape")
     })

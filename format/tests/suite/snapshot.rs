@@ -1,4 +1,4 @@
-//! Snapshots of what the fold says.
+//! Snapshots of the state given by the fold.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use crate::build::{DATASET, cases, chunk_of, committed, path};
 
-/// The snapshot of a dataset with these objects.
+/// The snapshot of a dataset with the given objects.
 pub(crate) fn of(objects: &[Committed]) -> Vec<u8> {
     let (mut fold, mut version) = (Fold::default(), Version::default());
     let mut headers: HashMap<ChunkId, &Committed> = HashMap::new();
@@ -68,7 +68,7 @@ const PATHS: [&[u8]; 8] = [b"a", b"a/b", b"a/b/c", b"b", b"b/1", b"b/2", b"c-d/e
 proptest! {
     #![proptest_config(cases())]
 
-    /// Whatever was overwritten, and also where a folder hides a file.
+    /// With overwritten files, and with folders that hide files.
     #[test]
     fn a_snapshot_holds_the_live_files_of_the_fold_and_no_others(
         chunks in prop::collection::vec(prop::collection::vec(0..PATHS.len(), 1..6), 1..6),

@@ -1,9 +1,9 @@
-"""Datasets and samplers for PyTorch, in chunk-wise shuffled order, which go on exactly where they stopped.
+"""Datasets and samplers for PyTorch, in chunk-wise shuffled order, with exact resume.
 
-``Folder`` stands for ``torchvision.datasets.ImageFolder``, and ``ChunkSampler`` gives its samples in an
-order that reads whole chunks. ``Epochs`` is both in one, as an iterable dataset. A state that was saved in
-the middle of an epoch is loaded by ``load_state_dict``; ``resume`` takes a token out of it with which
-another number of workers or ranks goes on.
+``Folder`` replaces ``torchvision.datasets.ImageFolder``, and ``ChunkSampler`` gives its samples in an
+order of whole chunks. ``Epochs`` combines both as an iterable dataset. A state saved in the middle of an
+epoch is loaded by ``load_state_dict``. ``resume`` converts the state into a token, from which any number of
+workers and ranks can continue.
 """
 
 from libdiesel.torch._epochs import Epochs

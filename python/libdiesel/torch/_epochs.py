@@ -1,4 +1,4 @@
-"""An iterable dataset that deals the files of an epoch out to ranks and to workers of their loaders."""
+"""An iterable dataset: the files of an epoch, distributed to ranks and to workers of their loaders."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from libdiesel.torch._order import TOGETHER, Order
 
 
 class Epochs(torch.utils.data.IterableDataset[Any]):
-    """The samples of an epoch in chunk-wise shuffled order. ``set_epoch`` comes before each epoch.
+    """The samples of an epoch in chunk-wise shuffled order. Call ``set_epoch`` before each epoch.
 
-    :param source: a :class:`Folder`, whose samples are given as ``(sample, target)``; a
-        :class:`libdiesel.Dataset`, or an address ``dl://DATASET[/FOLDER]``, whose files are given
-    :param batch_size: that of the loader: workers are asked for batches in turns, and what they read together
-        is the order of the rank
-    :param seed: the number of the job: another one gives another order
+    :param source: a :class:`Folder`, for samples ``(sample, target)``; a :class:`libdiesel.Dataset`, or an
+        address ``dl://DATASET[/FOLDER]``, for files
+    :param batch_size: the loader's batch size: workers deliver batches in turns, and together follow the
+        order of the rank
+    :param seed: the number of the job: each seed has its own order
     :param group: chunks whose files are shuffled together
-    :param loader: makes a sample of the bytes of a file, a :class:`libdiesel.View`; ``bytes`` without it
-    :param rank: with ``world`` and ``nodes``: found (:class:`libdiesel.Ranks`) where they are not given
-    :param resume: a token of :func:`resume` to go on from
-    :param on_bad: as that of :class:`Folder`, for all files of a dataset
-    :param pad: read a few samples twice, so that all ranks have equally many, instead of leaving a few out
+    :param loader: converts the bytes of a file, a :class:`libdiesel.View`, into a sample; default ``bytes``
+    :param rank: with ``world`` and ``nodes``: by default found by :class:`libdiesel.Ranks`
+    :param resume: a token of :func:`resume` to continue from
+    :param on_bad: as for :class:`Folder`, for all files of a dataset
+    :param pad: read a few samples twice, instead of leaving a few out, so that all ranks have equally many
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         super().__init__()
         self.bad = source.bad if isinstance(source, Folder) else Bad(on_bad)
         if isinstance(source, Folder) and on_bad != "raise":
-            raise InvalidError("the folder says what becomes of damaged files: Folder(..., on_bad=...)")
+            raise InvalidError("on_bad belongs to the folder: Folder(..., on_bad=...)")
         self.folder = source if isinstance(source, Folder) else None
         paths: Sequence[str] | None = None
         if isinstance(source, Folder):
@@ -63,7 +63,7 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
             self.dataset, paths = libdiesel.connect(name, **options), [path] if path else None
             options = {}
             if path and on_bad != "raise":
-                raise InvalidError("a part of a dataset has no substitutes: name a Folder, or the dataset")
+                raise InvalidError("a part of a dataset has no substitutes: pass a Folder, or the dataset")
         if options:
             raise InvalidError(f"a handle is given, and {', '.join(options)} would open another one")
         self.transform, self.loader = transform, loader
@@ -114,22 +114,21 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         return self.order.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Every epoch has another order; workers that persist see it too."""
+        """Sets the epoch, each with its own order; persistent workers follow too."""
         self.order.set_epoch(epoch)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Where this process is. With the workers of a plain DataLoader, which read ahead, tell how many
-        batches the training has taken since the iteration began; torchdata's StatefulDataLoader knows it by
-        itself."""
+        """The position of this process. The workers of a plain DataLoader read ahead, so pass the number of
+        batches taken since the start of the iteration. torchdata's StatefulDataLoader counts by itself."""
         samples = None if batches is None else batches * self.order.batch_size
         return self.order.state(samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on where a state says."""
+        """Lets the next iteration continue at a state."""
         self.order.load(state)
 
     def token(self, batches: int) -> str:
-        """The token to go on with when each rank has taken so many batches since the iteration began."""
+        """The token after ``batches`` batches of each rank since the start of the iteration."""
         state = self.state_dict(batches)
         ranks = self.order.ranks
         return libdiesel.token_after(state["token"], state["given"], ranks.world, ranks.nodes)

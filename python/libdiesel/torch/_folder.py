@@ -18,20 +18,20 @@ from libdiesel.errors import CorruptError, InvalidError, NotFoundError
 
 logger = logging.getLogger("libdiesel")
 
-#: As torchvision has them.
+#: The extensions of torchvision.
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 Sample = TypeVar("Sample")
 Loader = Callable[[View], Any]
 Transform = Callable[[Any], Any]
 
-#: What becomes of a file whose bytes are damaged everywhere.
+#: Policies for files whose bytes are damaged everywhere.
 ON_BAD = ("raise", "substitute")
 
-#: Files that are tried in place of a damaged one.
+#: Maximum of files tried as a substitute of a damaged file.
 TRIES = 24
 
-#: Places for files that were named in a warning, which all workers share.
+#: Size of the table of files already warned about, shared by all workers.
 NAMED = 1 << 16
 
 
@@ -43,33 +43,33 @@ def image(view: View) -> Any:
 
 
 def tensor(view: View, share: bool = False) -> torch.Tensor:
-    """The bytes of a file as a tensor of ``uint8``. With ``share`` it is no copy: the memory is that of the
-    node's cache, and a program that writes to it ends."""
+    """The bytes of a file as a tensor of ``uint8``. With ``share`` the tensor uses the memory of the node's
+    cache without a copy, and writing to the tensor ends the program."""
     if not len(view):
         return torch.empty(0, dtype=torch.uint8)
     return torch.from_dlpack(view) if share else torch.frombuffer(bytearray(view), dtype=torch.uint8)
 
 
 class Bad:
-    """What becomes of files whose bytes are damaged everywhere."""
+    """The policy for files whose bytes are damaged everywhere."""
 
     def __init__(self, on_bad: str) -> None:
         if on_bad not in ON_BAD:
             raise InvalidError(f"on_bad={on_bad!r} is not one of {', '.join(ON_BAD)}")
         self.on_bad = on_bad
-        # Files that some process has named already, by their remainders.
+        # Files already warned about by any process, by their index modulo NAMED.
         self._named = torch.zeros(NAMED, dtype=torch.bool).share_memory_()
 
     def substitute(
         self, error: CorruptError, index: int, files: int, read: Callable[[int], Sample]
     ) -> Sample:
-        """Reads another file: the first whole one of those 1, 2, 4, 8 ... places behind. Raises the error
-        where that is wanted."""
+        """Reads a substitute: the first whole file among the files 1, 2, 4, 8 ... places behind. Raises the
+        error with the policy ``raise``."""
         if self.on_bad == "raise":
             raise error
         if not self._named[index % NAMED]:
             self._named[index % NAMED] = True
-            logger.warning("%s; another file takes its place in every epoch", error)
+            logger.warning("%s; another file replaces it in every epoch", error)
         for turn in range(TRIES):
             try:
                 return read((index + (1 << turn)) % files)
@@ -79,19 +79,18 @@ class Bad:
 
 
 class Folder(torch.utils.data.Dataset[Any]):
-    """The samples of a folder whose sub-folders are classes, as ``torchvision.datasets.ImageFolder`` has them.
+    """The samples of a folder whose sub-folders are classes, like ``torchvision.datasets.ImageFolder``.
 
     :param root: ``dl://DATASET`` or ``dl://DATASET/FOLDER``
     :param transform: of an image
     :param target_transform: of the number of its class
-    :param loader: makes a sample of the bytes of its file, a :class:`libdiesel.View` (anything that takes a
-        buffer takes it: ``bytes`` gives the bytes); :func:`image` without it
-    :param extensions: of the files to take, in small letters; None for all files
-    :param allow_empty: let classes have no files
-    :param on_bad: ``"raise"``, or ``"substitute"`` to put another file of the folder in the place of one whose
-        bytes are damaged everywhere. Which one depends on the order of the files alone.
-    :param dataset: a handle to use; without it the others of ``options`` are those of
-        :func:`libdiesel.connect`
+    :param loader: converts the bytes of a file, a :class:`libdiesel.View` (a buffer: ``bytes`` gives the
+        bytes), into a sample; default :func:`image`
+    :param extensions: of the files to include, in lower case; None for all files
+    :param allow_empty: allow classes without files
+    :param on_bad: ``"raise"``, or ``"substitute"`` to replace a file whose bytes are damaged everywhere by
+        another file of the folder. The choice depends only on the order of the files.
+    :param dataset: a handle to use; otherwise ``options`` are passed to :func:`libdiesel.connect`
     """
 
     def __init__(
@@ -117,12 +116,12 @@ class Folder(torch.utils.data.Dataset[Any]):
         self.classes: list[str] = found.classes
         self.class_to_idx = {name: index for index, name in enumerate(self.classes)}
         if not self.classes:
-            raise NotFoundError(f"{root} has no folders, which would be its classes")
+            raise NotFoundError(f"{root} has no sub-folders for classes")
         empty = [name for name, count in zip(self.classes, found.counts) if not count]
         if empty and not allow_empty:
             raise NotFoundError(
-                f"{root} has no files of {extensions or 'any extension'} in {', '.join(empty)}: say which "
-                "extensions its files have, or allow_empty=True"
+                f"{root} has no files of {extensions or 'any extension'} in {', '.join(empty)}: pass the "
+                "extensions of its files, or allow_empty=True"
             )
 
     def __len__(self) -> int:
@@ -138,12 +137,12 @@ class Folder(torch.utils.data.Dataset[Any]):
         try:
             views: Iterable[View | tuple[View, int]] = self.dataset.view_many(numbers)
         except CorruptError:
-            # A substitute brings its own class.
+            # A substitute has its own class.
             views = [self._view(number) for number in numbers]
         return [self.sample(view, target) for view, target in zip(views, classes)]
 
     def sample(self, view: View | tuple[View, int], target: int) -> Any:
-        """What the loader and the transforms make of a file."""
+        """Applies the loader and the transforms to a file."""
         if isinstance(view, tuple):
             view, target = view
         sample = self.loader(view)
@@ -160,7 +159,7 @@ class Folder(torch.utils.data.Dataset[Any]):
             return self.substitute(number, error)
 
     def substitute(self, number: int, error: CorruptError) -> tuple[View, int]:
-        """Another file in the place of a damaged one, with its class."""
+        """A substitute of a damaged file, with its class."""
         index = self.native.indexes([number])[0]
 
         def read(other: int) -> tuple[View, int]:
@@ -171,17 +170,17 @@ class Folder(torch.utils.data.Dataset[Any]):
 
     @cached_property
     def samples(self) -> Sequence[tuple[str, int]]:
-        """``(path, class)`` of each sample, made when it is asked for."""
+        """``(path, class)`` of each sample, created on access."""
         return _Lazy(len(self), self._named)
 
     @property
     def imgs(self) -> Sequence[tuple[str, int]]:
-        """The same, by torchvision's other name."""
+        """Alias of :attr:`samples`, as in torchvision."""
         return self.samples
 
     @property
     def targets(self) -> list[int]:
-        """The class of each sample, in a list that is made for the call."""
+        """The class of each sample, in a new list."""
         counts = enumerate(self.native.counts)
         return [target for target, count in counts for _ in range(count)]
 
@@ -194,7 +193,7 @@ class Folder(torch.utils.data.Dataset[Any]):
 
 
 class _Lazy(Sequence[Sample], Generic[Sample]):
-    """A sequence whose items are made when they are asked for."""
+    """A sequence that creates its items on access."""
 
     def __init__(self, length: int, make: Callable[[int], Sample]) -> None:
         self._length, self._make = length, make

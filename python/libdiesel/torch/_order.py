@@ -1,7 +1,7 @@
-"""Where a rank is in its epoch, and how that is saved.
+"""The position of a rank in its epoch, and its saved state.
 
-A state is a small dictionary: the token at which the iteration began, and how many samples of this rank, or
-of one worker of its loader, were given since. The order itself is computed, never saved.
+A state is a small dictionary: the start token of the iteration, and the number of samples delivered since, of
+the rank or of one worker of its loader. The order itself is computed, never saved.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from libdiesel.errors import ConflictError, InvalidError
 KEY = "libdiesel"
 VERSION = 1
 
-#: Files that are looked up together.
+#: Files read together.
 TOGETHER = 256
 
-#: Words that the copies of an order in all workers share: the epoch, how often it was set, and, for each
-#: worker, how often it has begun since a place was loaded.
+#: Words shared by the copies of an order in all workers: the epoch, the number of times it was set, and, for
+#: each worker, the number of iterations since a position was loaded.
 EPOCH, CHANGES, BEGUN = 0, 1, 2
 WORKERS_MAX = 4096
 
-#: Where torchdata's loader says how many batches it gave after its last look at its workers.
+#: Key of the number of batches delivered by torchdata's loader since its last snapshot of the workers.
 STEPS = "_steps_since_snapshot"
 
 
@@ -56,15 +56,15 @@ class Order:
         self.batch_size = batch_size
         self.ranks = ranks
         self._seed, self._group, self._pad = seed, group, pad
-        # Workers that live for several epochs see a change of it.
+        # Persistent workers must see a change of the epoch.
         self._shared = torch.zeros(BEGUN + WORKERS_MAX, dtype=torch.int64).share_memory_()
         self._shared[EPOCH] = epoch
-        # Of a place that was loaded: the token, samples of a worker that were given since, the worker, and
-        # how often the epoch was set before.
+        # The loaded position: the token, samples of a worker delivered since, the worker, and the number of
+        # times the epoch was set before.
         self._resume: str | None = None
         self._read, self._worker, self._loaded_at = 0, (0, 1), 0
-        # Of the newest iteration of this process: its token, and whether that is the begin of the epoch; and
-        # samples given.
+        # The newest iteration of this process: its token, whether the token is the start of the epoch, and
+        # the number of delivered samples.
         self._begun: tuple[str, bool] | None = None
         self.given = 0
         self._lengths: dict[str | None, int] = {}
@@ -78,8 +78,8 @@ class Order:
         return _field(self._resume or "", "epoch") if loaded else int(self._shared[EPOCH])
 
     def set_epoch(self, epoch: int) -> None:
-        """Every epoch has another order: to be called before each, as with torch's DistributedSampler. An
-        epoch that is gone on with keeps its place."""
+        """Sets the epoch, each with its own order. To be called before each epoch, as with torch's
+        DistributedSampler. A resumed epoch keeps its position."""
         if epoch < 0:
             raise InvalidError(f"epoch {epoch}: epochs count from 0")
         if epoch != self.epoch:
@@ -88,7 +88,7 @@ class Order:
         self._shared[CHANGES] += 1
 
     def _go_on(self, token: str) -> None:
-        """The first iteration that follows, of each worker, begins at a token."""
+        """Lets the next iteration of each worker start at a token."""
         _field(token, "epoch")
         self._resume, self._loaded_at = token, int(self._shared[CHANGES])
         self._read, self._worker, self._begun = 0, (0, 1), None
@@ -99,8 +99,8 @@ class Order:
             self._shared[BEGUN + worker[0] % WORKERS_MAX] = 0
 
     def _place(self, worker: int, begun: int = 0) -> str | None:
-        """The token that an iteration of a worker begins at, before which it has begun so often since the token
-        was loaded; none for the begin of the epoch."""
+        """The start token of a worker's iteration, after ``begun`` iterations since the token was loaded; none
+        for the start of the epoch."""
         if self._resume is None or _field(self._resume, "epoch") != self.epoch:
             return None
         return self._resume if int(self._shared[BEGUN + worker % WORKERS_MAX]) <= begun else None
@@ -122,14 +122,14 @@ class Order:
         )
 
     def begin(self, batched: bool = True) -> Epoch:
-        """The order of this worker, from where a state that was loaded says."""
+        """The order of this worker, from the loaded position."""
         worker = (_worker() if batched else None) or (0, 1)
         token = self._place(worker[0])
         read = self._read if token else 0
         if read and self._worker != worker:
             raise ConflictError(
                 f"the state is that of worker {self._worker[0]} of {self._worker[1]}, and this is worker "
-                f"{worker[0]} of {worker[1]}: go on by libdiesel.torch.resume(state)"
+                f"{worker[0]} of {worker[1]}: continue with libdiesel.torch.resume(state)"
             )
         epoch = self._shuffle(worker, token, read)
         self._read = 0
@@ -138,7 +138,7 @@ class Order:
         return epoch
 
     def _samples(self, token: str | None) -> int:
-        """Samples of this rank, from the begin of the epoch or from a token on."""
+        """Samples of this rank, from the start of the epoch or from a token."""
         key = token or str(self.epoch)
         if key not in self._lengths:
             self._lengths = {key: len(self._shuffle(None, token, 0))}
@@ -149,13 +149,13 @@ class Order:
         return self._samples(self._place(0))
 
     def state(self, samples: int | None, batched: bool = True) -> dict[str, Any]:
-        """Where this process is; with ``samples``, where a rank is that has taken so many since it began."""
+        """The position of this process; with ``samples``, the position after as many samples of the rank."""
         worker = (_worker() if batched else None) or (0, 1)
         begun = self._begun
         if begun and _field(begun[0], "epoch") == self.epoch:
             (token, is_whole), given = begun, self.given
         else:
-            # Of a loader's workers, the first one says what they do.
+            # The first of a loader's workers speaks for all.
             place = self._place(worker[0], 1 if _worker() is None else 0)
             token, is_whole = self._shuffle(None, place, 0).token(0), place is None
             given = self._read if place else 0
@@ -177,8 +177,8 @@ class Order:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on where a state says. A state from between two epochs has nothing to go on
-        with once another epoch is set."""
+        """Lets the next iteration continue at a state. A state from between two epochs has no effect once
+        another epoch is set."""
         _check(state)
         mine = {"world": self.ranks.world, "nodes": self.ranks.nodes, "batch_size": self.batch_size}
         for name, value in mine.items():
@@ -209,11 +209,11 @@ class Order:
 
 
 def resume(state: Any) -> str:
-    """The token of a saved state: of a dataset, of a sampler, or of a loader that holds one of these
-    somewhere. ``Epochs(..., resume=token)`` and ``ChunkSampler(..., resume=token)`` go on from it with any
-    number of workers and ranks.
+    """The token of a saved state: of a dataset, of a sampler, or of a loader with any of these.
+    ``Epochs(..., resume=token)`` and ``ChunkSampler(..., resume=token)`` continue with any number of workers
+    and ranks.
 
-    :raises InvalidError: when there is no such state in it, or states of several epochs
+    :raises InvalidError: if the value has no such state, or states of several epochs
     """
     found = list(_states(state, 0))
     if not found:
@@ -244,25 +244,25 @@ def resume(state: Any) -> str:
 
 
 def _after(state: Mapping[str, Any], read: int) -> str:
-    """The token behind samples of each rank."""
+    """The token after ``read`` samples of each rank."""
     return libdiesel.token_after(state["token"], read, state["world"], state["nodes"])
 
 
 def _share(samples: int, worker: int, workers: int, batch_size: int) -> int:
-    """How many of the first samples of a rank a worker reads, which has each `workers`-th batch."""
+    """The worker's share of the first samples of a rank: each `workers`-th batch."""
     full, rest = divmod(samples, batch_size)
     batches = (full + workers - 1 - worker) // workers
     return batches * batch_size + (rest if full % workers == worker else 0)
 
 
 def _worker() -> tuple[int, int] | None:
-    """Which worker of a loader this process is, of how many."""
+    """The number of this worker of a loader, and the number of workers."""
     info = torch.utils.data.get_worker_info()
     return (info.id, info.num_workers) if info else None
 
 
 def _states(value: Any, steps: int) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """All states inside of a nested value, each with the batches that its loader gave since."""
+    """All states inside a nested value, each with the number of batches delivered since by its loader."""
     if isinstance(value, Mapping):
         if KEY in value:
             yield value, steps

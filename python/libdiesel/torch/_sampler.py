@@ -14,11 +14,11 @@ from libdiesel.torch._order import TOGETHER, Order
 
 class ChunkSampler(torch.utils.data.Sampler[int]):
     """The indexes of a :class:`Folder` in chunk-wise shuffled order, for one process; the agent fetches
-    ahead along it. ``set_epoch`` comes before each epoch.
+    ahead along the order. Call ``set_epoch`` before each epoch.
 
-    :param seed: the number of the job: another one gives another order
+    :param seed: the number of the job: each seed has its own order
     :param group: chunks whose files are shuffled together
-    :param resume: a token of :func:`resume` to go on from
+    :param resume: a token of :func:`resume` to continue from
     """
 
     def __init__(
@@ -57,24 +57,24 @@ class ChunkSampler(torch.utils.data.Sampler[int]):
         return self.order.length()
 
     def set_epoch(self, epoch: int) -> None:
-        """Every epoch has another order."""
+        """Sets the epoch, each with its own order."""
         self.order.set_epoch(epoch)
 
     def state_dict(self, samples: int | None = None) -> dict[str, Any]:
-        """Where the sampler is. A loader with workers takes indexes ahead of the batches that it has given:
-        tell how many samples the training has taken since the iteration began. torchdata's
-        StatefulDataLoader knows it by itself."""
+        """The position of the sampler. A loader with workers takes indexes ahead of its batches, so pass the
+        number of samples taken since the start of the iteration. torchdata's StatefulDataLoader counts by
+        itself."""
         return self.order.state(samples, batched=False)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on where a state says."""
+        """Lets the next iteration continue at a state."""
         self.order.load(state)
 
 
 class DistributedChunkSampler(ChunkSampler):
-    """The share of one rank. The rank, the number of ranks and the number of machines are found
-    (:class:`libdiesel.Ranks`) where they are not given. Every rank has equally many samples: a few are left
-    out of each epoch, or, with ``pad``, read twice."""
+    """The share of one rank. The rank, the number of ranks and the number of machines are found by
+    :class:`libdiesel.Ranks` by default. Every rank has equally many samples: a few are left out of each epoch,
+    or, with ``pad``, read twice."""
 
     def __init__(
         self,

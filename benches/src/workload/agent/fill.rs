@@ -1,7 +1,7 @@
-//! The cache while it is filled: a first epoch, a whole fill, and the first file of an absent chunk.
+//! A cache in use before it is full: a first epoch, a whole fill, and first reads of absent chunks.
 //!
-//! Must hold: every run begins with a new agent, so with memory that was never touched; the other side
-//! reads the same files in the same order from the same server.
+//! Must hold: every run uses a new agent, and so untouched memory. The other side reads the same
+//! files in the same order from the same server.
 
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -13,7 +13,7 @@ use dl_store::Throttle;
 use libdiesel::agent::{Arena, Shape};
 
 use super::node::{Node, put};
-use super::reader::{AgentReader, Ask, Reading};
+use super::reader::{AgentReader, Command, ReaderProcess};
 use super::{BYTES, runs};
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Server, Settings, SlowServer, take_from_the_host};
@@ -21,11 +21,11 @@ use crate::setup::{Server, Settings, SlowServer, take_from_the_host};
 const LENGTH: usize = 4 << 10;
 const DATASET: &str = "fill";
 
-/// Processes that share an epoch.
+/// Processes of one epoch.
 const PROCESSES: u32 = 4;
 const GROUP: u32 = 10;
 
-/// The store of first reads, and their number.
+/// Store of the first reads.
 const SLOW: Throttle = Throttle {
     latency: Duration::from_millis(20),
     bytes_per_second: NonZeroU64::new(50_000_000),
@@ -47,12 +47,12 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     Ok(benches)
 }
 
-/// Memory for all chunks of so many files, and some more.
+/// Memory for all chunks of `files` files, with a reserve.
 fn room(files: u32) -> u64 {
     u64::from(files) * LENGTH as u64 * 5 / 4 + (256 << 20)
 }
 
-/// The first epoch of four processes, beside the same order straight from the server.
+/// First epoch of four processes, beside the same order straight from the server.
 fn epochs(settings: &Settings, server: &str, folder: &Path, files: u32) -> Result<Vec<Bench>> {
     let mut shared = Side::new("through a new agent, policy on-demand");
     let mut straight = Side::new("straight from the server");
@@ -66,14 +66,14 @@ fn epochs(settings: &Settings, server: &str, folder: &Path, files: u32) -> Resul
         let past_node = AgentReader { task: None, ..of_node.clone() };
         let mut rates = Vec::new();
         for reader in [of_node, past_node] {
-            let readers = (0..PROCESSES).map(|_| Reading::start(&reader));
+            let readers = (0..PROCESSES).map(|_| ReaderProcess::start(&reader));
             let mut readers = readers.collect::<Result<Vec<_>>>()?;
-            // The answer comes when the process is ready.
+            // The answer comes from a ready process.
             for reader in &mut readers {
-                reader.run(Ask::Ready)?;
+                reader.run(Command::Ready)?;
             }
             let (read, seconds) = stopwatch.time(|| epoch(&mut readers, round as u64))?;
-            ensure!(read == u64::from(files), "{read} files came");
+            ensure!(read == u64::from(files), "the readers read {read} files");
             rates.push(read as f64 / seconds);
         }
         if round == 0 {
@@ -104,15 +104,15 @@ fn epochs(settings: &Settings, server: &str, folder: &Path, files: u32) -> Resul
     ])
 }
 
-/// Lets each process read its share; gives how many files came.
-fn epoch(readers: &mut [Reading], epoch: u64) -> Result<u64> {
+/// Runs an epoch, one share for each process; returns the number of files.
+fn epoch(readers: &mut [ReaderProcess], epoch: u64) -> Result<u64> {
     for (rank, reader) in (0..).zip(readers.iter_mut()) {
-        reader.tell(Ask::Epoch { epoch, rank, world: PROCESSES, group: GROUP, rest: 0 })?;
+        reader.send(Command::Epoch { epoch, rank, world: PROCESSES, group: GROUP, rest: 0 })?;
     }
     readers.iter_mut().try_fold(0, |files, reader| Ok(files + reader.answer()?.files))
 }
 
-/// A fill of everything, beside a copy of as many bytes into fresh memory.
+/// Fill of a whole dataset, beside a copy of as many bytes into fresh memory.
 fn oneshot(settings: &Settings, server: &str, folder: &Path, files: u32) -> Result<Bench> {
     let mut ours = Side::new("dlcmd agent start --policy oneshot, until all is there");
     let mut theirs = Side::new("memcpy into a new memfd, one thread");
@@ -155,7 +155,7 @@ fn copy(source: &[u8], chunk: u32) -> Result<()> {
     Ok(())
 }
 
-/// Files of chunks that are absent, from a slow store.
+/// First reads of absent chunks from a slow store.
 fn first_reads(settings: &Settings) -> Result<Bench> {
     let folder = settings.on_disk("agent-first");
     let server = SlowServer::start(IN_FLIGHT)?;
@@ -163,10 +163,10 @@ fn first_reads(settings: &Settings) -> Result<Bench> {
     put(&server.address, DATASET, files, LENGTH)?;
     let node = Node::start("first", &server.address, DATASET, &folder, room(files), "on-demand")?;
     let reader = node.reader(LENGTH, 0);
-    let mut through = Reading::start(&reader)?;
-    let mut past = Reading::start(&AgentReader { task: None, ..reader })?;
-    through.run(Ask::Ready)?;
-    past.run(Ask::Ready)?;
+    let mut through = ReaderProcess::start(&reader)?;
+    let mut past = ReaderProcess::start(&AgentReader { task: None, ..reader })?;
+    through.run(Command::Ready)?;
+    past.run(Command::Ready)?;
     server.set_throttle(SLOW);
     let chunks = node.status()?.chunks as usize;
     let mut ours = Side::new("get_into through the agent");
@@ -179,8 +179,8 @@ fn first_reads(settings: &Settings) -> Result<Bench> {
         if at >= chunks {
             break;
         }
-        let ask = Ask::First { chunk: at * (chunks / ((rounds + 1) * FIRST_READS)).max(1) };
-        let answers = [through.run(ask)?, quiet(&node).and_then(|()| past.run(ask))?];
+        let command = Command::First { chunk: at * (chunks / ((rounds + 1) * FIRST_READS)).max(1) };
+        let answers = [through.run(command)?, quiet(&node).and_then(|()| past.run(command))?];
         if round > 0 {
             for (side, answer) in [&mut ours, &mut theirs].into_iter().zip(answers) {
                 side.samples.push(answer.seconds * 1e3);
@@ -196,7 +196,7 @@ fn first_reads(settings: &Settings) -> Result<Bench> {
     Ok(Bench { name, settings, unit: "ms", ours, theirs, bar })
 }
 
-/// Waits until the agent has fetched all that it has begun.
+/// Waits until the agent has no running fetch.
 fn quiet(node: &Node) -> Result<()> {
     let mut before = node.status()?;
     loop {

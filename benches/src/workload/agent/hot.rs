@@ -6,12 +6,12 @@ use anyhow::{Result, ensure};
 
 use super::memcached::Listener;
 use super::node::{Node, put};
-use super::reader::{AgentReader, Answer, Ask, BATCH, Kind, Reading, together};
+use super::reader::{AgentReader, Answer, BATCH, Command, Kind, ReaderProcess, together};
 use super::{BYTES, runs};
 use crate::measure::{Bar, Bench, Side};
 use crate::setup::{Server, Settings, memcached_at};
 
-/// How long a side reads before the other side goes on, and how often in one run.
+/// Duration of a turn of one side, and turns of a run.
 const MILLISECONDS: u64 = 125;
 const TURNS: usize = 4;
 
@@ -31,44 +31,44 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let is_huge = has_huge_pages();
     let (single, many) = if is_huge { (0.50, 0.70) } else { (0.55, 0.85) };
     let small = [
-        row("get by number", Kind::Get, Kind::Bare, single),
+        row("get by number", Kind::Get, Kind::Plain, single),
         row("get by number, beside records", Kind::Get, Kind::Record, 0.85),
-        row("get_many by number", Kind::GetMany, Kind::BareMany, many),
-        row("get by path", Kind::Path, Kind::Bare, 0.35),
-        row("get_many by path", Kind::PathMany, Kind::BareMany, 0.50),
-        row("view_many", Kind::Views, Kind::Bare, 2.5),
+        row("get_many by number", Kind::GetMany, Kind::PlainMany, many),
+        row("get by path", Kind::Path, Kind::Plain, 0.35),
+        row("get_many by path", Kind::PathMany, Kind::PlainMany, 0.50),
+        row("view_many", Kind::Views, Kind::Plain, 2.5),
     ];
     let memcached = [
         row("get by path, beside memcached", Kind::Path, Kind::Memcached, 15.0),
         row("get_many by path, beside memcached", Kind::PathMany, Kind::MemcachedMany, 3.0),
     ];
-    let large = [row("get by number", Kind::Get, Kind::Bare, 0.90)];
+    let large = [row("get by number", Kind::Get, Kind::Plain, 0.90)];
 
-    let scene = Scene::new(settings, "small", 4 << 10)?;
-    let mut benches = scene.measure(&small, None)?;
-    benches.push(scene.two_workers()?);
+    let setup = Setup::new(settings, "small", 4 << 10)?;
+    let mut benches = setup.measure(&small, None)?;
+    benches.push(setup.two_workers()?);
     {
         let socket = settings.on_disk("memcached");
         let _server = memcached_at(&socket)?;
-        benches.extend(scene.measure(&memcached, Some(&Listener::Unix(socket)))?);
+        benches.extend(setup.measure(&memcached, Some(&Listener::Unix(socket)))?);
     }
-    scene.check()?;
-    drop(scene);
-    let scene = Scene::new(settings, "large", 128 << 10)?;
-    benches.extend(scene.measure(&large, None)?);
-    scene.check()?;
+    setup.check()?;
+    drop(setup);
+    let setup = Setup::new(settings, "large", 128 << 10)?;
+    benches.extend(setup.measure(&large, None)?);
+    setup.check()?;
     Ok(benches)
 }
 
-/// Whether the kernel gives huge pages to shared memory for which they are asked.
+/// True on a kernel that gives huge pages to shared memory on request.
 fn has_huge_pages() -> bool {
     let file = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     let text = std::fs::read_to_string(file).unwrap_or_default();
     ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|mode| text.contains(mode))
 }
 
-/// A dataset that is in memory as a whole.
-struct Scene {
+/// A dataset entirely in memory.
+struct Setup {
     node: Node,
     _server: Server,
     length: usize,
@@ -76,7 +76,7 @@ struct Scene {
     settings: String,
 }
 
-impl Scene {
+impl Setup {
     fn new(settings: &Settings, dataset: &'static str, length: usize) -> Result<Self> {
         let folder = settings.on_disk(&format!("agent-{dataset}"));
         let server = Server::start(&folder.join("data"))?;
@@ -96,9 +96,9 @@ impl Scene {
         Ok(Self { node, _server: server, length, runs: runs(settings), settings: text })
     }
 
-    fn reader(&self, seed: u64, memcached: Option<&Listener>) -> Result<Reading> {
+    fn reader(&self, seed: u64, memcached: Option<&Listener>) -> Result<ReaderProcess> {
         let memcached = memcached.cloned();
-        Reading::start(&AgentReader { memcached, ..self.node.reader(self.length, seed) })
+        ReaderProcess::start(&AgentReader { memcached, ..self.node.reader(self.length, seed) })
     }
 
     fn bench(&self, name: &str, unit: &'static str, sides: [Side; 2], bar: f64) -> Bench {
@@ -108,7 +108,7 @@ impl Scene {
         Bench { name, settings, unit, ours, theirs, bar }
     }
 
-    /// Lets one process read both sides of each row in turns.
+    /// Measures both sides of each row in one process, in turns.
     fn measure(&self, rows: &[Row], memcached: Option<&Listener>) -> Result<Vec<Bench>> {
         let mut reader = self.reader(1, memcached)?;
         let mut benches = Vec::new();
@@ -116,14 +116,14 @@ impl Scene {
             let kinds = [row.ours, row.theirs];
             let mut sides = kinds.map(|kind| Side::new(kind.name()));
             for kind in kinds {
-                reader.run(Ask::Prepare(kind))?;
-                reader.run(Ask::Read(kind, MILLISECONDS))?;
+                reader.run(Command::Prepare(kind))?;
+                reader.run(Command::Read(kind, MILLISECONDS))?;
             }
             for _ in 0..self.runs {
                 let mut sums = [Answer::default(); 2];
                 for turn in 0..TURNS {
                     for side in if turn % 2 == 0 { [0, 1] } else { [1, 0] } {
-                        sums[side] += reader.run(Ask::Read(kinds[side], MILLISECONDS))?;
+                        sums[side] += reader.run(Command::Read(kinds[side], MILLISECONDS))?;
                     }
                 }
                 for (side, sum) in sides.iter_mut().zip(sums) {
@@ -135,13 +135,13 @@ impl Scene {
         Ok(benches)
     }
 
-    /// How many times as much two processes read as one, beside the same of memcpy.
+    /// Speedup of two processes over one, beside that of memcpy.
     fn two_workers(&self) -> Result<Bench> {
-        let kinds = [Kind::Get, Kind::Bare];
+        let kinds = [Kind::Get, Kind::Plain];
         let mut readers = [self.reader(1, None)?, self.reader(2, None)?];
         for reader in &mut readers {
             for kind in kinds {
-                reader.run(Ask::Prepare(kind))?;
+                reader.run(Command::Prepare(kind))?;
             }
         }
         let mut sides =
@@ -150,23 +150,23 @@ impl Scene {
             let mut sums = [[Answer::default(); 2]; 2];
             for turn in 0..TURNS {
                 for side in if turn % 2 == 0 { [0, 1] } else { [1, 0] } {
-                    let ask = Ask::Read(kinds[side], MILLISECONDS);
+                    let command = Command::Read(kinds[side], MILLISECONDS);
                     let [alone, both] = &mut sums[side];
-                    *alone += readers[turn / 2 % 2].run(ask)?;
-                    let mut answers = together(&mut readers, ask)?;
+                    *alone += readers[turn / 2 % 2].run(command)?;
+                    let mut answers = together(&mut readers, command)?;
                     *both += answers.remove(0);
                     *both += answers.remove(0);
                 }
             }
             for (side, [alone, both]) in sides.iter_mut().zip(sums) {
-                // Both seconds count once for each process.
+                // Each process reads for the whole duration.
                 side.samples.push(2.0 * both.rate() / alone.rate());
             }
         }
         Ok(self.bench("two workers", "x", sides, 0.95))
     }
 
-    /// Fails where a read was answered by anything but the cache.
+    /// Fails for a read that the cache did not answer.
     fn check(&self) -> Result<()> {
         let status = self.node.status()?;
         let is_whole = status.misses == 0 && status.fallbacks == 0 && status.hits > 0;

@@ -1,6 +1,6 @@
 //! A plain client of memcached over a unix socket or TCP.
 //!
-//! Must hold: the client does no more than to send keys and to receive the answer; every answer is whole.
+//! Must hold: the client only sends keys and receives answers. Every answer is whole.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -13,7 +13,7 @@ use std::str::FromStr;
 use anyhow::{Result, ensure};
 use dl_format::FilePath;
 
-/// Where a memcached listens.
+/// Address of a memcached.
 #[derive(Debug, Clone)]
 pub(crate) enum Listener {
     Unix(PathBuf),
@@ -21,7 +21,7 @@ pub(crate) enum Listener {
 }
 
 impl Listener {
-    /// As an argument of a process.
+    /// Address as a process argument.
     pub(super) fn argument(&self) -> OsString {
         match self {
             Self::Unix(socket) => socket.into(),
@@ -38,7 +38,7 @@ impl FromStr for Listener {
     }
 }
 
-/// A connection in both directions.
+/// A bidirectional connection.
 trait Socket: Read + Write + std::fmt::Debug {}
 
 impl<T: Read + Write + std::fmt::Debug> Socket for T {}
@@ -66,7 +66,7 @@ impl Connection {
         Ok(Self { socket, request: Vec::new(), answer: Vec::new(), length })
     }
 
-    /// Stores a value under each of the keys.
+    /// Stores a value for each key.
     pub(super) fn fill(&mut self, keys: &[FilePath]) -> Result<()> {
         let value = vec![b'x'; self.length];
         for batch in keys.chunks(256) {
@@ -86,11 +86,11 @@ impl Connection {
         Ok(())
     }
 
-    /// Gets the values of some keys with one request.
+    /// Gets the values of several keys with one request.
     pub(super) fn get(&mut self, keys: &[FilePath]) -> Result<()> {
         self.request.clear();
         self.request.extend_from_slice(b"get");
-        // "VALUE key 0 length\r\n", the value, "\r\n" for each of them, and "END\r\n".
+        // For each key "VALUE key 0 length\r\n", the value and "\r\n"; then "END\r\n".
         let overhead = "VALUE  0 \r\n\r\n".len() + self.length.to_string().len();
         let mut expected = "END\r\n".len();
         for key in keys {
@@ -104,7 +104,7 @@ impl Connection {
             self.answer.resize(expected, 0);
         }
         let answer = &mut self.answer[..expected];
-        // An answer without one of the values is too short: the read would wait for ever.
+        // A missing value makes the answer too short, and the read would never end.
         let first = self.socket.read(answer)?;
         ensure!(first >= 5 && answer.starts_with(b"VALUE"), "memcached lost a key");
         self.socket.read_exact(&mut answer[first..])?;

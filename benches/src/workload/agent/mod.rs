@@ -1,13 +1,13 @@
-//! The node's cache: reads out of shared memory beside memcpy and memcached.
+//! The node's cache: reads from shared memory beside memcpy and memcached.
 //!
-//! Must hold: readers are processes of their own and use the public API of the library; the agent is
-//! `dlcmd agent start`; both sides of a ratio run in turns in one process.
+//! Must hold: readers are separate processes and use the public API of the library. The agent is
+//! `dlcmd agent start`. Both sides of a ratio run in turns in one process.
 
-mod bare;
 mod fill;
 mod hot;
 pub(super) mod memcached;
 pub(super) mod node;
+mod plain;
 pub(super) mod reader;
 mod small;
 
@@ -21,13 +21,13 @@ pub use reader::{AgentReader, read_cached};
 /// Bytes of a dataset.
 const BYTES: u32 = 2 << 30;
 
-/// Runs of each side at least.
+/// Least number of runs of each side.
 const RUNS_MIN: usize = 5;
 
-/// Choices for this workload.
+/// Options of the agent workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
 pub struct AgentParts {
-    /// A part of the rows; all without
+    /// Part of the rows; default: all rows
     part: Option<Part>,
 }
 

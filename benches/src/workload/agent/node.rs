@@ -1,4 +1,4 @@
-//! A dataset at a server, and the agent of one task on this node.
+//! A dataset at a server, and the agent of one job on this node.
 //!
 //! Must hold: the agent ends with the bench; every wait for the agent ends.
 
@@ -14,14 +14,14 @@ use serde::Deserialize;
 use super::reader::AgentReader;
 use crate::setup::{bytes, dlcmd_at, finish, within};
 
-/// How long an agent may take to fetch a dataset, in steps of [`LOOK`].
+/// Limit of the wait for a whole dataset, in steps of [`LOOK`].
 const LOOKS: u32 = 60_000;
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Files of a folder.
 const PER_FOLDER: u32 = 1_000;
 
-/// A part of what an agent says of itself.
+/// Used fields of an agent's status.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub(crate) struct Status {
     pub(crate) memory_used: u64,
@@ -44,28 +44,28 @@ pub(crate) struct Status {
 }
 
 impl Status {
-    /// Reads of the servers' store so far: chunks, and files that were read past the cache.
+    /// Reads of the servers' store so far: chunks, and files that the cache could not provide.
     pub(crate) fn store_reads(&self) -> u64 {
         self.chunks_from_servers + self.failed_fetches + self.fallbacks
     }
 }
 
-/// How an agent is started.
+/// Options for the start of an agent.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Start {
-    /// Bytes of memory for chunks.
+    /// Memory for chunks in bytes.
     pub(crate) memory: u64,
-    /// When chunks are fetched.
+    /// Time of chunk fetches.
     pub(crate) policy: &'static str,
-    /// The agent speaks to no other agent of its task.
+    /// True for an agent without peers.
     pub(crate) is_alone: bool,
-    /// The agent speaks TLS with other agents.
+    /// True for TLS between agents.
     pub(crate) has_tls: bool,
-    /// The network namespace of the agent and of its readers.
+    /// Network namespace of the agent and its readers.
     pub(crate) namespace: Option<String>,
 }
 
-/// An agent, which is stopped when this is dropped.
+/// An agent; drop stops it.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) server: String,
@@ -80,7 +80,7 @@ pub(crate) fn put(server: &str, dataset: &str, files: u32, length: usize) -> Res
     put_chunks(server, dataset, files, length, files, ChunkShape::default())
 }
 
-/// The same in chunks of at most `per_chunk` files.
+/// Puts files in chunks of at most `per_chunk` files.
 pub(crate) fn put_chunks(
     server: &str,
     dataset: &str,
@@ -105,7 +105,7 @@ pub(crate) fn put_chunks(
 }
 
 impl Node {
-    /// Starts an agent with the folder for sockets and caches in `folder`.
+    /// Starts an agent; `folder` holds its sockets and caches.
     pub(crate) fn start(
         task: &'static str,
         server: &str,
@@ -118,7 +118,7 @@ impl Node {
         Self::start_as(task, server, dataset, folder, &start)
     }
 
-    /// The same, as `start` says.
+    /// Starts an agent with the options of `start`.
     pub(crate) fn start_as(
         task: &'static str,
         server: &str,
@@ -132,7 +132,7 @@ impl Node {
         let mut command = within(node.namespace.as_deref(), &dlcmd_at(&node.server)?);
         command.args(["--task", task, "agent", "start", &format!("dl://{dataset}")]);
         command.args(["--memory", &start.memory.to_string(), "--policy", start.policy]);
-        // Where this program is killed, the agent ends soon by itself.
+        // After a kill of the bench, the agent ends soon by itself.
         command.args(["--idle", "5m"]);
         if start.is_alone {
             command.args(["--peer-address", "none"]);
@@ -147,7 +147,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Has the agent fetch all of the dataset, as far as memory goes.
+    /// Makes the agent fetch the whole dataset, as far as its memory suffices.
     pub(crate) fn prefetch(&self) -> Result<()> {
         let mut command = within(self.namespace.as_deref(), &dlcmd_at(&self.server)?);
         let dataset = format!("dl://{}", self.dataset);
@@ -157,7 +157,7 @@ impl Node {
         finish(&mut command)
     }
 
-    /// A process that reads files of `length` bytes through the agent.
+    /// Description of a process that reads files of `length` bytes through the agent.
     pub(crate) fn reader(&self, length: usize, seed: u64) -> AgentReader {
         let (server, dataset) = (self.server.clone(), self.dataset.to_owned());
         let (folder, task) = (self.folder.clone(), Some(self.task.to_owned()));
@@ -176,7 +176,7 @@ impl Node {
         serde_json::from_str(&self.status_text()?).context("read the status of the agent")
     }
 
-    /// The status as JSON.
+    /// Status as JSON.
     pub(crate) fn status_text(&self) -> Result<String> {
         let (options, task) = self.options()?;
         Ok(agent::status(&options, &task)?)
@@ -198,7 +198,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         if let Ok((options, task)) = self.options() {
-            // An agent that does not answer ends by itself once no reader is left.
+            // An unresponsive agent ends by itself after its last reader.
             let _ = agent::stop(&options, &task);
         }
     }

@@ -1,7 +1,7 @@
-//! Processes that read files, each timing itself.
+//! Processes that read files and time their reads.
 //!
-//! Must hold: a process times nothing but reads: lists, memory and connections are made before. Both
-//! sides go through the files in the same random order.
+//! Must hold: a process times only reads; lists, memory and connections exist before. Both sides
+//! read the files in the same random order.
 
 use std::ffi::OsString;
 use std::hint::black_box;
@@ -18,42 +18,42 @@ use dl_runtime::{Clock, SystemClock};
 use libdiesel::{Client, ConnectOptions, Dataset, ShuffleOptions, SnapshotCache, TaskOptions};
 use serde::{Deserialize, Serialize};
 
-use super::bare::Bare;
 use super::memcached::{Connection, Listener};
+use super::plain::Plain;
 use crate::setup::{Process, shuffle, start_own};
 
 /// Files of a batch.
 pub(crate) const BATCH: usize = 64;
 
-/// Of the orders of epochs.
+/// Seed of the epoch orders.
 const SEED: u64 = 7;
 
 /// One process that reads a dataset.
 #[derive(Debug, Clone, Args)]
 pub struct AgentReader {
-    /// The server
+    /// Address of the server
     pub(crate) server: String,
-    /// The dataset
+    /// Name of the dataset
     pub(crate) dataset: String,
-    /// The folder in which the agent and the snapshots are found
+    /// Folder of the agent's sockets and of the snapshots
     pub(crate) folder: PathBuf,
-    /// Bytes of each file
+    /// Length of each file in bytes
     pub(crate) length: usize,
-    /// The seed of the order
+    /// Seed of the order
     pub(crate) seed: u64,
-    /// The task of the agent; none reads from the server
+    /// Job of the agent; default: read from the server
     #[arg(long)]
     pub(crate) task: Option<String>,
-    /// The socket or the address of a memcached
+    /// Socket or address of a memcached
     #[arg(long)]
     pub(crate) memcached: Option<Listener>,
-    /// The network namespace of the process
+    /// Network namespace of the process
     #[arg(skip)]
     pub(crate) namespace: Option<String>,
 }
 
 impl AgentReader {
-    /// As the arguments of a process.
+    /// Description as process arguments.
     fn arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> =
             ["agent-reader", &self.server, &self.dataset].map(OsString::from).into();
@@ -68,7 +68,7 @@ impl AgentReader {
         arguments
     }
 
-    /// The dataset as the process reads it.
+    /// Opens the dataset for the reads.
     fn open(&self) -> Result<Dataset> {
         let task = self.task.as_deref().map(|name| {
             let task = TaskOptions::named(name).context("a legal name")?;
@@ -85,7 +85,7 @@ impl AgentReader {
     }
 }
 
-/// One kind of reads.
+/// Kind of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     /// `get_into` by number.
@@ -96,17 +96,17 @@ pub(crate) enum Kind {
     Path,
     /// `get_many_into` by path.
     PathMany,
-    /// `view_many` by number, the first byte of each file read.
+    /// `view_many` by number, with a read of the first byte of each file.
     Views,
-    /// A memcpy into the memory for one file.
-    Bare,
-    /// The same into the memory for a batch.
-    BareMany,
+    /// A memcpy into the buffer of one file.
+    Plain,
+    /// A memcpy into the buffer of a batch.
+    PlainMany,
     /// A memcpy whose address comes from a random record.
     Record,
-    /// memcached, one key.
+    /// A memcached request with one key.
     Memcached,
-    /// memcached, as many keys as a batch has.
+    /// A memcached request with the keys of a batch.
     MemcachedMany,
 }
 
@@ -118,8 +118,8 @@ impl Kind {
             Self::Path => "get_into by path",
             Self::PathMany => "get_many_into by path",
             Self::Views => "view_many by number, first bytes",
-            Self::Bare => "memcpy",
-            Self::BareMany => "memcpy to the buffer of a batch",
+            Self::Plain => "memcpy",
+            Self::PlainMany => "memcpy to the buffer of a batch",
             Self::Record => "memcpy, address from a random record of 16 bytes",
             Self::Memcached => "memcached over a unix socket, one key",
             Self::MemcachedMany => "memcached over a unix socket, a batch of keys",
@@ -127,24 +127,24 @@ impl Kind {
     }
 }
 
-/// What a process is told to do.
+/// Command for a process.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) enum Ask {
-    /// Answers when the process is ready.
+pub(crate) enum Command {
+    /// Answer as soon as the process is ready.
     Ready,
-    /// Makes what reads of this kind need.
+    /// Prepare reads of this kind.
     Prepare(Kind),
-    /// Reads for so many milliseconds.
+    /// Read for a number of milliseconds.
     Read(Kind, u64),
-    /// Reads one file from the middle of a chunk.
+    /// Read one file from the middle of a chunk.
     First { chunk: usize },
-    /// Reads the share of a rank in an epoch, and rests for so many microseconds after each batch.
+    /// Read the share of a rank in an epoch, with a pause of `rest` microseconds after each batch.
     Epoch { epoch: u64, rank: u32, world: u32, group: u32, rest: u64 },
-    /// Reads every `step`-th file of an epoch, which takes all of its chunks.
+    /// Read every `step`-th file of an epoch, and so all of its chunks.
     Sparse { epoch: u64, group: u32, step: u32 },
 }
 
-/// What it did.
+/// Result of a command.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) files: u64,
@@ -164,11 +164,11 @@ impl std::ops::AddAssign for Answer {
     }
 }
 
-/// A process that waits for something to do.
+/// A process that waits for commands.
 #[derive(Debug)]
-pub(crate) struct Reading(Process, BufReader<ChildStdout>);
+pub(crate) struct ReaderProcess(Process, BufReader<ChildStdout>);
 
-impl Reading {
+impl ReaderProcess {
     pub(crate) fn start(reader: &AgentReader) -> Result<Self> {
         let arguments = reader.arguments();
         let (process, stdout) =
@@ -176,9 +176,9 @@ impl Reading {
         Ok(Self(process, stdout))
     }
 
-    pub(crate) fn tell(&mut self, ask: Ask) -> Result<()> {
+    pub(crate) fn send(&mut self, command: Command) -> Result<()> {
         let stdin = self.0.0.stdin.as_mut().context("take its input")?;
-        Ok(writeln!(stdin, "{}", serde_json::to_string(&ask)?)?)
+        Ok(writeln!(stdin, "{}", serde_json::to_string(&command)?)?)
     }
 
     pub(crate) fn answer(&mut self) -> Result<Answer> {
@@ -187,42 +187,42 @@ impl Reading {
         serde_json::from_str(&line).context("a process that reads has failed")
     }
 
-    pub(crate) fn run(&mut self, ask: Ask) -> Result<Answer> {
-        self.tell(ask)?;
+    pub(crate) fn run(&mut self, command: Command) -> Result<Answer> {
+        self.send(command)?;
         self.answer()
     }
 }
 
-/// Lets all readers do the same at the same time.
-pub(crate) fn together(readers: &mut [Reading], ask: Ask) -> Result<Vec<Answer>> {
-    readers.iter_mut().try_for_each(|reader| reader.tell(ask))?;
-    readers.iter_mut().map(Reading::answer).collect()
+/// Sends the same command to all readers at the same time.
+pub(crate) fn together(readers: &mut [ReaderProcess], command: Command) -> Result<Vec<Answer>> {
+    readers.iter_mut().try_for_each(|reader| reader.send(command))?;
+    readers.iter_mut().map(ReaderProcess::answer).collect()
 }
 
-/// Is one process: does what its input says until the input ends.
+/// Body of a process: executes the commands of its input until the input ends.
 ///
 /// # Errors
-/// When anything fails.
+/// A command fails.
 pub fn read_cached(reader: &AgentReader) -> Result<()> {
-    let mut scene = Scene::new(reader)?;
+    let mut state = State::new(reader)?;
     for line in stdin().lines() {
         let answer = match serde_json::from_str(&line?)? {
-            Ask::Ready => Answer::default(),
-            Ask::Prepare(kind) => {
-                scene.prepare(kind, reader)?;
+            Command::Ready => Answer::default(),
+            Command::Prepare(kind) => {
+                state.prepare(kind, reader)?;
                 Answer::default()
             }
-            Ask::Read(kind, milliseconds) => {
-                scene.read(kind, Duration::from_millis(milliseconds))?
+            Command::Read(kind, milliseconds) => {
+                state.read(kind, Duration::from_millis(milliseconds))?
             }
-            Ask::First { chunk } => scene.first(chunk)?,
-            Ask::Epoch { epoch, rank, world, group, rest } => {
+            Command::First { chunk } => state.first(chunk)?,
+            Command::Epoch { epoch, rank, world, group, rest } => {
                 let options = ShuffleOptions::new(SEED, epoch, group).of_rank(rank, world);
-                scene.epoch(options, Duration::from_micros(rest))?
+                state.epoch(options, Duration::from_micros(rest))?
             }
-            Ask::Sparse { epoch, group, step } => {
+            Command::Sparse { epoch, group, step } => {
                 let options = ShuffleOptions::new(SEED, epoch, group).of_worker(0, step, 1);
-                scene.epoch(options, Duration::ZERO)?
+                state.epoch(options, Duration::ZERO)?
             }
         };
         writeln!(stdout(), "{}", serde_json::to_string(&answer)?)?;
@@ -230,30 +230,30 @@ pub fn read_cached(reader: &AgentReader) -> Result<()> {
     Ok(())
 }
 
-/// What a process reads, and where it stands.
-struct Scene {
+/// Data and position of a process.
+struct State {
     dataset: Dataset,
     length: usize,
     order: Vec<u32>,
-    /// Paths in that order.
+    /// Paths in the same order.
     paths: Vec<FilePath>,
     is_warm: bool,
-    bare: Option<Bare>,
+    plain: Option<Plain>,
     memcached: Option<Connection>,
-    /// For one file, and for a batch.
+    /// Buffers for one file and for a batch.
     buffers: [Vec<u8>; 2],
-    turns: Turns,
+    passes: Passes,
 }
 
-/// Goes through the order again and again.
-struct Turns {
+/// Repeated passes over the order.
+struct Passes {
     clock: SystemClock,
     files: usize,
     next: usize,
 }
 
-impl Turns {
-    /// Lets `work` read the next `step` files of the order until `time` has passed.
+impl Passes {
+    /// Calls `work` with the next `step` files of the order until `time` has passed.
     fn pass(
         &mut self,
         time: Duration,
@@ -277,20 +277,20 @@ impl Turns {
     }
 }
 
-impl Scene {
+impl State {
     fn new(reader: &AgentReader) -> Result<Self> {
         let dataset = reader.open()?;
         let files = dataset.snapshot().context("there is a snapshot")?.files();
         let mut order: Vec<u32> = (0..files).collect();
         shuffle(&mut order, reader.seed);
         let buffers = [vec![0; reader.length], vec![0; reader.length * BATCH]];
-        let turns = Turns { clock: SystemClock::new(), files: order.len(), next: 0 };
-        let (paths, is_warm, bare, memcached) = (Vec::new(), false, None, None);
+        let passes = Passes { clock: SystemClock::new(), files: order.len(), next: 0 };
+        let (paths, is_warm, plain, memcached) = (Vec::new(), false, None, None);
         let length = reader.length;
-        Ok(Self { dataset, length, order, paths, is_warm, bare, memcached, buffers, turns })
+        Ok(Self { dataset, length, order, paths, is_warm, plain, memcached, buffers, passes })
     }
 
-    /// Reads all files once, so that all pages of the cache are mapped.
+    /// Reads all files once, and so maps all pages of the cache.
     fn warm(&mut self) -> Result<()> {
         if !self.is_warm {
             for numbers in self.order.chunks(BATCH) {
@@ -309,9 +309,9 @@ impl Scene {
                 self.list_paths()?;
             }
             Kind::Memcached | Kind::MemcachedMany => self.fill_memcached(reader)?,
-            Kind::Bare | Kind::BareMany | Kind::Record => {
-                if self.bare.is_none() {
-                    self.bare = Some(Bare::new(&self.order, self.length)?);
+            Kind::Plain | Kind::PlainMany | Kind::Record => {
+                if self.plain.is_none() {
+                    self.plain = Some(Plain::new(&self.order, self.length)?);
                 }
             }
         }
@@ -338,22 +338,22 @@ impl Scene {
         Ok(())
     }
 
-    /// Reads one file.
+    /// Reads one file from the middle of a chunk.
     fn first(&mut self, chunk: usize) -> Result<Answer> {
         let snapshot = self.dataset.snapshot().context("there is a snapshot")?;
         let firsts = snapshot.first_files()?;
         let [first, next] = firsts[chunk..chunk + 2] else { bail!("there is no chunk {chunk}") };
         let file = u32::midpoint(first, next);
-        let start = self.turns.clock.monotonic();
+        let start = self.passes.clock.monotonic();
         let length = self.dataset.get_into(file, &mut self.buffers[0])?;
-        let took = self.turns.clock.monotonic().saturating_sub(start);
+        let took = self.passes.clock.monotonic().saturating_sub(start);
         ensure!(length == self.length, "another length");
         Ok(Answer { files: 1, seconds: took.as_secs_f64() })
     }
 
     /// Reads an epoch to its end.
     fn epoch(&self, options: ShuffleOptions, rest: Duration) -> Result<Answer> {
-        let start = self.turns.clock.monotonic();
+        let start = self.passes.clock.monotonic();
         let epoch = self.dataset.shuffle(options)?;
         let mut files = 0;
         while let Some(file) = epoch.next()? {
@@ -363,73 +363,87 @@ impl Scene {
                 std::thread::sleep(rest);
             }
         }
-        let took = self.turns.clock.monotonic().saturating_sub(start);
+        let took = self.passes.clock.monotonic().saturating_sub(start);
         Ok(Answer { files, seconds: took.as_secs_f64() })
     }
 
     fn read(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
-        let Self { dataset, length, order, paths, bare, memcached, buffers, turns, .. } = self;
-        let [one, many] = buffers;
-        // The clock is looked at after so many files.
-        let some = (1 << 20) / *length;
         match kind {
-            Kind::Get => turns.pass(time, some, |range| {
-                for number in &order[range] {
-                    ensure!(dataset.get_into(*number, one)? == *length, "another length");
-                    black_box(&mut *one);
-                }
-                Ok(())
-            }),
-            Kind::Path => turns.pass(time, some, |range| {
+            Kind::Get | Kind::Path => self.read_files(kind, time),
+            Kind::GetMany | Kind::PathMany | Kind::Views => self.read_batches(kind, time),
+            Kind::Plain | Kind::PlainMany | Kind::Record => self.copy_plain(kind, time),
+            Kind::Memcached | Kind::MemcachedMany => self.get_memcached(kind, time),
+        }
+    }
+
+    fn read_files(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
+        let step = files_between_clock_readings(self.length);
+        let Self { dataset, length, order, paths, buffers: [one, _], passes, .. } = self;
+        if kind == Kind::Path {
+            return passes.pass(time, step, |range| {
                 for path in &paths[range] {
                     ensure!(dataset.get_into(path, one)? == *length, "another length");
                     black_box(&mut *one);
                 }
                 Ok(())
-            }),
-            Kind::GetMany => turns.pass(time, BATCH, |range| {
-                let places = dataset.get_many_into(&order[range], many)?;
-                ensure!(places.last().is_some_and(|last| last.end == many.len()), "other lengths");
-                black_box(&mut *many);
-                Ok(())
-            }),
-            Kind::PathMany => turns.pass(time, BATCH, |range| {
-                let places = dataset.get_many_into(&paths[range], many)?;
-                ensure!(places.last().is_some_and(|last| last.end == many.len()), "other lengths");
-                black_box(&mut *many);
-                Ok(())
-            }),
-            Kind::Views => turns.pass(time, BATCH, |range| {
-                let views = dataset.view_many(&order[range])?;
-                black_box(views.iter().map(|view| u64::from(view[0])).sum::<u64>());
-                Ok(())
-            }),
-            Kind::Bare | Kind::BareMany | Kind::Record => {
-                bare.as_ref().context("it was prepared")?.by_number(|copying| match kind {
-                    Kind::BareMany => turns.pass(time, BATCH, |range| {
-                        copying.by_number(&order[range], many);
-                        Ok(())
-                    }),
-                    Kind::Record => turns.pass(time, some, |range| {
-                        copying.by_record(&order[range], one);
-                        Ok(())
-                    }),
-                    _ => turns.pass(time, some, |range| {
-                        copying.by_number(&order[range], one);
-                        Ok(())
-                    }),
-                })
-            }
-            Kind::Memcached => {
-                let connection = memcached.as_mut().context("it was prepared")?;
-                turns.pass(time, BATCH, |range| {
-                    range.into_iter().try_for_each(|at| connection.get(&paths[at..=at]))
-                })
-            }
-            Kind::MemcachedMany => {
-                let connection = memcached.as_mut().context("it was prepared")?;
-                turns.pass(time, BATCH, |range| connection.get(&paths[range]))
-            }
+            });
         }
+        passes.pass(time, step, |range| {
+            for number in &order[range] {
+                ensure!(dataset.get_into(*number, one)? == *length, "another length");
+                black_box(&mut *one);
+            }
+            Ok(())
+        })
     }
+
+    fn read_batches(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
+        let Self { dataset, order, paths, buffers: [_, many], passes, .. } = self;
+        passes.pass(time, BATCH, |range| {
+            let places = match kind {
+                Kind::Views => {
+                    let views = dataset.view_many(&order[range])?;
+                    black_box(views.iter().map(|view| u64::from(view[0])).sum::<u64>());
+                    return Ok(());
+                }
+                Kind::PathMany => dataset.get_many_into(&paths[range], many)?,
+                _ => dataset.get_many_into(&order[range], many)?,
+            };
+            ensure!(places.last().is_some_and(|last| last.end == many.len()), "other lengths");
+            black_box(&mut *many);
+            Ok(())
+        })
+    }
+
+    fn copy_plain(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
+        let step = files_between_clock_readings(self.length);
+        let Self { order, plain, buffers: [one, many], passes, .. } = self;
+        plain.as_ref().context("it was prepared")?.by_number(|copying| match kind {
+            Kind::PlainMany => passes.pass(time, BATCH, |range| {
+                copying.by_number(&order[range], many);
+                Ok(())
+            }),
+            Kind::Record => passes.pass(time, step, |range| {
+                copying.by_record(&order[range], one);
+                Ok(())
+            }),
+            _ => passes.pass(time, step, |range| {
+                copying.by_number(&order[range], one);
+                Ok(())
+            }),
+        })
+    }
+
+    fn get_memcached(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
+        let Self { paths, memcached, passes, .. } = self;
+        let connection = memcached.as_mut().context("it was prepared")?;
+        passes.pass(time, BATCH, |range| match kind {
+            Kind::Memcached => range.into_iter().try_for_each(|at| connection.get(&paths[at..=at])),
+            _ => connection.get(&paths[range]),
+        })
+    }
+}
+
+fn files_between_clock_readings(length: usize) -> usize {
+    (1 << 20) / length
 }

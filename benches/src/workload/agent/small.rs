@@ -1,16 +1,17 @@
-//! Epochs through a cache that is smaller than the dataset, over a slow store.
+//! Epochs through a cache smaller than the dataset, over a slow store.
 //!
-//! Must hold: epochs of one cache follow each other without a pause, in which the agent could fetch ahead;
-//! the first one, which fills the cache, does not count.
+//! Must hold: the epochs of one cache follow without a pause, because the agent would fetch ahead
+//! in it. The first epoch fills the cache and does not count.
 
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use dl_store::Throttle;
 
 use super::BYTES;
 use super::node::{Node, put};
-use super::reader::{Ask, BATCH, Reading};
+use super::reader::{BATCH, Command, ReaderProcess};
 use crate::measure::{Bar, Bench, Side};
 use crate::setup::{Settings, SlowServer};
 
@@ -19,10 +20,10 @@ const DATASET: &str = "small-budget";
 const GROUP: u32 = 10;
 const IN_FLIGHT: usize = 16;
 
-/// Microseconds for which the reader rests after each batch: the reader takes less than 200 MB/s.
+/// Pause of the reader after each batch in microseconds; the reader then takes less than 200 MB/s.
 const REST: u64 = 1_250;
 
-/// A cache of a part of the dataset, and a store of a part of the reader's speed.
+/// Cached part of the dataset, and store speed relative to the reader's.
 struct Row {
     name: &'static str,
     cached: f64,
@@ -41,61 +42,90 @@ const ROWS: [Row; 3] = [
     },
 ];
 
+/// A dataset at a slow server, and the folder of its agents.
+struct Setup<'a> {
+    settings: &'a Settings,
+    server: SlowServer,
+    folder: PathBuf,
+    files: u32,
+}
+
+/// Rates with the whole dataset in memory, number of chunks, and length of a slot.
+struct Whole {
+    rates: Side,
+    chunks: u64,
+    slot: u64,
+}
+
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let folder = settings.on_disk("agent-small");
     let server = SlowServer::start(IN_FLIGHT)?;
     let files = settings.scaled(BYTES) / LENGTH as u32;
     put(&server.address, DATASET, files, LENGTH)?;
-    let start =
-        |task, memory, policy| Node::start(task, &server.address, DATASET, &folder, memory, policy);
-    let all = u64::from(files) * LENGTH as u64;
+    let setup = Setup { settings, server, folder, files };
+    let whole = setup.whole()?;
+    let mut benches = Vec::new();
+    for row in ROWS {
+        benches.extend(setup.part(&whole, &row)?);
+    }
+    Ok(benches)
+}
 
-    let mut cached = Side::new("all chunks in memory");
-    let (chunks, slot) = {
-        let node = start("whole", all * 5 / 4 + (256 << 20), "oneshot")?;
+impl Setup<'_> {
+    fn node(&self, task: &'static str, memory: u64, policy: &'static str) -> Result<Node> {
+        Node::start(task, &self.server.address, DATASET, &self.folder, memory, policy)
+    }
+
+    /// Measures epochs through a cache of the whole dataset.
+    fn whole(&self) -> Result<Whole> {
+        let memory = u64::from(self.files) * LENGTH as u64 * 5 / 4 + (256 << 20);
+        let node = self.node("whole", memory, "oneshot")?;
         node.wait()?;
-        let mut reader = Reading::start(&node.reader(LENGTH, 0))?;
-        for number in 0..=settings.runs() {
+        let mut reader = ReaderProcess::start(&node.reader(LENGTH, 0))?;
+        let mut rates = Side::new("all chunks in memory");
+        for number in 0..=self.settings.runs() {
             let rate = epoch(&mut reader, number)?;
             if number > 0 {
-                cached.samples.push(rate);
+                rates.samples.push(rate);
             }
         }
         let status = node.status()?;
         ensure!(status.misses == 0, "the dataset was not cached: {status:?}");
-        (status.chunks, status.memory_used / status.chunks_present)
-    };
-    let bytes_per_second = cached.median() * LENGTH as f64;
+        let slot = status.memory_used / status.chunks_present;
+        Ok(Whole { rates, chunks: status.chunks, slot })
+    }
 
-    let mut benches = Vec::new();
-    for row in ROWS {
-        let slots = (chunks as f64 * row.cached) as u64;
-        server.set_throttle(Throttle::default());
-        let node = start("part", slots * slot, "on-demand")?;
-        let mut reader = Reading::start(&node.reader(LENGTH, 0))?;
-        reader.run(Ask::Ready)?;
-        let store = bytes_per_second * row.store;
+    /// Measures epochs through a cache of a part of the dataset.
+    fn part(&self, whole: &Whole, row: &Row) -> Result<[Bench; 2]> {
+        let Whole { rates: cached, chunks, slot } = whole;
+        let slots = (*chunks as f64 * row.cached) as u64;
+        self.server.set_throttle(Throttle::default());
+        let node = self.node("part", slots * slot, "on-demand")?;
+        let mut reader = ReaderProcess::start(&node.reader(LENGTH, 0))?;
+        reader.run(Command::Ready)?;
+        let store = cached.median() * LENGTH as f64 * row.store;
         let bytes_per_second = NonZeroU64::new(store as u64);
-        server.set_throttle(Throttle { bytes_per_second, ..Throttle::default() });
+        self.server.set_throttle(Throttle { bytes_per_second, ..Throttle::default() });
         let mut ours = Side::new("the cache of a part, from the second epoch on");
         let mut reads = Side::new("chunks and files read from the store in an epoch");
         let mut bound = Side::new("chunks that are not cached, two groups and 1 %");
         let mut before = 0;
-        for number in 0..=settings.runs() {
+        for number in 0..=self.settings.runs() {
             let rate = epoch(&mut reader, number)?;
             let after = node.status()?.store_reads();
             if number > 0 {
                 ours.samples.push(rate);
                 reads.samples.push((after - before) as f64);
                 let missing = (chunks - slots) as f64 + f64::from(2 * GROUP);
-                bound.samples.push(missing + chunks as f64 / 100.0);
+                bound.samples.push(missing + *chunks as f64 / 100.0);
             }
             before = after;
         }
         let settings = format!(
-            "{files} files of 4 KiB in {chunks} chunks, groups of {GROUP} chunks, {slots} slots; \
-             one reader that rests for {REST} us after each {BATCH} files, so that it takes {:.0} \
-             MB/s from memory; a store of {:.0} MB/s; the sides one after the other",
+            "{} files of 4 KiB in {chunks} chunks, groups of {GROUP} chunks, {slots} slots; one \
+             reader that rests for {REST} us after each {BATCH} files, so that it takes {:.0} MB/s \
+             from memory; a store of {:.0} MB/s; the sides one after the other",
+            self.files,
             cached.median() * LENGTH as f64 / 1e6,
             store / 1e6,
         );
@@ -107,17 +137,17 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
             theirs,
             bar,
         };
-        let bar = Bar::AtLeastTimes(row.bar);
-        benches.push(bench("", "files/s", ours, cached.clone(), bar));
         let bar = if row.cached == 0.25 { Bar::AtMostTimes(1.0) } else { Bar::None };
-        benches.push(bench(", store reads", "reads", reads, bound, bar));
+        Ok([
+            bench("", "files/s", ours, cached.clone(), Bar::AtLeastTimes(row.bar)),
+            bench(", store reads", "reads", reads, bound, bar),
+        ])
     }
-    Ok(benches)
 }
 
-/// Lets the reader read an epoch; gives files a second.
-fn epoch(reader: &mut Reading, number: usize) -> Result<f64> {
+/// Reads an epoch; returns files a second.
+fn epoch(reader: &mut ReaderProcess, number: usize) -> Result<f64> {
     let epoch = number as u64;
-    let ask = Ask::Epoch { epoch, rank: 0, world: 1, group: GROUP, rest: REST };
-    Ok(reader.run(ask)?.rate())
+    let command = Command::Epoch { epoch, rank: 0, world: 1, group: GROUP, rest: REST };
+    Ok(reader.run(command)?.rate())
 }

@@ -1,7 +1,7 @@
-//! Store reads of four nodes that together hold all of a dataset, or a half.
+//! Store reads of four nodes whose memory together fits a whole dataset, or a half.
 //!
-//! Must hold: all nodes read their shares of an epoch at the same time; epochs in which memory is filled don't
-//! count where a half fits; a file that is read past the caches counts as a read of the store.
+//! Must hold: all nodes read their shares of an epoch at the same time. With memory for a half, the
+//! first epochs do not count. A file read past the caches counts as a store read.
 
 use anyhow::{Result, ensure};
 
@@ -9,7 +9,7 @@ use super::cluster::{Cluster, FILES, Job, LENGTH, memory, put_files};
 use crate::measure::{Bar, Bench, Side};
 use crate::setup::{Server, Settings};
 use crate::workload::agent::node::Start;
-use crate::workload::agent::reader::{Ask, Reading};
+use crate::workload::agent::reader::{Command, ReaderProcess};
 
 const DATASET: &str = "peers-budget";
 const NODES: usize = 4;
@@ -36,25 +36,25 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     Ok(vec![whole(settings, &job, files)?, half(settings, &job, files)?])
 }
 
-/// All nodes read their share of an epoch; gives reads of the store.
-fn epoch(cluster: &Cluster, readers: &mut [Reading], epoch: u64, files: u32) -> Result<u64> {
+/// Reads an epoch, one share for each node; returns the store reads.
+fn epoch(cluster: &Cluster, readers: &mut [ReaderProcess], epoch: u64, files: u32) -> Result<u64> {
     let before = cluster.store_reads()?;
     for (rank, reader) in (0..).zip(readers.iter_mut()) {
-        reader.tell(Ask::Epoch { epoch, rank, world: NODES as u32, group: GROUP, rest: 0 })?;
+        reader.send(Command::Epoch { epoch, rank, world: NODES as u32, group: GROUP, rest: 0 })?;
     }
     let mut read = 0;
     for reader in readers {
         read += reader.answer()?.files;
     }
-    ensure!(read == u64::from(files), "{read} files came");
+    ensure!(read == u64::from(files), "the readers read {read} files");
     Ok(cluster.store_reads()? - before)
 }
 
-fn readers(cluster: &Cluster) -> Result<Vec<Reading>> {
-    cluster.nodes.iter().map(|node| Reading::start(&node.reader(LENGTH, 0))).collect()
+fn readers(cluster: &Cluster) -> Result<Vec<ReaderProcess>> {
+    cluster.nodes.iter().map(|node| ReaderProcess::start(&node.reader(LENGTH, 0))).collect()
 }
 
-/// Four nodes with room for more than all: the store is read in the first epoch only.
+/// Four nodes with memory for more than the dataset: only the first epoch reads the store.
 fn whole(settings: &Settings, job: &Job<'_>, files: u32) -> Result<Bench> {
     let mut ours = Side::new("");
     let mut theirs = Side::new("store reads of the first epoch");
@@ -84,7 +84,7 @@ fn whole(settings: &Settings, job: &Job<'_>, files: u32) -> Result<Bench> {
     Ok(Bench { name, settings, unit: "reads", ours, theirs, bar })
 }
 
-/// Four nodes with room for a half, with peers and each alone.
+/// Four nodes with memory for a half, with peers and without.
 fn half(settings: &Settings, job: &Job<'_>, files: u32) -> Result<Bench> {
     let mut ours = Side::new("store reads of an epoch with peers, as a part of the dataset");
     let mut theirs = Side::new("each node alone");

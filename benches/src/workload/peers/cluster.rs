@@ -1,6 +1,7 @@
-//! The agents of one job on several nodes.
+//! Agents of one job on several nodes.
 //!
-//! Must hold: nothing is measured before each agent has a connection to each other one; every wait ends.
+//! Must hold: a measurement starts only after each agent has a connection to each other agent.
+//! Every wait ends.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -18,10 +19,10 @@ pub(super) const FILES: u32 = 100_000;
 pub(super) const LENGTH: usize = 4 << 10;
 pub(super) const PER_CHUNK: u32 = 100;
 
-/// Bytes of a chunk at most, and so of a slot.
+/// Limit of a chunk and size of a slot, in bytes.
 pub(super) const SLOT: u32 = 1 << 20;
 
-/// Between two looks at the agents, and how often they are looked at.
+/// Interval and number of the status queries of a wait.
 const LOOK: Duration = Duration::from_millis(50);
 const LOOKS: u32 = 2_400;
 
@@ -31,7 +32,7 @@ pub(super) struct Cluster {
     pub(super) nodes: Vec<Node>,
 }
 
-/// Where the dataset of a job is, and how many nodes read it.
+/// Location of a job's dataset, and number of its nodes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job<'a> {
     pub(super) task: &'static str,
@@ -39,11 +40,11 @@ pub(super) struct Job<'a> {
     pub(super) dataset: &'static str,
     pub(super) folder: &'a Path,
     pub(super) nodes: usize,
-    /// Nodes without one share this machine's network.
+    /// Network of the nodes; `None` stands for this machine's network.
     pub(super) network: Option<&'a Network>,
 }
 
-/// Another agent, as an agent shows it.
+/// Another agent in an agent's status.
 #[derive(Debug, Deserialize)]
 struct Peer {
     state: String,
@@ -54,13 +55,13 @@ struct Peers {
     peers: Vec<Peer>,
 }
 
-/// Puts the files of a dataset that the nodes read.
+/// Puts the files of a dataset.
 pub(super) fn put_files(server: &str, dataset: &str, files: u32) -> Result<()> {
     let shape = ChunkShape::new(SLOT, ChunkShape::default().alignment())?;
     put_chunks(server, dataset, files, LENGTH, PER_CHUNK, shape)
 }
 
-/// Memory of each of so many nodes that together hold this part of a dataset.
+/// Memory of each of `nodes` nodes that together fit a part of a dataset.
 pub(super) fn memory(files: u32, part: f64, nodes: usize) -> u64 {
     let chunks = f64::from(files.div_ceil(PER_CHUNK));
     (chunks * part / nodes as f64) as u64 * u64::from(SLOT)
@@ -81,7 +82,7 @@ impl Job<'_> {
         Ok(Cluster { nodes: nodes.collect::<Result<_>>()? })
     }
 
-    /// The same, and waits for their connections.
+    /// Starts the agents of all nodes and waits for their connections.
     pub(super) fn start(&self, start: &Start) -> Result<Cluster> {
         let cluster = self.start_nodes(start)?;
         if !start.is_alone {
@@ -92,12 +93,12 @@ impl Job<'_> {
 }
 
 impl Cluster {
-    /// Waits until each agent has a connection to each other one.
+    /// Waits until each agent has a connection to each other agent.
     pub(super) fn wait_for_peers(&self) -> Result<()> {
         until("the agents don't find each other", || self.has_all_peers())
     }
 
-    /// Whether each agent has a connection to each other one, and knows no other agent.
+    /// True once each agent has a connection to each other agent, and no agent lists a further one.
     pub(super) fn has_all_peers(&self) -> Result<bool> {
         for node in &self.nodes {
             let text = node.status_text()?;
@@ -114,7 +115,7 @@ impl Cluster {
         self.nodes.iter().map(Node::status).collect()
     }
 
-    /// Whether no agent fetches anything now.
+    /// True once no agent fetches chunks.
     pub(super) fn is_idle(&self) -> Result<bool> {
         let is_idle = |status: &Status| {
             status.fetches == 0 && (status.prefetch_waiting == 0 || status.prefetch_stuck)
@@ -122,23 +123,23 @@ impl Cluster {
         Ok(self.statuses()?.iter().all(is_idle))
     }
 
-    /// Reads of the store by all agents and readers so far.
+    /// Store reads of all agents and readers so far.
     pub(super) fn store_reads(&self) -> Result<u64> {
         Ok(self.statuses()?.iter().map(Status::store_reads).sum())
     }
 
-    /// Chunks that came from the servers so far.
+    /// Chunks received from the servers so far.
     pub(super) fn server_chunks(&self) -> Result<u64> {
         Ok(self.statuses()?.iter().map(|status| status.chunks_from_servers).sum())
     }
 
-    /// Chunks that came from other agents so far.
+    /// Chunks received from other agents so far.
     pub(super) fn peer_reads(&self) -> Result<u64> {
         Ok(self.statuses()?.iter().map(|status| status.chunks_from_peers).sum())
     }
 }
 
-/// Waits until `is_so`, and fails with `otherwise` after two minutes.
+/// Waits for `is_so`; fails with `otherwise` after two minutes.
 pub(super) fn until(otherwise: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     for _ in 0..LOOKS {
         if is_so()? {

@@ -1,6 +1,6 @@
-//! Figures of the paper as pictures, with their data and with the claim beside them.
+//! Figures of the paper as charts, with their data and the paper's claim.
 //!
-//! Must hold: a figure names the paper's claim and the values that were seen here.
+//! Must hold: a figure states the claim of the paper and the values of this run.
 
 use std::fs::write;
 use std::path::Path;
@@ -13,19 +13,19 @@ use crate::setup::Settings;
 /// A figure of the paper.
 #[derive(Debug)]
 pub(super) struct Figure {
-    /// The name of its files.
+    /// Base name of the files.
     pub(super) name: &'static str,
     pub(super) heading: &'static str,
-    /// The claim of the paper.
+    /// Claim of the paper.
     pub(super) claim: &'static str,
-    /// The values that were seen here.
+    /// Values of this run.
     pub(super) seen: String,
     pub(super) settings: String,
     pub(super) plot: Plot,
 }
 
 impl Figure {
-    /// Writes the picture, its data and a page about it, where curves are wanted.
+    /// With `--plots`, writes the chart, its data and a page about it.
     pub(super) fn write(&self, settings: &Settings) -> Result<()> {
         let Some(folder) = settings.plots() else { return Ok(()) };
         let Self { name, heading, claim, seen, settings, plot } = self;

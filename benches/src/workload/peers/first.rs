@@ -1,7 +1,7 @@
-//! The first epoch of nodes whose caches are empty, beside readers without caches.
+//! First epoch of nodes with empty caches, beside readers without caches.
 //!
-//! Must hold: all sides read the same epoch over the same links from a store of the same speed; each run
-//! begins with new agents.
+//! Must hold: all sides read the same epoch over the same links from a store of the same speed.
+//! Each run uses new agents.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::cluster::{FILES, Job, LENGTH, PER_CHUNK, memory, put_files};
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Network, Settings, SlowServer};
 use crate::workload::agent::node::Start;
-use crate::workload::agent::reader::{AgentReader, Ask, Reading};
+use crate::workload::agent::reader::{AgentReader, Command, ReaderProcess};
 
 const DATASET: &str = "peers-first";
 pub(super) const NODES: usize = 4;
@@ -22,7 +22,7 @@ const GROUP: u32 = 10;
 /// Megabits a second of each link.
 pub(super) const LINK: u32 = 1_000;
 
-/// The store behind the server.
+/// Store behind the server.
 const SLOW: Throttle = Throttle {
     latency: Duration::from_millis(5),
     bytes_per_second: NonZeroU64::new(60_000_000),
@@ -30,20 +30,20 @@ const SLOW: Throttle = Throttle {
 };
 pub(super) const IN_FLIGHT: usize = 16;
 
-/// How the nodes read.
+/// Configuration of the readers and agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Mode {
     Straight,
     Alone,
     Peers,
     OneShot,
 }
 
-const WAYS: [(Way, &str); 4] = [
-    (Way::Straight, "straight from the server, without agents"),
-    (Way::Alone, "each node with an agent that speaks to no other one"),
-    (Way::Peers, "agents that give chunks to each other, policy on-demand"),
-    (Way::OneShot, "the same, policy oneshot, without the files that agents had before"),
+const MODES: [(Mode, &str); 4] = [
+    (Mode::Straight, "straight from the server, without agents"),
+    (Mode::Alone, "each node with an agent that speaks to no other one"),
+    (Mode::Peers, "agents that give chunks to each other, policy on-demand"),
+    (Mode::OneShot, "the same, policy oneshot, without the files that agents had before"),
 ];
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
@@ -61,10 +61,10 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         network: Some(&network),
     };
     server.set_throttle(SLOW);
-    let mut sides = WAYS.map(|(_, name)| Side::new(name));
+    let mut sides = MODES.map(|(_, name)| Side::new(name));
     for round in 0..settings.runs() {
-        for ((way, _), side) in WAYS.iter().zip(&mut sides) {
-            side.samples.push(epoch(&job, *way, files, round as u64)?);
+        for ((mode, _), side) in MODES.iter().zip(&mut sides) {
+            side.samples.push(epoch(&job, *mode, files, round as u64)?);
         }
     }
     let settings = format!(
@@ -88,33 +88,33 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     ])
 }
 
-/// One first epoch; gives files a second of all nodes together.
-fn epoch(job: &Job<'_>, way: Way, files: u32, number: u64) -> Result<f64> {
-    let policy = if way == Way::OneShot { "oneshot" } else { "on-demand" };
-    let is_alone = way == Way::Alone;
+/// Runs one first epoch; returns files a second of all nodes together.
+fn epoch(job: &Job<'_>, mode: Mode, files: u32, number: u64) -> Result<f64> {
+    let policy = if mode == Mode::OneShot { "oneshot" } else { "on-demand" };
+    let is_alone = mode == Mode::Alone;
     let memory = memory(files, 1.3, job.nodes);
     let start = Start { memory, policy, is_alone, ..Start::default() };
-    let cluster = if way == Way::OneShot { job.start_nodes(&start) } else { job.start(&start) }?;
+    let cluster = if mode == Mode::OneShot { job.start_nodes(&start) } else { job.start(&start) }?;
     let readers = cluster.nodes.iter().map(|node| {
         let reader = node.reader(LENGTH, 0);
-        match way {
-            Way::Straight => Reading::start(&AgentReader { task: None, ..reader }),
-            _ => Reading::start(&reader),
+        match mode {
+            Mode::Straight => ReaderProcess::start(&AgentReader { task: None, ..reader }),
+            _ => ReaderProcess::start(&reader),
         }
     });
     let mut readers = readers.collect::<Result<Vec<_>>>()?;
     for reader in &mut readers {
-        reader.run(Ask::Ready)?;
+        reader.run(Command::Ready)?;
     }
-    // With oneshot, agents have begun before their readers.
+    // With oneshot, agents begin before their readers.
     let had = cluster.server_chunks()? * u64::from(PER_CHUNK);
     let (read, seconds) = Stopwatch::new().time(|| {
         for (rank, reader) in (0..).zip(&mut readers) {
             let world = job.nodes as u32;
-            reader.tell(Ask::Epoch { epoch: number, rank, world, group: GROUP, rest: 0 })?;
+            reader.send(Command::Epoch { epoch: number, rank, world, group: GROUP, rest: 0 })?;
         }
         readers.iter_mut().try_fold(0, |all, reader| Ok(all + reader.answer()?.files))
     })?;
-    ensure!(read == u64::from(files), "{read} files came");
+    ensure!(read == u64::from(files), "the readers read {read} files");
     Ok((read - had) as f64 / seconds)
 }

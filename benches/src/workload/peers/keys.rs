@@ -1,7 +1,7 @@
 //! A plain client of several memcached over TCP.
 //!
-//! Must hold: a key belongs to one instance by its number; an instance that is gone loses its keys, and
-//! nothing else.
+//! Must hold: the number of a key selects its instance. The loss of an instance loses its keys
+//! only.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-/// How long an instance may take to answer.
+/// Limit of the wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A connection to each instance.
+/// Connections to the instances.
 #[derive(Debug)]
 pub(super) struct Instances {
-    /// None for an instance that is gone.
+    /// Connections by instance; `None` stands for a lost instance.
     connections: Vec<Option<TcpStream>>,
     request: Vec<u8>,
     answer: Vec<u8>,
@@ -35,12 +35,12 @@ impl Instances {
         Ok(Self { connections, request: Vec::new(), answer: Vec::new(), length })
     }
 
-    /// The instance of a key.
+    /// Number of the instance of a key.
     pub(super) fn of(number: u32, instances: usize) -> usize {
         number as usize % instances
     }
 
-    /// Stores a value; an instance that is gone stores nothing.
+    /// Stores a value; a lost instance stores nothing.
     pub(super) fn set(&mut self, number: u32, key: &[u8], value: &[u8]) -> Result<()> {
         self.request.clear();
         self.request.extend_from_slice(b"set ");
@@ -54,7 +54,7 @@ impl Instances {
         Ok(())
     }
 
-    /// Gets a value; false where its instance is gone, or does not have it.
+    /// Gets a value; false for a lost instance or a missing key.
     pub(super) fn get(&mut self, number: u32, key: &[u8]) -> Result<bool> {
         self.request.clear();
         self.request.extend_from_slice(b"get ");
@@ -69,26 +69,26 @@ impl Instances {
         Ok(is_whole)
     }
 
-    /// Sends the request and fills `answer`; false where the instance is gone or answers less.
+    /// Sends the request and fills `answer`; false for a lost instance or a shorter answer.
     fn ask(&mut self, number: u32, answer: &mut [u8]) -> bool {
         let instance = Self::of(number, self.connections.len());
         let Some(connection) = &mut self.connections[instance] else { return false };
-        let mut asked = || {
+        let mut exchange = || {
             connection.write_all(&self.request)?;
-            let mut came = 0;
-            while came < answer.len() {
-                match connection.read(&mut answer[came..])? {
+            let mut received = 0;
+            while received < answer.len() {
+                match connection.read(&mut answer[received..])? {
                     0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-                    read => came += read,
+                    read => received += read,
                 }
-                if answer[..came] == *b"END\r\n" {
+                if answer[..received] == *b"END\r\n" {
                     return Ok(false);
                 }
             }
             Ok(true)
         };
-        let asked: std::io::Result<bool> = asked();
-        asked.unwrap_or_else(|_| {
+        let exchange: std::io::Result<bool> = exchange();
+        exchange.unwrap_or_else(|_| {
             self.connections[instance] = None;
             false
         })

@@ -1,8 +1,8 @@
-//! How long it takes to load a dataset into the memory of four nodes, and to recover from the loss of one
-//! (paper, Figure 11b), beside memcached that is filled file by file.
+//! Load of a dataset into the memory of four nodes, and recovery from the loss of one node (paper,
+//! Figure 11b). The reference is a memcached that clients fill file by file.
 //!
-//! Must hold: both sides read the same store over the same links; the time of this system includes the start of
-//! its agents, and that of memcached does not include the start of its instances.
+//! Must hold: both sides read the same store over the same links. The time of this system includes
+//! the start of its agents; the time of memcached does not include the start of its instances.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
@@ -17,14 +17,14 @@ use super::cluster::{Cluster, FILES, Job, LENGTH, PER_CHUNK, memory, put_files};
 use super::figure::Figure;
 use super::first::{IN_FLIGHT, LINK, NODES};
 use super::loss::{finish_all, instances, kill};
-use super::trace::{PeersReader, Report, Traced, Work, files_at};
+use super::trace::{PeersReader, Report, TracedReader, Work, files_at};
 use crate::measure::{Bar, Bench, Curve, Plot, Side};
 use crate::setup::{Network, Settings, SlowServer};
 use crate::workload::agent::node::Start;
 
 const DATASET: &str = "peers-load";
 
-/// The store behind the server.
+/// Store behind the server.
 const SLOW: Throttle = Throttle {
     latency: Duration::from_millis(5),
     bytes_per_second: NonZeroU64::new(200_000_000),
@@ -34,15 +34,15 @@ const SLOW: Throttle = Throttle {
 /// Threads of each node that fill memcached.
 const THREADS: u32 = 4;
 
-/// Between two looks at the agents, their number at most, and looks without a change that show an end.
+/// Interval and number of the status queries, and queries without a change that mark an end.
 const LOOK: Duration = Duration::from_millis(25);
 const LOOKS: u32 = 2_000;
 const QUIET: u32 = 60;
 
-/// Points of a line of the picture.
+/// Points of a line of the chart.
 const POINTS: u32 = 40;
 
-/// A load: seconds, and chunks or files that were there by then.
+/// Progress of a load: seconds, and chunks or files present by then.
 #[derive(Debug, Default)]
 struct Load(Vec<(f64, f64)>);
 
@@ -138,7 +138,7 @@ impl Load {
         self.0.last().map_or(f64::NAN, |(_, count)| *count)
     }
 
-    /// In percent of the end.
+    /// Progress as a curve in percent of the end.
     fn curve(&self, name: &str) -> Curve {
         let all = self.count();
         let step = (self.0.len() / POINTS as usize).max(1);
@@ -148,8 +148,8 @@ impl Load {
     }
 }
 
-/// Watches agents until they all know each other and have fetched all that they want. The last change of the
-/// chunks that stay with one of them is the end.
+/// Watches agents until their links are up and their fetches have ended. The last change of the
+/// kept chunks is the end of the load.
 fn watch(cluster: &Cluster, start: f64, chunks: u64) -> Result<Load> {
     let mut load = Load::default();
     let mut quiet = 0;
@@ -169,7 +169,7 @@ fn watch(cluster: &Cluster, start: f64, chunks: u64) -> Result<Load> {
     bail!("the agents don't load the dataset: {:?}", cluster.statuses()?);
 }
 
-/// Load and recovery, and how many chunks were read from the store for the load.
+/// Load and recovery of agents, and the chunks that the load reads from the store.
 fn of_agents(job: &Job<'_>, files: u32) -> Result<(Load, Load, u64)> {
     let chunks = u64::from(files.div_ceil(PER_CHUNK));
     let memory = memory(files, 1.3, NODES);
@@ -187,7 +187,7 @@ fn of_agents(job: &Job<'_>, files: u32) -> Result<(Load, Load, u64)> {
     Ok((load, recover, reads))
 }
 
-/// The same of memcached. One of the instances is lost with its part.
+/// Load and recovery of memcached; the recovery replaces one lost instance.
 fn of_memcached(job: &Job<'_>, network: &Network) -> Result<(Load, Load)> {
     let mut instances = instances(network)?;
     let load = fill(job, network, &instances, None)?;
@@ -197,7 +197,7 @@ fn of_memcached(job: &Job<'_>, network: &Network) -> Result<(Load, Load)> {
     Ok((load, fill(job, network, &instances, Some(last))?))
 }
 
-/// Fills instances, or only one of them.
+/// Fills all instances, or only one.
 fn fill<P>(
     job: &Job<'_>,
     network: &Network,
@@ -205,7 +205,7 @@ fn fill<P>(
     only: Option<usize>,
 ) -> Result<Load> {
     let fillers = (0..NODES as u32).map(|rank| {
-        Traced::start(&PeersReader {
+        TracedReader::start(&PeersReader {
             server: job.server.to_owned(),
             dataset: job.dataset.to_owned(),
             folder: job.folder.join(format!("node{rank}")),

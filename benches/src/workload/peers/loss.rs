@@ -1,8 +1,8 @@
-//! The reading speed of a job while one node is lost (paper, Figure 6), beside memcached with one instance
-//! less.
+//! Reading speed of a job around the loss of a node (paper, Figure 6), beside memcached with the
+//! loss of an instance.
 //!
-//! Must hold: both sides read over the same links, at the same speed before the loss, and have the same store
-//! for all that is lost; the node that is lost has no reader.
+//! Must hold: both sides read over the same links, at the same speed before the loss, with the same
+//! store for the lost part. The lost node has no reader.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
@@ -17,40 +17,40 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::cluster::{Cluster, FILES, Job, LENGTH, memory, put_files};
 use super::figure::Figure;
 use super::first::{IN_FLIGHT, LINK, NODES};
-use super::trace::{PeersReader, Report, Traced, Work, files_at};
+use super::trace::{PeersReader, Report, TracedReader, Work, files_at};
 use crate::measure::{Bar, Bench, Curve, Plot, Side};
 use crate::setup::{Memcached, Network, Process, Settings, SlowServer};
 use crate::workload::agent::node::{Start, Status};
-use crate::workload::agent::reader::{Ask, Reading};
+use crate::workload::agent::reader::{Command, ReaderProcess};
 
 const DATASET: &str = "peers-loss";
 const GROUP: u32 = 10;
 
-/// Nodes with readers: all but the one that is lost.
+/// Nodes with readers: all but the lost one.
 const READERS: u32 = NODES as u32 - 1;
 
-/// Microseconds of rest after each batch of 64 files.
+/// Pause after each batch of 64 files in microseconds.
 const REST: u64 = 15_000;
 
-/// Memory of all nodes: enough for all chunks without one node.
+/// Memory of all nodes relative to the dataset: enough for all chunks after the loss.
 const HELD: f64 = 1.6;
 
-/// Seconds before the loss, and behind it.
+/// Seconds before and after the loss.
 const BEFORE: f64 = 8.0;
 const BEHIND: f64 = 22.0;
-/// Seconds over which a speed is taken.
+/// Seconds of a speed measurement.
 const WINDOW: f64 = 1.0;
-/// Seconds between two points of the picture.
+/// Seconds between two points of the chart.
 const STEP: f64 = 0.5;
-/// A speed that is as good as the one before the loss.
+/// Part of the earlier speed that counts as recovered.
 const BACK: f64 = 0.95;
-/// The lost share, which the dip may exceed by a tenth of all.
+/// Largest excess of the dip over the lost share, as a part of the speed.
 const MORE: f64 = 0.10;
 
-/// The store takes so long for each request.
+/// Latency of each store request.
 const LATENCY: Duration = Duration::from_millis(2);
 
-/// The speed of one side around the loss.
+/// Speed of one side around the loss.
 #[derive(Debug)]
 struct Course {
     /// Seconds after the loss, and files a second.
@@ -138,7 +138,7 @@ fn draw(settings: &Settings, described: &str, ours: &Course, known: &Course) -> 
 }
 
 impl Course {
-    /// From reports of all readers, around a loss at a time.
+    /// Computes the course around the loss at `lost_at` from the reports of all readers.
     fn of(traces: &[Vec<Report>], lost_at: f64, lost_share: f64) -> Self {
         let speed = |from: f64, to: f64| {
             (files_at(traces, lost_at + to) - files_at(traces, lost_at + from)) / (to - from)
@@ -149,26 +149,26 @@ impl Course {
         Self { points, before: speed(1.0 - BEFORE, 0.0), lost_share }
     }
 
-    /// How much of the speed is lost in the worst second after the loss.
+    /// Lost part of the speed in the worst second after the loss.
     fn dip(&self) -> f64 {
         let behind = self.points.iter().filter(|(at, _)| *at > 0.0).map(|(_, speed)| *speed);
         1.0 - behind.fold(f64::INFINITY, f64::min) / self.before
     }
 
-    /// Seconds from the loss on until the speed stays as before; that of the whole course if it does not.
+    /// Seconds from the loss to the recovered speed; the whole course without recovery.
     fn back(&self) -> f64 {
         let slow = self.points.iter().rfind(|(at, speed)| *at > 0.0 && *speed < BACK * self.before);
         slow.map_or(0.0, |(at, _)| *at)
     }
 }
 
-/// Lets readers read until the loss, and behind it.
+/// Starts readers, loses a node, and returns the reports and the time of the loss.
 fn around_loss(
-    readers: &mut [Traced],
+    readers: &mut [TracedReader],
     lose: impl FnOnce() -> Result<()>,
 ) -> Result<(Vec<Vec<Report>>, f64)> {
-    readers.iter_mut().try_for_each(Traced::begin)?;
-    // The first second belongs to neither.
+    readers.iter_mut().try_for_each(TracedReader::begin)?;
+    // The first second does not count.
     sleep(Duration::from_secs_f64(BEFORE + 1.0));
     let lost_at = since_boot().as_secs_f64();
     lose()?;
@@ -176,10 +176,10 @@ fn around_loss(
     for reader in readers.iter_mut() {
         ensure!(!reader.has_ended()?, "a reader has ended");
     }
-    Ok((readers.iter().map(Traced::reports).collect(), lost_at))
+    Ok((readers.iter().map(TracedReader::reports).collect(), lost_at))
 }
 
-/// The store gives one and a half times the lost share of this speed.
+/// Store with one and a half times the lost share of this speed.
 fn slow(files_per_second: f64, lost_share: f64) -> Throttle {
     let bytes = files_per_second * LENGTH as f64 * lost_share * 1.5;
     Throttle {
@@ -189,7 +189,7 @@ fn slow(files_per_second: f64, lost_share: f64) -> Throttle {
     }
 }
 
-/// A reader of a node, with the rest that all have.
+/// Reader of a node with the common pause.
 fn reader(job: &Job<'_>, network: &Network, rank: u32, work: Work) -> PeersReader {
     PeersReader {
         server: job.server.to_owned(),
@@ -208,7 +208,7 @@ fn reader(job: &Job<'_>, network: &Network, rank: u32, work: Work) -> PeersReade
     }
 }
 
-/// The speed that all readers have about, while nothing is missing.
+/// Approximate speed of all readers without a loss.
 const SPEED: f64 = READERS as f64 * 64.0 / (REST as f64 / 1e6);
 
 fn of_agents(job: &Job<'_>, server: &SlowServer, files: u32) -> Result<Course> {
@@ -219,7 +219,7 @@ fn of_agents(job: &Job<'_>, server: &SlowServer, files: u32) -> Result<Course> {
     let network = job.network.context("there is a network")?;
     let readers = (0..READERS).map(|rank| {
         let reader = reader(job, network, rank, Work::Epochs);
-        Traced::start(&PeersReader { task: Some(job.task.to_owned()), ..reader })
+        TracedReader::start(&PeersReader { task: Some(job.task.to_owned()), ..reader })
     });
     let mut readers = readers.collect::<Result<Vec<_>>>()?;
     let lost = cluster.nodes[NODES - 1].status()?;
@@ -229,13 +229,19 @@ fn of_agents(job: &Job<'_>, server: &SlowServer, files: u32) -> Result<Course> {
     Ok(Course::of(&traces, lost_at, lost_share))
 }
 
-/// Reads two epochs, so that the nodes hold all chunks.
+/// Reads two epochs, after which the nodes hold all chunks.
 fn warm(cluster: &Cluster) -> Result<()> {
-    let readers = cluster.nodes.iter().map(|node| Reading::start(&node.reader(LENGTH, 0)));
+    let readers = cluster.nodes.iter().map(|node| ReaderProcess::start(&node.reader(LENGTH, 0)));
     let mut readers = readers.collect::<Result<Vec<_>>>()?;
     for epoch in 0..2 {
         for (rank, reader) in (0..).zip(&mut readers) {
-            reader.tell(Ask::Epoch { epoch, rank, world: NODES as u32, group: GROUP, rest: 0 })?;
+            reader.send(Command::Epoch {
+                epoch,
+                rank,
+                world: NODES as u32,
+                group: GROUP,
+                rest: 0,
+            })?;
         }
         for reader in &mut readers {
             reader.answer()?;
@@ -252,27 +258,28 @@ fn of_memcached(job: &Job<'_>, network: &Network, server: &SlowServer) -> Result
         memcached: addresses.clone(),
         ..reader(job, network, rank, work)
     };
-    let fillers = (0..READERS)
-        .map(|rank| Traced::start(&PeersReader { rest: 0, threads: 4, ..of(rank, Work::Store) }));
+    let fillers = (0..READERS).map(|rank| {
+        TracedReader::start(&PeersReader { rest: 0, threads: 4, ..of(rank, Work::Store) })
+    });
     finish_all(fillers.collect::<Result<_>>()?)?;
-    let readers = (0..READERS).map(|rank| Traced::start(&of(rank, Work::Keys)));
+    let readers = (0..READERS).map(|rank| TracedReader::start(&of(rank, Work::Keys)));
     let mut readers = readers.collect::<Result<Vec<_>>>()?;
     let lost_share = 1.0 / NODES as f64;
     server.set_throttle(slow(SPEED, lost_share));
     let (traces, lost_at) = around_loss(&mut readers, || {
-        // Dropped, it is killed.
+        // Drop kills the instance.
         drop(instances.pop());
         Ok(())
     })?;
     Ok(Course::of(&traces, lost_at, lost_share))
 }
 
-/// A memcached on each node.
+/// Starts a memcached on each node.
 pub(super) fn instances(network: &Network) -> Result<Vec<(Process, SocketAddr)>> {
     (0..NODES).map(|node| instance(network, node)).collect()
 }
 
-/// The memcached of one node.
+/// Starts the memcached of one node.
 pub(super) fn instance(network: &Network, node: usize) -> Result<(Process, SocketAddr)> {
     let address = SocketAddr::from((network.address_of(node), 11_211));
     Ok((Memcached::start_in(&network.namespace(node), address)?, address))
@@ -284,11 +291,11 @@ pub(super) fn kill(agent: &Status) -> Result<()> {
     Ok(kill_process(pid.context("it is a process")?, Signal::KILL)?)
 }
 
-/// Lets processes do all of their work; gives the reports of each.
-pub(super) fn finish_all(mut processes: Vec<Traced>) -> Result<Vec<Vec<Report>>> {
-    processes.iter_mut().try_for_each(Traced::begin)?;
+/// Runs processes to the end of their work; returns the reports of each.
+pub(super) fn finish_all(mut processes: Vec<TracedReader>) -> Result<Vec<Vec<Report>>> {
+    processes.iter_mut().try_for_each(TracedReader::begin)?;
     super::cluster::until("the processes take too long", || {
         processes.iter_mut().try_fold(true, |all, process| Ok(all & process.has_ended()?))
     })?;
-    Ok(processes.iter().map(Traced::reports).collect())
+    Ok(processes.iter().map(TracedReader::reports).collect())
 }

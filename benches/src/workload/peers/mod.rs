@@ -1,8 +1,9 @@
-//! Agents of several nodes that give chunks to each other, beside a plain TCP stream, beside each node
-//! alone and beside memcached (paper, Figures 6, 11a and 11b).
+//! Agents of several nodes that send chunks to each other (paper, Figures 6, 11a and 11b).
+//! References are a plain TCP stream, each node alone, and memcached.
 //!
-//! Must hold: each node has an agent of its own with its own folders; agents find each other through the
-//! server; where the network or the store decides, each node has a network namespace with a shaped link.
+//! Must hold: each node has its own agent with its own folders, and agents find each other through
+//! the server. Where the network or the store limits the speed, each node has a network namespace
+//! with a shaped link.
 
 mod budget;
 mod cluster;
@@ -26,10 +27,10 @@ use crate::setup::Settings;
 pub use stream::{Stream, stream};
 pub use trace::{PeersReader, trace};
 
-/// Choices for this workload.
+/// Options of the peers workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
 pub struct PeersParts {
-    /// A part of the rows; all without
+    /// Part of the rows; default: all rows
     part: Option<Part>,
 }
 
@@ -44,11 +45,11 @@ enum Part {
     Transfer,
     /// Random files of 4 KiB from another agent, beside memcached
     Small,
-    /// Store reads of four nodes whose memory holds all or half of the dataset
+    /// Store reads of four nodes whose memory fits all or half of the dataset
     Budget,
-    /// The first epoch, beside the servers alone
+    /// First epoch, beside the servers alone
     First,
-    /// The reading speed while a node is lost (paper, Figure 6), beside memcached
+    /// Reading speed around the loss of a node (paper, Figure 6), beside memcached
     Loss,
     /// Load and recovery (paper, Figure 11b), beside memcached
     Load,

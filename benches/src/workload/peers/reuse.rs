@@ -1,27 +1,26 @@
-//! Chunks from one agent into slots of another that hold earlier chunks, beside a plain TCP stream into slots
-//! that were written before.
+//! Chunks from one agent into used slots of another, beside a plain TCP stream into used slots.
 //!
-//! Must hold: the memory of the receiving agent is a tenth of the dataset, and all of its slots were filled before
-//! the first run that counts; the reader copies few of the bytes that come.
+//! Must hold: the memory of the receiving agent is a tenth of the dataset. All of its slots were
+//! filled before the first counted run. The reader copies few of the received bytes.
 
 use anyhow::Result;
 
 use super::cluster::{Cluster, Job, until};
-use super::stream::Ends;
-use super::transfer::{CHUNK, LENGTH, MEMORY, came, runs};
+use super::stream::StreamPair;
+use super::transfer::{CHUNK, LENGTH, MEMORY, received, runs};
 use crate::measure::{Bar, Bench, Side};
 use crate::setup::{Settings, processor_seconds};
 use crate::workload::agent::node::Start;
-use crate::workload::agent::reader::{Ask, Reading};
+use crate::workload::agent::reader::{Command, ReaderProcess};
 
-/// Slots of the receiving end, and chunks of a group. The chunks of two groups pass through these slots.
+/// Slots of the receiver, and chunks of a group. The chunks of two groups pass through these slots.
 const SLOTS: u32 = 48;
 const GROUP: u32 = 16;
 
-/// Every so many files, one is read.
+/// Interval of the read files.
 const STEP: u32 = 16;
 
-/// Measures transfers of a dataset of so many bytes.
+/// Measures transfers of a dataset of `bytes` bytes.
 pub(super) fn run(settings: &Settings, job: &Job<'_>, bytes: u32) -> Result<Vec<Bench>> {
     let giving = Start { memory: MEMORY, policy: "oneshot", ..Start::default() };
     let memory = u64::from(SLOTS) * u64::from(CHUNK);
@@ -30,9 +29,9 @@ pub(super) fn run(settings: &Settings, job: &Job<'_>, bytes: u32) -> Result<Vec<
     giver.wait()?;
     let pair = Cluster { nodes: vec![giver, job.start_node(1, &taking)?] };
     pair.wait_for_peers()?;
-    let mut reader = Reading::start(&pair.nodes[1].reader(LENGTH, 0))?;
+    let mut reader = ReaderProcess::start(&pair.nodes[1].reader(LENGTH, 0))?;
     let times = (bytes / CHUNK).div_ceil(SLOTS);
-    let mut ends = Ends::start(SLOTS, CHUNK, times)?;
+    let mut stream = StreamPair::start(SLOTS, CHUNK, times)?;
     let sent = f64::from(times) * f64::from(SLOTS) * f64::from(CHUNK);
     let mut rates = [
         Side::new("chunks from one agent to another, each file checked"),
@@ -44,16 +43,16 @@ pub(super) fn run(settings: &Settings, job: &Job<'_>, bytes: u32) -> Result<Vec<
         let before = pair.statuses()?;
         let processes: Vec<u32> = before.iter().map(|status| status.pid).collect();
         let processor_before = processor_seconds(&processes)?;
-        let epoch = Ask::Sparse { epoch: round as u64, group: GROUP, step: STEP };
+        let epoch = Command::Sparse { epoch: round as u64, group: GROUP, step: STEP };
         let seconds = reader.run(epoch)?.seconds;
-        // Chunks of the next epoch come from now on.
-        let came = came(&before[1], &pair.nodes[1].status()?)?;
+        // Chunks of the next epoch arrive from now on.
+        let received = received(&before[1], &pair.nodes[1].status()?)?;
         let processor_seconds = processor_seconds(&processes)? - processor_before;
-        let (stream_seconds, stream_processor) = ends.run(false)?;
+        let (stream_seconds, stream_processor) = stream.run(false)?;
         if round > 0 {
-            rates[0].samples.push(came.from_peer / seconds / 1e6);
+            rates[0].samples.push(received.from_peer / seconds / 1e6);
             rates[1].samples.push(sent / stream_seconds / 1e6);
-            processor[0].samples.push(processor_seconds / came.all * 1e9);
+            processor[0].samples.push(processor_seconds / received.all * 1e9);
             processor[1].samples.push(stream_processor / sent * 1e9);
         }
     }

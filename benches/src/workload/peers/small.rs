@@ -1,6 +1,7 @@
-//! Files of 4 KiB out of another agent's memory, in batches of random files, beside memcached over TCP.
+//! Files of 4 KiB from another agent's memory in random batches, beside memcached over TCP.
 //!
-//! Must hold: nearly all files come without their chunks; the same processes read both sides in turns.
+//! Must hold: nearly all files arrive without their chunks. The same processes read both sides in
+//! turns.
 
 use anyhow::{Result, ensure};
 
@@ -10,22 +11,21 @@ use crate::measure::{Bar, Bench, Side};
 use crate::setup::{Memcached, Server, Settings};
 use crate::workload::agent::memcached::Listener;
 use crate::workload::agent::node::Start;
-use crate::workload::agent::reader::{AgentReader, Ask, BATCH, Kind, Reading, together};
+use crate::workload::agent::reader::{AgentReader, BATCH, Command, Kind, ReaderProcess, together};
 
 const DATASET: &str = "peers-small";
 
-/// Processes that read, each one batch after the other.
+/// Reading processes, each with one batch at a time.
 const READERS: u32 = 4;
 
-/// Slots of the agent of the readers. One for each reader passes, so no room is left for copies of chunks
-/// after the first few.
+/// Slots of the readers' agent. Each reader uses one, so copies of chunks soon find no free slot.
 const SLOTS: u32 = 8;
 
-/// How long a side reads before the other side goes on, and how often in one run.
+/// Duration of a turn of one side, and turns of a run.
 const MILLISECONDS: u64 = 1_000;
 const TURNS: usize = 2;
 
-/// The part of all files that has to come without their chunks.
+/// Least part of the files that arrive without their chunks.
 const SHARE_MIN: f64 = 0.9;
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
@@ -51,19 +51,19 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let memcached = Memcached::start()?;
     let at = Some(Listener::Tcp(memcached.address));
     let reader = |seed| AgentReader { memcached: at.clone(), ..pair.nodes[1].reader(LENGTH, seed) };
-    let readers = (1..=u64::from(READERS)).map(|seed| Reading::start(&reader(seed)));
+    let readers = (1..=u64::from(READERS)).map(|seed| ReaderProcess::start(&reader(seed)));
     let mut readers = readers.collect::<Result<Vec<_>>>()?;
     measure(settings, &pair, &mut readers, files)
 }
 
-/// Lets all readers read both sides in turns.
+/// Measures both sides with all readers, in turns.
 fn measure(
     settings: &Settings,
     pair: &Cluster,
-    readers: &mut [Reading],
+    readers: &mut [ReaderProcess],
     files: u32,
 ) -> Result<Vec<Bench>> {
-    together(readers, Ask::Prepare(Kind::MemcachedMany))?;
+    together(readers, Command::Prepare(Kind::MemcachedMany))?;
     let kinds = [Kind::GetMany, Kind::MemcachedMany];
     let names = [
         "get_many_into by number, files from another agent",
@@ -71,7 +71,7 @@ fn measure(
     ];
     let mut sides = names.map(Side::new);
     for kind in kinds {
-        together(readers, Ask::Read(kind, MILLISECONDS))?;
+        together(readers, Command::Read(kind, MILLISECONDS))?;
     }
     let before = pair.nodes[1].status()?;
     let mut read = 0;
@@ -79,7 +79,7 @@ fn measure(
         let mut rates = [0.0; 2];
         for turn in 0..TURNS {
             for side in if turn % 2 == 0 { [0, 1] } else { [1, 0] } {
-                let answers = together(readers, Ask::Read(kinds[side], MILLISECONDS))?;
+                let answers = together(readers, Command::Read(kinds[side], MILLISECONDS))?;
                 rates[side] += answers.iter().map(|answer| answer.rate()).sum::<f64>();
                 if side == 0 {
                     read += answers.iter().map(|answer| answer.files).sum::<u64>();
@@ -93,13 +93,13 @@ fn measure(
     let after = pair.nodes[1].status()?;
     let alone = after.files_from_peers - before.files_from_peers;
     let (misses, fallbacks) = (after.misses - before.misses, after.fallbacks - before.fallbacks);
-    let told = format!(
+    let shares = format!(
         "{alone} of {read} files came alone, {misses} with their chunks, and {fallbacks} from the servers"
     );
-    ensure!(alone as f64 > SHARE_MIN * read as f64, "{told}");
+    ensure!(alone as f64 > SHARE_MIN * read as f64, "{shares}");
     let described = format!(
         "{files} files of 4 KiB in {} chunks, all at one agent, {SLOTS} slots at the other agent, {READERS} \
-         processes with a batch of {BATCH} random files each; sides change every {MILLISECONDS} ms; {told}; loopback",
+         processes with a batch of {BATCH} random files each; sides change every {MILLISECONDS} ms; {shares}; loopback",
         files.div_ceil(PER_CHUNK)
     );
     let [ours, theirs] = sides;

@@ -1,8 +1,8 @@
-//! Files of 4 KiB that one to four nodes read in a second (paper, Figure 11a), beside memcached and beside the
-//! servers alone.
+//! Read rate of one to four nodes with files of 4 KiB (paper, Figure 11a), beside memcached and
+//! beside the servers alone.
 //!
-//! Must hold: all sides have as many nodes, threads and links, and read the same files; nothing is measured
-//! before memory is filled.
+//! Must hold: all sides have as many nodes, threads and links, and read the same files. The memory
+//! is full before a measurement.
 
 use std::net::SocketAddr;
 use std::thread::sleep;
@@ -15,7 +15,7 @@ use super::cluster::{FILES, Job, LENGTH, PER_CHUNK, memory, put_files, until};
 use super::figure::Figure;
 use super::first::{LINK, NODES};
 use super::loss::{finish_all, instances};
-use super::trace::{PeersReader, Traced, Work, files_at};
+use super::trace::{PeersReader, TracedReader, Work, files_at};
 use crate::measure::{Bar, Bench, Curve, Plot, Side};
 use crate::setup::{Network, Server, Settings};
 use crate::workload::agent::node::{Node, Start};
@@ -25,11 +25,11 @@ const DATASET: &str = "peers-speed";
 /// Threads of each node.
 const THREADS: u32 = 2;
 
-/// Seconds before a speed is taken, and for which it is.
+/// Seconds before and during a speed measurement.
 const BEFORE: f64 = 1.5;
 const WINDOW: f64 = 2.0;
 
-/// The sides, in the order of [`speeds`].
+/// Sides in the order of [`speeds`].
 const SIDES: [&str; 4] =
     ["random, each node holds all", "memcached", "epochs, held together", "servers alone"];
 
@@ -121,13 +121,13 @@ fn speeds(job: &Job<'_>, network: &Network, files: u32) -> Result<[f64; 4]> {
     ])
 }
 
-/// Of agents that together hold this part of the dataset.
+/// Speed of agents with memory for a part of the dataset.
 fn of_agents(job: &Job<'_>, files: u32, held: f64, work: Work) -> Result<f64> {
     let memory = memory(files, held, job.nodes);
     let policy = if work == Work::Random { "on-demand" } else { "oneshot" };
     let cluster = job.start(&Start { memory, policy, ..Start::default() })?;
     if work == Work::Random {
-        // Also chunks that belong to other agents.
+        // Prefetch also fetches chunks that belong to other agents.
         cluster.nodes.iter().try_for_each(Node::prefetch)?;
     }
     until("the agents don't load the dataset", || {
@@ -141,11 +141,11 @@ fn of_memcached(job: &Job<'_>, network: &Network) -> Result<f64> {
     let addresses: Vec<SocketAddr> =
         instances.iter().take(job.nodes).map(|(_, address)| *address).collect();
     let fillers = readers(job, Work::Store, None, &addresses);
-    finish_all(fillers.iter().map(Traced::start).collect::<Result<_>>()?)?;
+    finish_all(fillers.iter().map(TracedReader::start).collect::<Result<_>>()?)?;
     read(&readers(job, Work::Random, None, &addresses))
 }
 
-/// One process for each node.
+/// Description of one process for each node.
 fn readers(
     job: &Job<'_>,
     work: Work,
@@ -173,15 +173,15 @@ fn readers(
 
 /// Files a second of all readers together.
 fn read(readers: &[PeersReader]) -> Result<f64> {
-    let mut traced = readers.iter().map(Traced::start).collect::<Result<Vec<_>>>()?;
-    traced.iter_mut().try_for_each(Traced::begin)?;
+    let mut traced = readers.iter().map(TracedReader::start).collect::<Result<Vec<_>>>()?;
+    traced.iter_mut().try_for_each(TracedReader::begin)?;
     let began = since_boot().as_secs_f64();
-    // The last reports come later than their time.
+    // The last reports come after their time.
     sleep(Duration::from_secs_f64(BEFORE + WINDOW + 0.5));
     for one in &mut traced {
         ensure!(!one.has_ended()?, "a reader has ended");
     }
-    let reports: Vec<_> = traced.iter().map(Traced::reports).collect();
+    let reports: Vec<_> = traced.iter().map(TracedReader::reports).collect();
     let [from, to] = [BEFORE, BEFORE + WINDOW].map(|after| files_at(&reports, began + after));
     Ok((to - from) / WINDOW)
 }

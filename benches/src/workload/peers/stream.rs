@@ -1,7 +1,7 @@
-//! A plain TCP stream between two processes: what a transfer of chunks is measured beside.
+//! A plain TCP stream between two processes, the reference for a transfer of chunks.
 //!
-//! Must hold: both ends do no more than to write and to read; the memory of the receiver is made, mapped and
-//! touched as that of an agent.
+//! Must hold: both ends only write and read. The memory of the receiver is created, mapped and
+//! touched like the memory of an agent.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write, stdin, stdout};
@@ -15,30 +15,30 @@ use libdiesel::agent::{Arena, Shape};
 use crate::measure::Stopwatch;
 use crate::setup::{Process, bytes, processor_seconds, start_own};
 
-/// Bytes of one read at most, as an agent has them.
+/// Limit of one read in bytes, as in an agent.
 const READ_MAX: usize = 256 << 10;
 
-/// Asks the receiver for new memory.
+/// Request for new memory at the receiver.
 const NEW: &str = "new";
 
 /// One end of a stream.
 #[derive(Debug, Clone, Args)]
 pub struct Stream {
-    /// Slots of the receiver
+    /// Number of slots of the receiver
     slots: u32,
-    /// Bytes of a slot
+    /// Length of a slot in bytes
     slot_bytes: u32,
-    /// How often each slot is written in one run
+    /// Writes of each slot in one run
     times: u32,
-    /// The other end; none for the one that sends
+    /// Address of the sender; default: be the sender
     #[arg(long)]
     from: Option<SocketAddr>,
 }
 
-/// Is one end of a stream until its input ends.
+/// Body of a process: runs one end of a stream until its input ends.
 ///
 /// # Errors
-/// When the connection breaks.
+/// The connection breaks.
 pub fn stream(stream: &Stream) -> Result<()> {
     match stream.from {
         None => send(stream),
@@ -60,14 +60,14 @@ fn send(stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-/// Takes all slots for each line of the input, into new memory where the line says so.
+/// Receives all slots for each line of the input; the line [`NEW`] requests new memory.
 fn receive(stream: &Stream, from: SocketAddr) -> Result<()> {
     let stopwatch = Stopwatch::new();
     let shape = Shape { slot_bytes: stream.slot_bytes, slots: stream.slots };
     let mut arena = None;
     for line in stdin().lines() {
         if line? == NEW {
-            // The old one goes first.
+            // The old memory is freed first.
             drop(arena.take());
         }
         let (kept, seconds) = stopwatch.time(|| {
@@ -88,49 +88,49 @@ fn receive(stream: &Stream, from: SocketAddr) -> Result<()> {
 
 fn fill(arena: &Arena, slot: u32, connection: &mut TcpStream) -> Result<()> {
     arena.populate(slot);
-    let (mut came, all) = (0, arena.shape().slot_bytes as usize);
-    while came < all {
-        let most = READ_MAX.min(all - came);
-        let read = arena.write_with(slot, came as u32, most, |bytes| connection.read(bytes));
+    let (mut received, all) = (0, arena.shape().slot_bytes as usize);
+    while received < all {
+        let most = READ_MAX.min(all - received);
+        let read = arena.write_with(slot, received as u32, most, |bytes| connection.read(bytes));
         let read = read.context("a slot is too short")??;
         ensure!(read > 0, "the stream ended too soon");
-        came += read;
+        received += read;
     }
     Ok(())
 }
 
 /// Both ends of a stream.
 #[derive(Debug)]
-pub(super) struct Ends {
+pub(super) struct StreamPair {
     sender: Process,
     receiver: Process,
-    told: BufReader<ChildStdout>,
+    durations: BufReader<ChildStdout>,
 }
 
-impl Ends {
-    /// Starts the ends: each run writes each slot so many times.
+impl StreamPair {
+    /// Starts both ends; each run writes each slot `times` times.
     pub(super) fn start(slots: u32, slot_bytes: u32, times: u32) -> Result<Self> {
         let [slots, slot_bytes, times] =
             [slots, slot_bytes, times].map(|number| number.to_string());
         let stream: [&OsStr; 4] =
             ["stream".as_ref(), slots.as_ref(), slot_bytes.as_ref(), times.as_ref()];
-        let (sender, mut told) = start_own(None, stream)?;
+        let (sender, mut durations) = start_own(None, stream)?;
         let mut address = String::new();
-        told.read_line(&mut address)?;
+        durations.read_line(&mut address)?;
         let from = ["--from".as_ref(), address.trim().as_ref()];
-        let (receiver, told) = start_own(None, stream.into_iter().chain(from))?;
-        Ok(Self { sender, receiver, told })
+        let (receiver, durations) = start_own(None, stream.into_iter().chain(from))?;
+        Ok(Self { sender, receiver, durations })
     }
 
-    /// Sends all slots, into new memory or into that of the last run: the seconds, and the seconds of
-    /// processor time of both ends.
+    /// Sends all slots into new memory or into the memory of the last run. Returns the seconds, and
+    /// the seconds of processor time of both ends.
     pub(super) fn run(&mut self, is_new: bool) -> Result<(f64, f64)> {
         let processes = [self.sender.0.id(), self.receiver.0.id()];
         let before = processor_seconds(&processes)?;
         let stdin = self.receiver.0.stdin.as_mut().context("take its input")?;
         writeln!(stdin, "{}", if is_new { NEW } else { "" })?;
         let mut line = String::new();
-        self.told.read_line(&mut line)?;
+        self.durations.read_line(&mut line)?;
         let seconds = line.trim().parse().context("the stream broke")?;
         Ok((seconds, processor_seconds(&processes)? - before))
     }

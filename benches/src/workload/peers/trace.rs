@@ -1,7 +1,7 @@
-//! Processes of nodes that read again and again, and say how many files they have read so far.
+//! Processes of nodes that read repeatedly and report the number of read files.
 //!
-//! Must hold: the times of all processes come from one clock; a process ends with its input or with the
-//! bench.
+//! Must hold: the times of all processes come from one clock. A process ends with its input or with
+//! the bench.
 
 use std::ffi::OsString;
 use std::hint::black_box;
@@ -22,10 +22,10 @@ use libdiesel::{Client, ConnectOptions, Dataset, ShuffleOptions, SnapshotCache, 
 use super::keys::Instances;
 use crate::setup::{Process, shuffle, start_own};
 
-/// Between two reports.
+/// Interval of the reports.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Files between two rests.
+/// Files between two pauses.
 const BATCH: u64 = 64;
 
 const SEED: u64 = 11;
@@ -34,55 +34,55 @@ const GROUP: u32 = 10;
 /// A process of one node.
 #[derive(Debug, Clone, Args)]
 pub struct PeersReader {
-    /// The server
+    /// Address of the server
     pub(super) server: String,
-    /// The dataset
+    /// Name of the dataset
     pub(super) dataset: String,
-    /// The folder in which the agent and the snapshots are found
+    /// Folder of the agent's sockets and of the snapshots
     pub(super) folder: PathBuf,
-    /// Bytes of each file
+    /// Length of each file in bytes
     pub(super) length: usize,
-    /// The number of the node
+    /// Number of the node
     pub(super) rank: u32,
-    /// The number of nodes
+    /// Number of nodes
     pub(super) world: u32,
-    /// What the process does
+    /// Work of the process
     #[arg(value_enum)]
     pub(super) work: Work,
     /// Threads, each with an equal part
     #[arg(long, default_value_t = 1)]
     pub(super) threads: u32,
-    /// Microseconds of rest after each batch
+    /// Pause after each batch in microseconds
     #[arg(long, default_value_t = 0)]
     pub(super) rest: u64,
-    /// The task of the agent; none reads from the server
+    /// Job of the agent; default: read from the server
     #[arg(long)]
     pub(super) task: Option<String>,
-    /// The instances of memcached
+    /// Addresses of the memcached instances
     #[arg(long, value_delimiter = ',')]
     pub(super) memcached: Vec<SocketAddr>,
-    /// The only instance that is filled; none for all
+    /// Number of the only instance to fill; default: all
     #[arg(long)]
     pub(super) only: Option<usize>,
-    /// The network namespace of the process
+    /// Network namespace of the process
     #[arg(skip)]
     pub(super) namespace: Option<String>,
 }
 
-/// What a process does.
+/// Work of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Work {
-    /// Reads its share of one epoch after the other
+    /// Read its share of one epoch after the other
     Epochs,
-    /// Reads its share of one epoch
+    /// Read its share of one epoch
     Epoch,
-    /// Reads files of the whole dataset at random
+    /// Read files of the whole dataset at random
     Random,
-    /// Reads its share from the server, file by file, and stores each in memcached
+    /// Read its share from the server, file by file, and store each file in memcached
     Fill,
-    /// Stores values for its share in memcached, without a read
+    /// Store values for its share in memcached, without a read
     Store,
-    /// Reads its share from memcached in a random order again and again; what is missing comes from the
+    /// Read its share from memcached in a random order repeatedly; missing files come from the
     /// server
     Keys,
 }
@@ -133,10 +133,10 @@ impl PeersReader {
     }
 }
 
-/// Is one process of a node.
+/// Body of a process of one node.
 ///
 /// # Errors
-/// When anything fails.
+/// A read or a connection fails.
 pub fn trace(reader: &PeersReader) -> Result<()> {
     let dataset = reader.open()?;
     writeln!(stdout(), "ready")?;
@@ -163,7 +163,7 @@ fn report(files: &AtomicU64) -> Result<()> {
     Ok(writeln!(stdout(), "{} {files}", since_boot().as_secs_f64())?)
 }
 
-/// The part of one thread.
+/// Part of one thread.
 struct Part<'a> {
     reader: PeersReader,
     dataset: Dataset,
@@ -200,7 +200,7 @@ impl Part<'_> {
         Ok(())
     }
 
-    /// The part of this thread in a random order.
+    /// Files of this thread in a random order.
     fn order(&self, seed: u64, is_whole: bool) -> Result<Vec<u32>> {
         let files = self.dataset.snapshot().context("there is a snapshot")?.files();
         let mut order: Vec<u32> = (0..files).collect();
@@ -239,7 +239,7 @@ impl Part<'_> {
         (!memcached.is_empty()).then(|| Instances::open(memcached, *length)).transpose()
     }
 
-    /// The keys of files; none where memcached is not asked.
+    /// Memcached keys of the files; empty without memcached.
     fn paths(&self, order: &[u32]) -> Result<Vec<Vec<u8>>> {
         if self.reader.memcached.is_empty() {
             return Ok(vec![Vec::new(); order.len()]);
@@ -282,44 +282,44 @@ impl Part<'_> {
     }
 }
 
-/// Seconds since boot, and the files that a process had read by then.
+/// Seconds since boot, and the number of files read by then.
 pub(super) type Report = (f64, u64);
 
 /// A process of a node.
 #[derive(Debug)]
-pub(super) struct Traced {
+pub(super) struct TracedReader {
     process: Process,
     reports: Arc<Mutex<Vec<Report>>>,
     has_ended: Arc<AtomicBool>,
 }
 
-impl Traced {
-    /// Starts it, ready to read.
+impl TracedReader {
+    /// Starts the process and waits until it is ready to read.
     pub(super) fn start(reader: &PeersReader) -> Result<Self> {
         let arguments = reader.arguments();
         let arguments = arguments.iter().map(OsString::as_os_str);
-        let (process, mut told) = start_own(reader.namespace.as_deref(), arguments)?;
+        let (process, mut stdout) = start_own(reader.namespace.as_deref(), arguments)?;
         let mut line = String::new();
-        told.read_line(&mut line)?;
+        stdout.read_line(&mut line)?;
         ensure!(line == "ready\n", "a process that reads has failed");
         let (reports, has_ended) = (Arc::default(), Arc::default());
         let (kept, ended) = (Arc::clone(&reports), Arc::clone(&has_ended));
-        spawn(move || listen(told, &kept, &ended));
+        spawn(move || listen(stdout, &kept, &ended));
         Ok(Self { process, reports, has_ended })
     }
 
-    /// Lets it begin.
+    /// Starts the reads.
     pub(super) fn begin(&mut self) -> Result<()> {
         let stdin = self.process.0.stdin.as_mut().context("take its input")?;
         Ok(writeln!(stdin)?)
     }
 
-    /// What it said so far.
+    /// Reports so far.
     pub(super) fn reports(&self) -> Vec<Report> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether it has done all of its work. An error when it failed.
+    /// True after the process has finished its work; an error for a failed process.
     pub(super) fn has_ended(&mut self) -> Result<bool> {
         if !self.has_ended.load(Ordering::Acquire) {
             return Ok(false);
@@ -330,8 +330,8 @@ impl Traced {
     }
 }
 
-fn listen(told: BufReader<ChildStdout>, reports: &Mutex<Vec<Report>>, has_ended: &AtomicBool) {
-    for line in told.lines().map_while(Result::ok) {
+fn listen(stdout: BufReader<ChildStdout>, reports: &Mutex<Vec<Report>>, has_ended: &AtomicBool) {
+    for line in stdout.lines().map_while(Result::ok) {
         let report = line
             .split_once(' ')
             .and_then(|(at, files)| Some((at.parse().ok()?, files.parse().ok()?)));
@@ -340,7 +340,7 @@ fn listen(told: BufReader<ChildStdout>, reports: &Mutex<Vec<Report>>, has_ended:
     has_ended.store(true, Ordering::Release);
 }
 
-/// Files of all processes at a time, between their reports.
+/// Number of files of all processes at a time, interpolated between their reports.
 pub(super) fn files_at(traces: &[Vec<Report>], at: f64) -> f64 {
     traces.iter().map(|reports| files_of(reports, at)).sum()
 }

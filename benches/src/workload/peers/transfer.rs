@@ -1,12 +1,12 @@
 //! Chunks between two agents, beside a plain TCP stream.
 //!
-//! Must hold: nearly all chunks belong to the agent that holds them; each run has a new agent and a new
-//! receiver, so that both write into memory that was never touched.
+//! Must hold: nearly all chunks belong to the agent that holds them. Each run has a new agent and a
+//! new receiver, so both write into untouched memory.
 
 use anyhow::{Result, ensure};
 
 use super::cluster::{Cluster, Job};
-use super::stream::Ends;
+use super::stream::StreamPair;
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Server, Settings, processor_seconds, take_from_the_host};
 use crate::workload::agent::node::{Start, Status, put};
@@ -16,23 +16,23 @@ const BYTES: u32 = 2 << 30;
 pub(super) const LENGTH: usize = 64 << 10;
 pub(super) const CHUNK: u32 = 4 << 20;
 
-/// Memory of the agent that gives, which owns chunks by its share of all memory. It takes only as much as the
-/// dataset has.
+/// Memory of the sending agent, which owns chunks by its share of all memory. The agent uses only
+/// as much memory as the dataset needs.
 pub(super) const MEMORY: u64 = 256 << 30;
 
-/// Runs of each side at least.
+/// Least number of runs of each side.
 const RUNS_MIN: usize = 5;
 
-/// The part of all bytes that has to come from the other agent.
+/// Least part of all bytes that comes from the other agent.
 const SHARE_MIN: f64 = 0.95;
 
-/// Samples of the agents, of the stream, and of the stream into memory that was used before.
+/// Samples of the agents, of the stream, and of the stream into used memory.
 struct Samples {
     rates: [Side; 3],
     processor: [Side; 3],
 }
 
-/// Measures it; `more` measures on with the same dataset of so many bytes.
+/// Measures transfers; `more` adds measurements with the same dataset of `bytes` bytes.
 pub(super) fn run(
     settings: &Settings,
     more: impl FnOnce(&Settings, &Job<'_>, u32) -> Result<Vec<Bench>>,
@@ -61,16 +61,16 @@ pub(super) fn run(
         theirs: theirs.clone(),
         bar,
     };
-    let mut ends = Ends::start(bytes / CHUNK, CHUNK, 1)?;
-    let plain = measure(settings, &job, bytes, &mut ends, false)?;
-    let tls = measure(settings, &job, bytes, &mut ends, true)?;
-    drop(ends);
+    let mut stream_pair = StreamPair::start(bytes / CHUNK, CHUNK, 1)?;
+    let plain = measure(settings, &job, bytes, &mut stream_pair, false)?;
+    let tls = measure(settings, &job, bytes, &mut stream_pair, true)?;
+    drop(stream_pair);
     let Samples { rates: [ours, stream, used], processor } = &plain;
     let [our_processor, stream_processor, used_processor] = processor;
     let mut benches = vec![
         bench("chunks", "MB/s", [ours, stream], Bar::AtLeastTimes(0.65)),
         bench("processor time", "s/GB", [our_processor, stream_processor], Bar::AtMostTimes(1.7)),
-        // Only the stream is spared the making of pages.
+        // Only the stream needs no new pages.
         bench("chunks beside used memory", "MB/s", [ours, used], Bar::None),
         bench(
             "processor time beside used memory",
@@ -94,7 +94,7 @@ fn measure(
     settings: &Settings,
     job: &Job<'_>,
     bytes: u32,
-    ends: &mut Ends,
+    stream_pair: &mut StreamPair,
     has_tls: bool,
 ) -> Result<Samples> {
     let giving = Start { memory: MEMORY, policy: "oneshot", has_tls, ..Start::default() };
@@ -121,15 +121,15 @@ fn measure(
         let taker = &pair.nodes[1];
         let ((), seconds) = stopwatch.time(|| taker.prefetch())?;
         let processor_seconds = processor_seconds(&processes)? - processor_before;
-        let came = came(&before[1], &taker.status()?)?;
+        let received = received(&before[1], &taker.status()?)?;
         nodes = pair.nodes;
         nodes.truncate(1);
         take_from_the_host(bytes as usize);
         let sent = f64::from(bytes / CHUNK) * f64::from(CHUNK);
-        let (stream_seconds, stream_processor) = ends.run(true)?;
-        let (used_seconds, used_processor) = ends.run(false)?;
+        let (stream_seconds, stream_processor) = stream_pair.run(true)?;
+        let (used_seconds, used_processor) = stream_pair.run(false)?;
         let runs = [
-            (came.from_peer, seconds, processor_seconds * came.from_peer / came.all),
+            (received.from_peer, seconds, processor_seconds * received.from_peer / received.all),
             (sent, stream_seconds, stream_processor),
             (sent, used_seconds, used_processor),
         ];
@@ -153,22 +153,22 @@ impl Samples {
     }
 }
 
-/// Runs of each side.
+/// Number of runs of each side.
 pub(super) fn runs(settings: &Settings) -> usize {
     settings.runs().max(RUNS_MIN)
 }
 
-/// Bytes that came to an agent.
-pub(super) struct Came {
+/// Bytes received by an agent.
+pub(super) struct Received {
     pub(super) from_peer: f64,
     pub(super) all: f64,
 }
 
-/// Bytes that came between two looks at an agent; an error where too many came from the servers.
-pub(super) fn came(before: &Status, after: &Status) -> Result<Came> {
+/// Bytes received between two states of an agent; fails for too many bytes from the servers.
+pub(super) fn received(before: &Status, after: &Status) -> Result<Received> {
     let from_peer = (after.bytes_from_peers - before.bytes_from_peers) as f64;
     let others = (after.bytes_from_servers - before.bytes_from_servers) as f64;
     let all = from_peer + others;
-    ensure!(from_peer > SHARE_MIN * all, "too much came from the servers: {after:?}");
-    Ok(Came { from_peer, all })
+    ensure!(from_peer > SHARE_MIN * all, "the servers sent too many bytes: {after:?}");
+    Ok(Received { from_peer, all })
 }

@@ -1,7 +1,7 @@
-//! A bucket far away: a real S3 server on this machine, and a line to it that takes its time.
+//! A remote bucket: a real S3 server on this machine, and a link to it with latency.
 //!
-//! Must hold: whoever goes through the line gets all of its bandwidth, and each byte that is asked
-//! with comes later by the same time; what was started ends with the bench.
+//! Must hold: the link has unlimited bandwidth, and delays each byte of a request by the same time.
+//! Processes end with the bench.
 
 use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
 use std::path::Path;
@@ -19,11 +19,11 @@ use tokio::sync::mpsc;
 
 use crate::setup::Process;
 
-/// What is read at once, and how many such pieces are on the line of one connection.
+/// Bytes of one read, and such pieces in flight on one connection.
 const PIECE: usize = 64 << 10;
 const PIECES: usize = 64;
 
-/// The bucket that the server has.
+/// Bucket of the server.
 pub(super) const BUCKET: &str = "chunks";
 
 /// A running S3 server, s3s-fs.
@@ -34,7 +34,7 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// Starts it with its objects below `root`.
+    /// Starts the server with its objects below `root`.
     pub(super) fn start(root: &Path) -> Result<Self> {
         std::fs::create_dir_all(root.join(BUCKET))?;
         let address = StdListener::bind("127.0.0.1:0")?.local_addr()?;
@@ -54,7 +54,7 @@ impl Bucket {
     }
 }
 
-/// What object_store has to be told to speak to the server at `address`.
+/// object_store settings for the server at `address`.
 pub(super) fn settings(address: SocketAddr) -> [(&'static str, String); 5] {
     [
         ("AWS_ENDPOINT", format!("http://{address}")),
@@ -65,42 +65,42 @@ pub(super) fn settings(address: SocketAddr) -> [(&'static str, String); 5] {
     ]
 }
 
-/// The line.
+/// A link with latency.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Link {
     _runtime: Runtime,
     pub(super) address: SocketAddr,
 }
 
-impl Line {
-    /// To the server at `upstream`.
+impl Link {
+    /// Starts a link to the server at `upstream`.
     pub(super) fn start(upstream: SocketAddr, delay: Duration) -> Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
         let address = listener.local_addr()?;
         dl_runtime::spawn_on(runtime.handle(), async move {
             while let Ok((client, _)) = listener.accept().await {
-                // A connection that fails ends.
-                dl_runtime::spawn(carry(client, upstream, delay));
+                // A failed connection ends.
+                dl_runtime::spawn(forward(client, upstream, delay));
             }
         });
         Ok(Self { _runtime: runtime, address })
     }
 }
 
-async fn carry(client: TcpStream, upstream: SocketAddr, delay: Duration) -> Result<()> {
+async fn forward(client: TcpStream, upstream: SocketAddr, delay: Duration) -> Result<()> {
     let server = TcpStream::connect(upstream).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let clock = Arc::new(SystemClock::new());
-    let ((mut asked, mut told), (mut answered, mut to_server)) =
+    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
         (client.into_split(), server.into_split());
     let (line, mut waiting) = mpsc::channel(PIECES);
     let arriving = Arc::clone(&clock);
     let arrive = async move {
         loop {
             let mut piece = Vec::with_capacity(PIECE);
-            if asked.read_buf(&mut piece).await? == 0 {
+            if from_client.read_buf(&mut piece).await? == 0 {
                 return anyhow::Ok(());
             }
             line.send((arriving.monotonic() + delay, piece)).await?;
@@ -114,8 +114,8 @@ async fn carry(client: TcpStream, upstream: SocketAddr, delay: Duration) -> Resu
         anyhow::Ok(to_server.shutdown().await?)
     };
     let back = async move {
-        copy(&mut answered, &mut told).await?;
-        anyhow::Ok(told.shutdown().await?)
+        copy(&mut from_server, &mut to_client).await?;
+        anyhow::Ok(to_client.shutdown().await?)
     };
     tokio::try_join!(arrive, leave, back)?;
     Ok(())

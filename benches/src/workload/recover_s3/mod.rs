@@ -1,7 +1,7 @@
-//! Metadata rebuilt from a bucket far away, beside a plain client that fetches the same ranges.
+//! Recovery of metadata from a remote bucket, beside a plain client that fetches the same ranges.
 //!
-//! Must hold: both sides go through the same line with as many requests in flight, and get the
-//! same ranges.
+//! Must hold: both sides use the same link with as many requests in flight, and get the same
+//! ranges.
 
 mod bucket;
 
@@ -19,19 +19,19 @@ use object_store::aws::AmazonS3Builder;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 
-use self::bucket::{BUCKET, Bucket, Line, settings};
+use self::bucket::{BUCKET, Bucket, Link, settings};
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Server, Settings, bytes};
 
-/// One way, for each request.
+/// Latency of each request, one way.
 const LATENCY: Duration = Duration::from_millis(20);
-/// As many as a recovery has.
+/// Requests in flight, as in a recovery.
 const IN_FLIGHT: usize = 64;
-/// What a recovery reads of each chunk first.
+/// Bytes of a recovery's first read of each chunk.
 const RANGE: u64 = 64 << 10;
-/// Files of a chunk, as of one with ImageNet's photographs.
+/// Files of a chunk, as with ImageNet's photographs.
 const FILES: usize = 36;
-/// Bytes of each: a chunk is somewhat longer than that first read, as real ones are by far.
+/// Bytes of a file. A chunk is then longer than the first read of it, as real chunks are.
 const LENGTH: usize = 2_000;
 const WRITERS: u32 = 4;
 
@@ -40,7 +40,7 @@ pub(in crate::workload) fn run(bench: &Settings) -> Result<Vec<Bench>> {
     let store = format!("s3://{BUCKET}/far");
     let chunks = bench.scaled(8_000).next_multiple_of(WRITERS);
     fill(bench, &bucket, &store, chunks)?;
-    let line = Line::start(bucket.address, LATENCY)?;
+    let line = Link::start(bucket.address, LATENCY)?;
     let plain = Plain::connect(line.address)?;
     let keys = plain.keys()?;
     ensure!(keys.len() as u64 >= u64::from(chunks), "{} objects were made", keys.len());
@@ -52,8 +52,8 @@ pub(in crate::workload) fn run(bench: &Settings) -> Result<Vec<Bench>> {
         let server = Server::start_on(&data, &["--store", &store], &settings(line.address))?;
         let client = connect(&server)?;
         let request = RecoverRequest { dataset: None, since: None };
-        let (told, recovering) = stopwatch.time(|| Ok(client.recover(request, &mut |_| {})?))?;
-        let adopted: u64 = told.iter().map(|dataset| dataset.adopted).sum();
+        let (reports, recovering) = stopwatch.time(|| Ok(client.recover(request, &mut |_| {})?))?;
+        let adopted: u64 = reports.iter().map(|dataset| dataset.adopted).sum();
         ensure!(adopted == keys.len() as u64, "{adopted} of {} chunks came back", keys.len());
         drop(server);
         remove_dir_all(&data)?;
@@ -78,7 +78,7 @@ fn connect(server: &Server) -> Result<Client> {
     Ok(Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?)
 }
 
-/// Puts so many chunks, each with a flush of its own.
+/// Puts `chunks` chunks, each with its own flush.
 fn fill(bench: &Settings, bucket: &Bucket, store: &str, chunks: u32) -> Result<()> {
     let data = bench.on_disk("near");
     let server = Server::start_on(&data, &["--store", store], &settings(bucket.address))?;
@@ -113,7 +113,7 @@ fn fill(bench: &Settings, bucket: &Bucket, store: &str, chunks: u32) -> Result<(
     Ok(remove_dir_all(&data)?)
 }
 
-/// A client that knows nothing of chunks.
+/// A client without knowledge of the chunk format.
 struct Plain {
     runtime: tokio::runtime::Runtime,
     store: object_store::aws::AmazonS3,
@@ -136,7 +136,7 @@ impl Plain {
         Ok(Self { runtime, store: builder.build()? })
     }
 
-    /// The chunks of all datasets, and their bytes.
+    /// Keys and lengths of the chunks of all datasets.
     fn keys(&self) -> Result<Vec<(Path, u64)>> {
         let listed = self.store.list(Some(&Path::from("far")));
         let objects: Vec<_> = self.runtime.block_on(listed.try_collect())?;

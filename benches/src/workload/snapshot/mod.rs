@@ -1,10 +1,10 @@
-//! Snapshots: building one from the embedded store and from Redis, opening it, and asking it
-//! (paper, Figures 10b and 10c), beside the simplest thing that holds the same in memory.
+//! Snapshots: build from the embedded store and from Redis, open and queries (paper, Figures 10b
+//! and 10c). The reference is the simplest structure with the same contents in memory.
 //!
-//! Names are like those of ImageNet; files have one byte, so that there are many to a chunk. They are
-//! put folder by folder; or in random order, of 1,000 bytes into chunks of 1 MiB, so that hardly two
-//! of a folder are in one chunk. For the size alone, fewer of them have as many files to a chunk as
-//! ImageNet has in chunks of 4 MiB, and each a time of its own.
+//! Names are like those of ImageNet; files have one byte, so that a chunk has many. The sorted
+//! order puts folder by folder. The random order puts files of 1,000 bytes into chunks of 1 MiB, so
+//! that files of one folder seldom share a chunk. The size bench uses fewer files, each with its
+//! own time. Their number per chunk is that of ImageNet in chunks of 4 MiB.
 
 mod reader;
 
@@ -18,12 +18,12 @@ use libdiesel::{Client, ConnectOptions, Dataset, Snapshot, SnapshotCache};
 
 use crate::measure::{Bar, Bench, Side, Stopwatch};
 use crate::setup::{Redis, Server, Settings, dlcmd, finish, shuffle};
-use reader::{Asking, Task};
+use reader::{QueryProcess, Task};
 pub use reader::{Reader, read};
 
 const FILES: u32 = 1_281_167;
 const MANY_FILES: u32 = 10_000_000;
-/// Files of 28 KiB, 36 of which go into a chunk of 1 MiB, as of ImageNet's into one of 4 MiB.
+/// Files of 28 KiB; a chunk of 1 MiB has 36 of them, as a chunk of 4 MiB has of ImageNet.
 const LIKE_IMAGENET: u32 = 128_000;
 const PER_FOLDER: u32 = 1_281;
 const DATASET: &str = "imagenet";
@@ -36,7 +36,7 @@ fn path(file: u32) -> String {
     format!("train/n{folder:08}/n{folder:08}_{}.JPEG", 10_026 + file % PER_FOLDER)
 }
 
-/// In which order files are put.
+/// Order of the puts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Put {
     Sorted,
@@ -63,13 +63,13 @@ fn fill(server: &Server, files: u32, put: Put) -> Result<Client> {
     Ok(client)
 }
 
-/// How large a snapshot of a dataset like ImageNet is.
+/// Size of a snapshot of a dataset like ImageNet.
 fn like_imagenet(settings: &Settings, put: Put) -> Result<Bench> {
     let server = Server::start(&settings.on_disk(&format!("snapshot-like-imagenet-{put:?}")))?;
     let options = ConnectOptions { servers: vec![server.address.clone()], ..Default::default() };
     let dataset = Client::connect(options)?
         .create_dataset(&DATASET.parse()?, ChunkShape::new(1 << 20, 64)?)?;
-    // As many folders as there are classes, and files of each.
+    // The files spread over as many folders as there are classes.
     let files = settings.scaled(LIKE_IMAGENET);
     let step = FILES / files;
     let mut order: Vec<u32> = (0..files).map(|file| file * step).collect();
@@ -94,7 +94,7 @@ fn like_imagenet(settings: &Settings, put: Put) -> Result<Bench> {
     Ok(bench)
 }
 
-/// Adds a file, so that the next snapshot is another one.
+/// Adds a file, which changes the next snapshot.
 fn touch(client: &Client, round: usize) -> Result<Dataset> {
     let dataset = client.dataset(&DATASET.parse()?)?;
     dataset.put(&FilePath::new(format!("round/{round}"))?, Attributes::default(), b"x")?;
@@ -114,7 +114,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     benches.extend(build(settings, &over_redis, &cache, from)?);
     let from = (EMBEDDED, files, Put::Sorted, Bar::AtLeast(1e6));
     benches.extend(build(settings, &embedded, &cache, from)?);
-    benches.extend(ask(settings, &embedded, &cache, files, 2e6)?);
+    benches.extend(queries(settings, &embedded, &cache, files, 2e6)?);
     benches.push(list(settings, &over_redis, "-lR", Bar::AtMost(2.0))?);
     benches.push(list(settings, &over_redis, "-R", Bar::AtMost(1.0))?);
     benches.push(report(settings, &over_redis)?);
@@ -130,12 +130,12 @@ pub(super) fn run_large(settings: &Settings) -> Result<Vec<Bench>> {
     let cache = settings.on_disk("snapshots-large");
     let from = (EMBEDDED, files, Put::Sorted, Bar::None);
     let mut benches = build(settings, &server, &cache, from)?;
-    benches.extend(ask(settings, &server, &cache, files, 1.5e6)?);
+    benches.extend(queries(settings, &server, &cache, files, 1.5e6)?);
     benches.extend(put_at_random(settings, &cache, files)?);
     Ok(benches)
 }
 
-/// The same paths, put in random order, on a server of their own.
+/// Build and list with the same paths, put in random order on a separate server.
 fn put_at_random(settings: &Settings, cache: &Path, files: u32) -> Result<Vec<Bench>> {
     let server = Server::start(&settings.on_disk(&format!("snapshot-random-{files}")))?;
     let from = ("the embedded store, put in random order", files, Put::Random, Bar::None);
@@ -147,7 +147,7 @@ fn put_at_random(settings: &Settings, cache: &Path, files: u32) -> Result<Vec<Be
     Ok(benches)
 }
 
-/// Building a snapshot until a reader has it mapped, and how large it is.
+/// Build of a snapshot until a reader has mapped it, and its size.
 fn build(
     settings: &Settings,
     server: &Server,
@@ -174,13 +174,13 @@ fn build(
         }
         newest = Some(reader);
     }
-    let told = peak(server.id()).unwrap_or_default() >> 20;
+    let peak_after = peak(server.id()).unwrap_or_default() >> 20;
     let reader = newest.context("there was a run")?;
     let snapshot = reader.snapshot().context("it has a snapshot")?;
     let built = Bench {
         name: format!("snapshot from {name}"),
         settings: format!(
-            "{files} files; most memory of the server so far: {told} MiB, {before} MiB before it \
+            "{files} files; most memory of the server so far: {peak_after} MiB, {before} MiB before it \
              built any"
         ),
         unit: "files/s",
@@ -192,7 +192,7 @@ fn build(
     Ok(vec![built, size(snapshot, 1, bar)])
 }
 
-/// Of a snapshot of every `step`th path.
+/// Size of a snapshot of every `step`th path.
 fn size(snapshot: &Snapshot, step: u32, bar: Bar) -> Bench {
     let files = snapshot.files();
     let paths: usize = (0..files).map(|file| path(file * step).len()).sum();
@@ -212,16 +212,16 @@ fn size(snapshot: &Snapshot, step: u32, bar: Bar) -> Bench {
     }
 }
 
-/// Processes open the newest snapshot and ask it: one, and two at once.
-fn ask(
+/// Queries of one process and of two processes at once on the newest snapshot.
+fn queries(
     settings: &Settings,
     server: &Server,
     cache: &Path,
     files: u32,
     bar: f64,
 ) -> Result<Vec<Bench>> {
-    let mut first = Asking::start(&server.address, cache, files)?;
-    let mut second = Asking::start(&server.address, cache, files)?;
+    let mut first = QueryProcess::start(&server.address, cache, files)?;
+    let mut second = QueryProcess::start(&server.address, cache, files)?;
     let mut map = Side::new("the same paths in a hash map in memory");
     let mut alone = Side::new("path to record, name verified, one core");
     let mut batches = Side::new("the same, 256 paths a question");
@@ -234,30 +234,19 @@ fn ask(
     let mut filling = Side::new("put all paths into a hash map");
     let mut filled = Side::new("memory of a hash map of all paths");
     for round in 0..=settings.runs() {
-        let (one, other) = (first.run(Task::Open)?, second.run(Task::Open)?);
-        let fill = first.run(Task::Fill)?;
-        // Both have asked before what is measured.
-        for process in [&mut first, &mut second] {
-            process.run(Task::Ask)?;
-        }
-        let rates = [Task::Ask, Task::Batches, Task::Numbers, Task::Epoch, Task::Map]
-            .map(|task| first.run(task).map(|[rate, _]| rate));
-        first.tell(Task::Ask)?;
-        second.tell(Task::Ask)?;
-        let (both, [rate, own]) = (first.answer()?, second.answer()?);
+        let figures = measure(&mut first, &mut second)?;
         if round == 0 {
             continue;
         }
-        filling.samples.push(fill[0]);
-        filled.samples.push(fill[1] / 1024.0);
-        opening.samples.push(one[0].max(other[0]));
-        added.samples.push(one[1].max(other[1]) / 1024.0);
-        further.samples.push(own / 1024.0);
-        two.samples.push(both[0] + rate);
-        for (side, rate) in
-            [&mut alone, &mut batches, &mut numbers, &mut epoch, &mut map].into_iter().zip(rates)
-        {
-            side.samples.push(rate?);
+        filling.samples.push(figures.fill[0]);
+        filled.samples.push(figures.fill[1] / 1024.0);
+        opening.samples.push(figures.open[0]);
+        added.samples.push(figures.open[1] / 1024.0);
+        further.samples.push(figures.private / 1024.0);
+        two.samples.push(figures.both);
+        let sides = [&mut alone, &mut batches, &mut numbers, &mut epoch, &mut map];
+        for (side, rate) in sides.into_iter().zip(figures.rates) {
+            side.samples.push(rate);
         }
     }
     let bench = |name: &str, unit, ours: Side, theirs: &Side, bar| Bench {
@@ -280,7 +269,40 @@ fn ask(
     ])
 }
 
-/// `dlcmd ls`, with the snapshot and by the server.
+/// Figures of one round.
+struct Figures {
+    /// Milliseconds, and bytes of added memory; the larger value of both processes.
+    open: [f64; 2],
+    /// Milliseconds, and bytes of added memory.
+    fill: [f64; 2],
+    /// Records a second of one process, by task.
+    rates: [f64; 5],
+    /// Records a second of both processes together.
+    both: f64,
+    /// Private memory of the second process in bytes.
+    private: f64,
+}
+
+fn measure(first: &mut QueryProcess, second: &mut QueryProcess) -> Result<Figures> {
+    let (one, other) = (first.run(Task::Open)?, second.run(Task::Open)?);
+    let fill = first.run(Task::Fill)?;
+    // Both processes run their queries once before the measurement.
+    for process in [&mut *first, &mut *second] {
+        process.run(Task::Lookup)?;
+    }
+    let mut rates = [0.0; 5];
+    let tasks = [Task::Lookup, Task::Batches, Task::Numbers, Task::Epoch, Task::Map];
+    for (rate, task) in rates.iter_mut().zip(tasks) {
+        [*rate, _] = first.run(task)?;
+    }
+    first.send(Task::Lookup)?;
+    second.send(Task::Lookup)?;
+    let ([one_rate, _], [other_rate, private]) = (first.answer()?, second.answer()?);
+    let open = [one[0].max(other[0]), one[1].max(other[1])];
+    Ok(Figures { open, fill, rates, both: one_rate + other_rate, private })
+}
+
+/// `dlcmd ls` with the snapshot, beside `dlcmd ls` by the server.
 fn list(settings: &Settings, server: &Server, flags: &str, bar: Bar) -> Result<Bench> {
     let file = settings.on_disk(&format!("saved{flags}-{}.snapshot", server.id()));
     finish(dlcmd(server)?.args(["snapshot", "save", "dl://imagenet"]).arg(&file))?;
@@ -304,7 +326,7 @@ fn list(settings: &Settings, server: &Server, flags: &str, bar: Bar) -> Result<B
     Ok(Bench { name, settings, unit: "s", ours, theirs, bar })
 }
 
-/// `dlcmd shuffle`, and how random that order is.
+/// `dlcmd shuffle` with a report of the randomness, beside the plain command.
 fn report(settings: &Settings, server: &Server) -> Result<Bench> {
     let mut ours = Side::new("dlcmd shuffle --report");
     let mut theirs = Side::new("dlcmd shuffle");
@@ -328,7 +350,7 @@ fn report(settings: &Settings, server: &Server) -> Result<Bench> {
     Ok(Bench { name: "shuffle --report".to_owned(), settings, unit: "s", ours, theirs, bar })
 }
 
-/// The most memory that a process ever had.
+/// Peak memory of a process.
 fn peak(process: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -1,7 +1,7 @@
-//! Processes that open a snapshot of the cache and ask it, each timing itself.
+//! Processes that open a snapshot from the cache, query it, and time the queries.
 //!
-//! Must hold: a process times only what it was asked for: questions are made, and memory is looked at,
-//! before and after.
+//! Must hold: a process times only its task. Paths are made before, and memory is measured before
+//! and after.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -22,46 +22,46 @@ use super::{DATASET, path};
 use crate::measure::Stopwatch;
 use crate::setup::{Process, shuffle, start_own};
 
-/// Paths that are looked up one after the other in one run.
+/// Lookups of one run, one after the other.
 const LOOKUPS: usize = 2_000_000;
-/// Paths of one question in batches.
+/// Paths of one batch query.
 const BATCH: usize = 256;
 
-/// One process that asks a snapshot.
+/// One process that queries a snapshot.
 #[derive(Debug, Clone, Args)]
 pub struct Reader {
-    /// The server that knows which version is the newest
+    /// Address of the server, which names the newest version
     server: String,
-    /// The folder of the snapshot cache
+    /// Folder of the snapshot cache
     cache: PathBuf,
-    /// How many files the dataset has
+    /// Number of files of the dataset
     files: u32,
 }
 
-/// What a process is told to do.
+/// Task of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Task {
-    /// Opens the snapshot: milliseconds, and bytes of memory that the process has more.
+    /// Open the snapshot: milliseconds, and bytes of memory added to the process.
     Open,
-    /// Random paths one by one: records a second, and bytes of the process's own memory, tables of
-    /// pages included, that it has more than before it opened the snapshot.
-    Ask,
-    /// The same paths 256 at a time.
+    /// Look up random paths one by one: records a second, and bytes of private memory added since
+    /// before the open. Page tables count as private memory.
+    Lookup,
+    /// Look up the same paths in batches of 256.
     Batches,
-    /// Files by number, in order.
+    /// Read records by number, in order.
     Numbers,
-    /// The same, as an epoch with the usual groups gives them.
+    /// Read records by number, in the order of an epoch with the default groups.
     Epoch,
-    /// Makes a hash map of all paths: milliseconds, and bytes of memory that the process has more.
+    /// Build a hash map of all paths: milliseconds, and bytes of memory added to the process.
     Fill,
-    /// The paths of [`Task::Ask`] in that map.
+    /// Look up the paths of [`Task::Lookup`] in the hash map.
     Map,
 }
 
 impl Task {
     const ALL: [(Self, &'static str); 7] = [
         (Self::Open, "open"),
-        (Self::Ask, "ask"),
+        (Self::Lookup, "lookup"),
         (Self::Batches, "batches"),
         (Self::Numbers, "numbers"),
         (Self::Epoch, "epoch"),
@@ -72,20 +72,20 @@ impl Task {
 
 /// A process that waits for tasks.
 #[derive(Debug)]
-pub(super) struct Asking(Process, BufReader<ChildStdout>);
+pub(super) struct QueryProcess(Process, BufReader<ChildStdout>);
 
-impl Asking {
+impl QueryProcess {
     pub(super) fn start(server: &str, cache: &Path, files: u32) -> Result<Self> {
         let files = files.to_string();
         let [reader, server] = ["reader", server].map(OsStr::new);
         let (process, stdout) =
             start_own(None, [reader, server, cache.as_os_str(), files.as_ref()])?;
-        let mut asking = Self(process, stdout);
-        asking.answer()?;
-        Ok(asking)
+        let mut process = Self(process, stdout);
+        process.answer()?;
+        Ok(process)
     }
 
-    pub(super) fn tell(&mut self, task: Task) -> Result<()> {
+    pub(super) fn send(&mut self, task: Task) -> Result<()> {
         let (_, name) = Task::ALL.into_iter().find(|(of, _)| *of == task).context("has a name")?;
         let stdin = self.0.0.stdin.as_mut().context("take its input")?;
         Ok(writeln!(stdin, "{name}")?)
@@ -99,20 +99,20 @@ impl Asking {
     }
 
     pub(super) fn run(&mut self, task: Task) -> Result<[f64; 2]> {
-        self.tell(task)?;
+        self.send(task)?;
         self.answer()
     }
 }
 
-/// Is one process: makes its questions, says so, then does what it is told until nobody tells.
+/// Body of a process: makes its paths, reports, then executes tasks until its input ends.
 ///
 /// # Errors
-/// When anything fails.
+/// A task fails.
 pub fn read(reader: &Reader) -> Result<()> {
     let servers = vec![reader.server.clone()];
     let client = Client::connect(ConnectOptions { servers, ..Default::default() })?;
     let cache = SnapshotCache::new(reader.cache.clone(), 4 << 30);
-    let questions = questions(reader.files)?;
+    let paths = paths(reader.files)?;
     let mut map: HashMap<Vec<u8>, u64> = HashMap::new();
     let (mut opened, mut numbers) = (None, Vec::new());
     writeln!(stdout(), "0 0")?;
@@ -147,45 +147,44 @@ pub fn read(reader: &Reader) -> Result<()> {
         let (dataset, own) = opened.as_ref().context("the snapshot is opened first")?;
         let snapshot = dataset.snapshot().context("it has a snapshot")?;
         let stopwatch = Stopwatch::new();
-        let (count, seconds) =
-            stopwatch.time(|| ask(task, snapshot, &questions, &numbers, &map))?;
+        let (count, seconds) = stopwatch.time(|| query(task, snapshot, &paths, &numbers, &map))?;
         let added = own_memory()?.saturating_sub(*own);
         writeln!(stdout(), "{} {added}", count as f64 / seconds)?;
     }
     Ok(())
 }
 
-/// The numbers of the first files of an epoch.
+/// Numbers of the first files of an epoch.
 fn epoch(dataset: &Dataset) -> Result<Vec<u32>> {
     let epoch = dataset.shuffle(ShuffleOptions::new(7, 0, DEFAULT_GROUP))?;
     Ok(epoch.cursor()?.take(LOOKUPS).collect())
 }
 
-/// Random paths, in memory one behind the other as for a loader that has just made them.
-fn questions(files: u32) -> Result<Vec<FilePath>> {
+/// Random paths, in memory one after another as in a loader that has just made them.
+fn paths(files: u32) -> Result<Vec<FilePath>> {
     let mut numbers: Vec<u32> = (0..files).collect();
     shuffle(&mut numbers, 1);
-    let asked = numbers.iter().cycle().take(LOOKUPS);
-    asked.map(|file| Ok(FilePath::new(path(*file))?)).collect()
+    let queried = numbers.iter().cycle().take(LOOKUPS);
+    queried.map(|file| Ok(FilePath::new(path(*file))?)).collect()
 }
 
-fn ask(
+fn query(
     task: Task,
     snapshot: &Snapshot,
-    questions: &[FilePath],
+    paths: &[FilePath],
     epoch: &[u32],
     map: &HashMap<Vec<u8>, u64>,
 ) -> Result<usize> {
     match task {
         Task::Open | Task::Fill => bail!("that is no question"),
-        Task::Ask => {
-            for path in questions {
+        Task::Lookup => {
+            for path in paths {
                 let StatItem::File(record) = snapshot.stat(path)? else { bail!("it is there") };
                 black_box(record.length);
             }
         }
         Task::Batches => {
-            for batch in questions.chunks(BATCH) {
+            for batch in paths.chunks(BATCH) {
                 for item in snapshot.stat_many(batch)? {
                     let StatItem::File(record) = item else { bail!("it is there") };
                     black_box(record.length);
@@ -203,7 +202,7 @@ fn ask(
             }
         }
         Task::Map => {
-            for path in questions {
+            for path in paths {
                 ensure!(black_box(map.get(path.as_bytes())).is_some(), "it is there");
             }
         }
@@ -211,12 +210,12 @@ fn ask(
     Ok(LOOKUPS)
 }
 
-/// What this process shares with no other, in bytes.
+/// Private memory of this process in bytes.
 fn own_memory() -> Result<u64> {
     Ok(memory("RssAnon:")? + memory("VmPTE:")?)
 }
 
-/// A figure of this process's memory, in bytes.
+/// A field of this process's memory in bytes.
 fn memory(field: &str) -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix(field));

@@ -195,8 +195,8 @@ mod tests {
         fs::write(&path, "#".repeat(most)).expect("written");
         assert!(read(&path).is_ok());
         fs::write(&path, "#".repeat(most + 1)).expect("written");
-        let told = format!("{:?}", read(&path).expect_err("it is too long"));
-        assert!(told.contains("longer than 4 MiB"), "{told}");
+        let error = format!("{:?}", read(&path).expect_err("it is too long"));
+        assert!(error.contains("longer than 4 MiB"), "{error}");
         fs::remove_file(&path).expect("removed");
         add(&path, "ann").expect("added");
         let before = fs::read(&path).expect("there");
@@ -206,8 +206,8 @@ mod tests {
             users.0.insert("bob".parse().expect("legal"), many);
             Ok(())
         });
-        let told = format!("{:?}", refused.expect_err("it is too long"));
-        assert!(told.contains("longer than 4 MiB"), "{told}");
+        let error = format!("{:?}", refused.expect_err("it is too long"));
+        assert!(error.contains("longer than 4 MiB"), "{error}");
         assert_eq!(fs::read(&path).expect("there"), before);
     }
 
@@ -216,8 +216,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("users");
         let held = Replacement::beside(&path, PATIENCE).expect("nobody has it");
-        let told = Replacement::beside(&path, PAUSE).expect_err("it is held").to_string();
-        assert!(told.contains("users.new is locked by another `dlcmd user`"), "{told}");
+        let error = Replacement::beside(&path, PAUSE).expect_err("it is held").to_string();
+        assert!(error.contains("users.new is locked by another `dlcmd user`"), "{error}");
         drop(held);
         add(&path, "ann").expect("added");
     }

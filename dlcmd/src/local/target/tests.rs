@@ -112,7 +112,7 @@ fn a_link_in_the_way_is_refused_and_nothing_is_written_outside() {
 }
 
 #[test]
-fn a_folder_in_the_place_of_a_file_is_refused_without_left_overs() {
+fn a_folder_instead_of_a_file_is_refused_without_leftovers() {
     let folder = TempDir::new().unwrap();
     fs::create_dir_all(folder.path().join("taken/full")).unwrap();
     for makes_anonymous in [true, false] {

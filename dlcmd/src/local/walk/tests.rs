@@ -213,7 +213,10 @@ fn listed_paths_follow_only_links_inside_the_folder() {
         (c"sub/out", "it is a link out of the folder"),
     ] {
         let opened = top.open(name, Entry::Found);
-        assert!(matches!(opened, Err(Problem::NotFollowed(said)) if said == why), "{opened:?}");
+        assert!(
+            matches!(opened, Err(Problem::NotFollowed(unquoted)) if unquoted == why),
+            "{opened:?}"
+        );
         assert!(top.stat(name, Entry::Found).is_err(), "{name:?}");
     }
     for name in [c"sub/none", c"none/file", c"out/none"] {
@@ -284,11 +287,11 @@ fn follow_allows_links_out_and_to_folders_and_reports_loops() {
     ];
     let expected = expected.map(|(path, what)| (path.to_owned(), what.to_owned()));
     for seen in [walked_with(folder.path(), 1, true), walked_with(folder.path(), 3, true)] {
-        let said = |what: &String| match what.split_once('"') {
+        let unquoted = |what: &String| match what.split_once('"') {
             Some((_, why)) => why.trim_end_matches("\")").to_owned(),
             None => what.clone(),
         };
-        let seen = seen.iter().map(|(path, what)| (path.clone(), said(what)));
+        let seen = seen.iter().map(|(path, what)| (path.clone(), unquoted(what)));
         assert_eq!(seen.collect::<BTreeMap<_, _>>(), BTreeMap::from(expected.clone()));
     }
 }

@@ -1,30 +1,31 @@
-//! Plain memcpy out of memory that is made and mapped as the agent makes its arena.
+//! Plain memcpy from memory that is created and mapped like the agent's arena.
 //!
-//! Must hold: every page was written before a copy is timed; files have the length and the number of
-//! those that the other side reads.
+//! Must hold: every page is written before a timed copy. Number and length of the files equal those
+//! of the other side.
 
 use std::hint::black_box;
 
 use anyhow::{Context, Result, ensure};
 use libdiesel::agent::{Arena, Shape};
 
-/// Bytes of a segment of an arena at most.
+/// Limit of a segment of an arena in bytes.
 const SEGMENT: usize = 1 << 30;
 
 /// Bytes of one write.
 const STEP: usize = 4 << 20;
 
-/// A memfd as large as a dataset, and where in it the files lie.
+/// A memfd as large as a dataset, with the positions of the files.
 #[derive(Debug)]
-pub(super) struct Bare {
+pub(super) struct Plain {
     arena: Arena,
     length: usize,
-    /// For each file its address and its length.
+    /// Address and length of each file.
     records: Vec<[u64; 2]>,
 }
 
-impl Bare {
-    /// Memory for files of `length` bytes, a power of two. Record `n` has the address of file `order[n]`.
+impl Plain {
+    /// Memory for files of `length` bytes, a power of two. Record `n` has the address of file
+    /// `order[n]`.
     pub(super) fn new(order: &[u32], length: usize) -> Result<Self> {
         ensure!(length.is_power_of_two() && length <= STEP, "files of {length} bytes");
         let all = order.len() * length;
@@ -40,20 +41,20 @@ impl Bare {
         Ok(Self { arena, length, records })
     }
 
-    /// The segments of the memory.
+    /// Segments of the memory.
     fn segments(&self) -> Result<Vec<&[u8]>> {
         let segment = |slot| self.arena.written(slot, 0, SEGMENT).context("a segment is mapped");
         (0..self.arena.shape().slots).map(segment).collect()
     }
 
-    /// Lets `work` copy files, whose addresses follow from their numbers.
+    /// Runs `work` with a copier whose addresses follow from the file numbers.
     pub(super) fn by_number<T>(&self, work: impl FnOnce(&Copying<'_>) -> Result<T>) -> Result<T> {
         let Self { length, records, .. } = self;
         work(&Copying { segments: self.segments()?, length: *length, records })
     }
 }
 
-/// Copies files.
+/// A copier of files.
 #[derive(Debug)]
 pub(super) struct Copying<'a> {
     segments: Vec<&'a [u8]>,
@@ -62,7 +63,7 @@ pub(super) struct Copying<'a> {
 }
 
 impl Copying<'_> {
-    /// Copies files one behind the other, from the beginning of `buffer` again when it is full.
+    /// Copies files one after another into `buffer`; a full buffer starts again at its beginning.
     #[inline]
     pub(super) fn by_number(&self, numbers: &[u32], buffer: &mut [u8]) {
         let mut to = 0;
@@ -76,7 +77,7 @@ impl Copying<'_> {
         }
     }
 
-    /// Copies files whose addresses and lengths stand in their records to the beginning of `buffer`.
+    /// Copies each file to the beginning of `buffer`; addresses and lengths come from the records.
     #[inline]
     pub(super) fn by_record(&self, numbers: &[u32], buffer: &mut [u8]) {
         for number in numbers {
