@@ -1,8 +1,8 @@
-//! Something goes wrong under writers and a reader while a purge moves and removes what was
-//! overwritten two days ago.
+//! Failures under writers and a reader while a purge moves and removes data overwritten two days
+//! ago.
 //!
-//! Must hold: that the purge is in the middle of its work is seen, not hoped for, and that it comes
-//! to its end afterwards.
+//! Must hold: the test checks that the failure hits a working purge, and that the purge completes
+//! afterwards.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,19 +28,18 @@ use super::{Event, NAME, PATIENCE, STALLED, Stage, WRITERS, again, counted};
 /// Two days, in seconds.
 const AGE: i64 = 2 * 86_400;
 
-/// Files of each writer that are there from the start, in bytes each; of every other one, a first
-/// version lies below it.
+/// Initial files of each writer and their length. Every second file hides an older version.
 const FILES: usize = 240;
 const LENGTH: usize = 60_000;
 
-/// Chunks that have to move: half of what was put at first.
+/// Chunks to be moved: half of the initial chunks.
 const MOVED: u32 = 8;
 
-/// How long a request to the bucket takes, so that a purge takes a while.
+/// The latency of the bucket, so that a purge takes a while.
 const SLOWLY: Duration = Duration::from_millis(40);
 
 impl Stage {
-    /// Puts files of the writers two days ago, every other one twice.
+    /// Puts the writers' files two days ago, every second file twice.
     fn fill_two_days_ago(&self) -> Result<()> {
         self.clocks.iter().try_for_each(|clock| clock.set(-AGE))?;
         let then = Shift::new(self.scene.path(), "then", -AGE)?;
@@ -69,7 +68,7 @@ impl Stage {
     }
 }
 
-/// Purges once; gives how many objects were moved or removed. `is_working` is set while it does.
+/// Runs a purge and returns the count of moved and removed objects. `is_working` is true meanwhile.
 fn purge(client: &Client, is_working: &AtomicBool) -> Result<u32> {
     let done = |step: &PurgeProgress| step.rewritten + step.removed;
     let request = PurgeRequest {
@@ -114,7 +113,7 @@ fn survive(event: Event, replicas: usize) -> Result<()> {
         let (answers, moved) = (counted(reader).context("read")?, counted(purges)?);
         happened?;
         ensure!(answers > 0, "the reader had no answer");
-        // After a loss, reads may be refused until all is back.
+        // After a loss, reads may be refused until the repair.
         ensure!(event.is_loss() || stage.hits()? > 0.0, "nothing was read from a fast store");
         stage.proxy.set_throttle(Throttle::default());
         stage.check_after(event).with_context(|| format!("round {round}, {event:?}"))?;

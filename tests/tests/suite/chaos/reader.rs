@@ -1,7 +1,7 @@
-//! One who reads files and looks them up while others write them.
+//! A reader that reads and looks up files during writes.
 //!
-//! Must hold: each answer is what stood there at some moment while it was asked for, or an error
-//! that says what can't be reached or has to be recovered.
+//! Must hold: each answer was valid at some moment of the request, or is an error about
+//! reachability or recovery.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use dl_tests::book::{Book, Content};
 use dl_tests::dice::Dice;
 use libdiesel::{Dataset, Error, Kind, StatItem};
 
-/// Files of one question.
+/// Files per request.
 const ASKED: usize = 8;
 
-/// Between two questions, so that one who is refused at once leaves the others some time.
+/// A pause between requests, so that refused requests do not keep the servers busy.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What was found where.
+/// The results of a request.
 type Found = Vec<(FilePath, Option<Content>)>;
 
 pub(super) struct Reader {
@@ -32,7 +32,7 @@ impl Reader {
         Self { dataset, book, dice }
     }
 
-    /// Asks for some files; gives how many answers there were.
+    /// Requests random files; returns the count of answers.
     pub(super) fn step(&self) -> Result<u32> {
         std::thread::sleep(PAUSE);
         let all = self.book.paths();
@@ -77,7 +77,7 @@ impl Reader {
     }
 }
 
-/// Passes what a reader may be told while something goes wrong.
+/// Accepts the errors permitted during a failure.
 fn refusal(error: Error) -> Result<()> {
     let kind = error.kind();
     if kind.is_retryable() || kind == Kind::NeedsRecovery { Ok(()) } else { Err(error.into()) }

@@ -1,7 +1,7 @@
-//! One who writes, overwrites and deletes below a folder of its own, and overwrites what all write.
+//! A writer that writes, overwrites and deletes below its own folder, and overwrites shared files.
 //!
-//! Must hold: each change is told to the book; where one of its own was not acknowledged, nothing
-//! is changed again. What all write is deleted by nobody, and its bytes say whose they are.
+//! Must hold: each change is reported to the history. A file with an unacknowledged change is not
+//! changed again. Shared files are never deleted, and their bytes name the writer.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -18,29 +18,29 @@ use dl_tests::program::{Ended, dlcmd, run};
 use dl_tests::shift::Shift;
 use libdiesel::Dataset;
 
-/// Files that all write: so few that writers meet there all the time.
+/// The number of shared files: few, so that writers often collide.
 const SHARED: usize = 3;
 
-/// How somebody writes.
+/// The client of a writer.
 pub(super) enum Hand {
-    /// By libdiesel, in this process.
+    /// libdiesel, in this process.
     Library(Dataset),
-    /// By dlcmd.
+    /// dlcmd.
     Programs(Programs),
 }
 
-/// Runs dlcmd by a clock of its own.
+/// Runs dlcmd with a shifted clock.
 pub(super) struct Programs {
     servers: String,
     variables: Vec<(String, String)>,
     folder: PathBuf,
 }
 
-/// How often anybody has put something by dlcmd.
+/// The count of all puts by dlcmd.
 static PUTS: AtomicU64 = AtomicU64::new(0);
 
 impl Programs {
-    /// With files in a folder of its own.
+    /// A dlcmd client with `folder` for its files.
     pub(super) fn new(servers: &[String], clock: &Shift, folder: PathBuf) -> Self {
         Self { servers: servers.join(","), variables: clock.variables(), folder }
     }
@@ -51,9 +51,9 @@ impl Programs {
         run(command.args(["--server", &self.servers]).args(arguments))
     }
 
-    /// Whether all of them were acknowledged.
+    /// Puts files; returns whether all were acknowledged.
     fn put(&self, files: &[(FilePath, Vec<u8>)]) -> Result<bool> {
-        // No two writes of a path look alike to dlcmd, which passes over what is there already.
+        // Each put has a new modification time: dlcmd skips files with equal size and time.
         let count = PUTS.fetch_add(1, Ordering::Relaxed);
         let modified = SystemTime::UNIX_EPOCH + Duration::from_secs(count);
         for (path, bytes) in files {
@@ -67,7 +67,8 @@ impl Programs {
         Ok(ended.code == 0)
     }
 
-    /// Whether it was deleted, or was not there; that is only believed of one that may not be there.
+    /// Deletes a file; returns whether the delete was acknowledged. "Not found" is an error if the
+    /// file must exist.
     fn delete(&self, path: &FilePath, is_there: bool) -> Result<bool> {
         let ended = self.run(&["rm", &format!("dl://chaos/{path}")])?;
         ensure!(ended.code != 2, "{ended:?}");
@@ -87,7 +88,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// What the book has in its folder is its own already.
+    /// Continues with the files of the history below `folder`.
     pub(super) fn new(hand: Hand, book: Arc<Book>, folder: u8, dice: Dice) -> Self {
         let below = format!("{folder}/");
         let mut own: BTreeSet<FilePath> = book.paths().into_iter().collect();
@@ -95,7 +96,7 @@ impl Writer {
         Self { hand, book, folder, dice, own, made: 0, round: 0 }
     }
 
-    /// Puts some files, or deletes some; gives how many were acknowledged of those that all write.
+    /// Puts or deletes files; returns the count of acknowledged shared files.
     pub(super) fn step(&mut self) -> Result<u32> {
         self.round += 1;
         let paths = self.choose()?;
@@ -113,7 +114,7 @@ impl Writer {
         self.put(&files)
     }
 
-    /// Some new paths and some known ones, of which it is known what they hold.
+    /// New paths, and known paths without unacknowledged changes.
     fn choose(&mut self) -> Result<Vec<FilePath>> {
         let is_known = |path: &&FilePath| self.book.is_settled(path);
         let known: Vec<FilePath> = self.own.iter().filter(is_known).cloned().collect();
@@ -129,7 +130,7 @@ impl Writer {
         Ok(paths)
     }
 
-    /// A file that the others write too.
+    /// A random shared file with new bytes.
     fn shared(&self) -> Result<(FilePath, Vec<u8>)> {
         let path = FilePath::new(format!("shared/{}", self.dice.below(SHARED)))?;
         let line = format!("{path} by writer {} in round {}\n", self.folder, self.round);
@@ -179,7 +180,7 @@ impl Writer {
     }
 }
 
-/// Which of the files were acknowledged.
+/// Puts files; returns for each whether the write was acknowledged.
 fn put(dataset: &Dataset, files: &[(FilePath, Vec<u8>)]) -> Result<Vec<bool>> {
     let mut taken = Vec::new();
     for (path, bytes) in files {

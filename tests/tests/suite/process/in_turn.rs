@@ -1,7 +1,7 @@
-//! Housekeeping through several servers over one Redis and one folder, each command through the next
-//! of them, with one that is killed and started again on the way.
+//! Housekeeping through several servers over one Redis and one folder: each command uses the next
+//! server, and a server is killed and restarted on the way.
 //!
-//! Must hold: hours go by between two steps, so that each purge has something to do.
+//! Must hold: hours pass between steps, so that each purge has work.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ use dl_tests::shift::Shift;
 
 const SERVERS: usize = 3;
 
-/// How long ago it begins, and how much later each step is, in seconds.
+/// The start of the history and the time of a step, in seconds.
 const AGE: i64 = 10 * 86_400;
 const STEP: i64 = 3 * 3_600;
 
@@ -58,7 +58,7 @@ async fn each_step_of_housekeeping_may_go_to_another_server() -> Result<()> {
                     ask(&["rm", &format!("dl://ds/{path}")])?;
                 }
             }
-            // What was put before this step.
+            // Purges data of earlier steps.
             let done = purged(&ask(&["--json", "purge", "--grace", "0s", "dl://ds"])?)?;
             ensure!(step == 0 || done > 0, "step {step}: nothing to purge");
             ask(&["verify", "--checksums", "dl://ds"])?;
