@@ -14,7 +14,7 @@ use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::http::sample;
 use dl_tests::program::{Server, run, server_command};
-use dl_tests::proxy::{Instead, Proxy};
+use dl_tests::proxy::{FaultyAnswer, Proxy};
 use dl_tests::s3::{Kind, S3, settings};
 
 /// Keeps S-01 and S-06.
@@ -28,7 +28,8 @@ fn a_put_through_a_bad_network_is_complete() -> Result<()> {
     let (url, variables) = (bucket.fresh(), settings(proxy.address()));
     let start = || Server::start_among(&data, "127.0.0.1:0", &["--store", &url], &variables);
     let mut server = start()?;
-    let ways = [Instead::SlowDown, Instead::Internal, Instead::Dropped, Instead::Cut];
+    let ways =
+        [FaultyAnswer::SlowDown, FaultyAnswer::Internal, FaultyAnswer::Dropped, FaultyAnswer::Cut];
     for (round, error) in ways.into_iter().enumerate() {
         let rates = Rates {
             before: 0.05,

@@ -10,7 +10,7 @@ use dl_meta::redis_testing::Cluster;
 use dl_tests::program::{Server, dlcmd, run};
 use dl_tests::rounds;
 use dl_tests::s3::{Kind, S3, settings};
-use dl_tests::shift::Shift;
+use dl_tests::shift::ClockShift;
 use tokio::runtime::Runtime;
 
 use super::{Event, Stage, shifts, survive_on};
@@ -56,7 +56,7 @@ fn clients_minutes_apart_change_a_file_around_a_flush() -> Result<()> {
     let redis = runtime.block_on(Cluster::start(3, 0));
     let bucket = S3::start(Kind::S3sFs)?;
     let store = bucket.fresh();
-    let start = |(number, clock): (usize, &Shift)| {
+    let start = |(number, clock): (usize, &ClockShift)| {
         let data = scene.path().join(format!("data{number}"));
         let flags = ["--meta", &redis.url(), "--store", &store];
         let set = [settings(bucket.address()), clock.variables()].concat();

@@ -26,20 +26,20 @@ use dl_meta::redis_testing::Cluster;
 use dl_runtime::fault::Rates;
 use dl_runtime::{Deadline, SeededRandom};
 use dl_store::Throttle;
-use dl_tests::book::{Book, Content};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
+use dl_tests::history::{Content, HistoryChecker};
 use dl_tests::http::sample;
 use dl_tests::program::{Ended, Server, dlcmd, run};
-use dl_tests::proxy::{Instead, Proxy};
+use dl_tests::proxy::{FaultyAnswer, Proxy};
 use dl_tests::rounds;
 use dl_tests::s3::{Kind, S3, settings};
-use dl_tests::shift::Shift;
+use dl_tests::shift::ClockShift;
 use libdiesel::{Client, ConnectOptions, DirPath, ListEntry};
 use tokio::runtime::Runtime;
 
 use self::reader::Reader;
-use self::writer::{Hand, Programs, Writer};
+use self::writer::{Access, Programs, Writer};
 
 /// The files of a server, with their bytes.
 type Files = BTreeMap<FilePath, Bytes>;
@@ -76,12 +76,12 @@ struct Stage {
     servers: Vec<Option<Server>>,
     addresses: Vec<String>,
     dice: Dice,
-    book: Arc<Book>,
+    history: Arc<HistoryChecker>,
     /// The clock shifts of the servers, then of the bucket's server; missing entries mean no shift.
-    clocks: Vec<Shift>,
+    clocks: Vec<ClockShift>,
     /// The clock shifts of the writers: a writer with a shift uses dlcmd, all other writers use
     /// libdiesel.
-    writers: Vec<Shift>,
+    writers: Vec<ClockShift>,
 }
 
 impl Stage {
@@ -95,7 +95,7 @@ impl Stage {
         let runtime = Runtime::new()?;
         let scene = tempfile::tempdir()?;
         let clocks = shifts(scene.path(), "server", off)?;
-        let of_bucket = clocks.get(3).map(Shift::variables).unwrap_or_default();
+        let of_bucket = clocks.get(3).map(ClockShift::variables).unwrap_or_default();
         let bucket = S3::start_among(Kind::S3sFs, &of_bucket)?;
         let proxy = Proxy::start(bucket.address(), Arc::new(SeededRandom::new(seed)))?;
         let mut stage = Self {
@@ -108,7 +108,7 @@ impl Stage {
             servers: Vec::new(),
             addresses: Vec::new(),
             dice: Dice::new(seed),
-            book: Arc::default(),
+            history: Arc::default(),
             clocks,
             writers: Vec::new(),
         };
@@ -130,7 +130,7 @@ impl Stage {
             flags.extend(["--fast-store", &fast, "--fast-store-quota", quota]);
         }
         let mut variables = settings(self.proxy.address());
-        variables.extend(self.clocks.get(number).map(Shift::variables).unwrap_or_default());
+        variables.extend(self.clocks.get(number).map(ClockShift::variables).unwrap_or_default());
         Server::start_among(&data, listen, &flags, &variables)
     }
 
@@ -192,7 +192,7 @@ impl Stage {
     fn wait_for_files(&self) -> Result<()> {
         let deadline = Deadline::after(&*clock(), PATIENCE);
         loop {
-            let written = self.book.paths().len();
+            let written = self.history.paths().len();
             if written > 50 {
                 return Ok(());
             }
@@ -206,15 +206,15 @@ impl Stage {
         let name = DatasetName::new(NAME)?;
         let mut writers = Vec::new();
         for number in 0..WRITERS {
-            let hand = match self.writers.get(usize::from(number)) {
-                None => Hand::Library(self.client()?.dataset(&name)?),
+            let access = match self.writers.get(usize::from(number)) {
+                None => Access::Library(self.client()?.dataset(&name)?),
                 Some(shift) => {
                     let folder = self.scene.path().join(format!("writer{number}"));
-                    Hand::Programs(Programs::new(&self.addresses, shift, folder))
+                    Access::Programs(Programs::new(&self.addresses, shift, folder))
                 }
             };
-            let book = Arc::clone(&self.book);
-            let mut writer = Writer::new(hand, book, number, Dice::new(u64::from(number)));
+            let history = Arc::clone(&self.history);
+            let mut writer = Writer::new(access, history, number, Dice::new(u64::from(number)));
             writers.push(again(stop, move || writer.step()));
         }
         Ok(writers)
@@ -227,7 +227,7 @@ impl Stage {
             ConnectOptions { servers, request_timeout: HASTE, ..ConnectOptions::default() };
         let dataset = Client::connect(options)?.dataset(&DatasetName::new(NAME)?)?;
         let dice = Dice::new(u64::from(WRITERS));
-        let reader = Reader::new(dataset, Arc::clone(&self.book), dice);
+        let reader = Reader::new(dataset, Arc::clone(&self.history), dice);
         Ok(again(stop, move || reader.step()))
     }
 
@@ -304,14 +304,14 @@ impl Stage {
     /// Recovers on demand, and compares all servers with the history.
     fn check(&self) -> Result<()> {
         self.recover_if_asked()?;
-        compare(&self.addresses, &self.book)
+        compare(&self.addresses, &self.history)
     }
 
     /// Recovers on demand and compares. After a loss in Redis, the demand must come.
     fn check_after(&self, event: Event) -> Result<()> {
         let is_asked = self.recover_if_asked()?;
         ensure!(is_asked || !event.is_loss(), "nobody was told that metadata is gone");
-        compare(&self.addresses, &self.book)
+        compare(&self.addresses, &self.history)
     }
 
     /// Waits until listings succeed or ask for a recovery; returns whether a recovery was run.
@@ -332,9 +332,10 @@ impl Stage {
 }
 
 /// Clock shifts of the given seconds.
-fn shifts(folder: &Path, name: &str, off: &[i64]) -> Result<Vec<Shift>> {
-    let shift =
-        |(number, seconds): (usize, &i64)| Shift::new(folder, &format!("{name}{number}"), *seconds);
+fn shifts(folder: &Path, name: &str, off: &[i64]) -> Result<Vec<ClockShift>> {
+    let shift = |(number, seconds): (usize, &i64)| {
+        ClockShift::new(folder, &format!("{name}{number}"), *seconds)
+    };
     off.iter().enumerate().map(shift).collect()
 }
 
@@ -364,11 +365,11 @@ fn connect(servers: &[String]) -> Result<Client> {
 }
 
 /// Compares the files of each server with the history, before and after a recovery.
-fn compare(servers: &[String], book: &Book) -> Result<()> {
-    let before = compare_each(servers, book, None)?;
+fn compare(servers: &[String], history: &HistoryChecker) -> Result<()> {
+    let before = compare_each(servers, history, None)?;
     let all = servers.join(",");
     run(dlcmd()?.args(["--server", &all, "recover", "--all"]))?.code(0)?;
-    compare_each(servers, book, before).context("after another recovery")?;
+    compare_each(servers, history, before).context("after another recovery")?;
     Ok(())
 }
 
@@ -376,10 +377,10 @@ fn compare(servers: &[String], book: &Book) -> Result<()> {
 /// may appear in between.
 fn compare_each(
     servers: &[String],
-    book: &Book,
+    history: &HistoryChecker,
     mut before: Option<Files>,
 ) -> Result<Option<Files>> {
-    let (now, written) = (book.now(), book.paths());
+    let (now, written) = (history.now(), history.paths());
     for address in servers {
         let files = files_at(&connect(std::slice::from_ref(address))?)?;
         let paths: BTreeSet<&FilePath> = written.iter().chain(files.keys()).collect();
@@ -387,9 +388,9 @@ fn compare_each(
             let bytes = files.get(path);
             let content = bytes.map(|bytes| Content::of(bytes));
             let shown = || format!("{address}: {}", beginning(bytes));
-            book.check(path, content, now).with_context(shown)?;
+            history.check(path, content, now).with_context(shown)?;
             let is_same = before.as_ref().is_none_or(|before| before.get(path) == bytes);
-            let is_right = is_same || book.may_come(path, content);
+            let is_right = is_same || history.may_appear(path, content);
             ensure!(is_right, "{path} is another one than before at {}", shown());
         }
         before = Some(files);
@@ -433,7 +434,7 @@ enum Event {
     /// Without a replica: the primary restarts empty.
     PrimaryIsEmptied,
     AllIsFlushed,
-    BucketFails(Instead),
+    BucketFails(FaultyAnswer),
 }
 
 impl Event {
@@ -484,8 +485,14 @@ fn all_of_redis_is_flushed() -> Result<()> {
 /// Keeps S-01, S-03, S-04 (I4) and S-06.
 #[test]
 fn the_bucket_answers_with_errors_slowly_or_in_part() -> Result<()> {
-    let stalled = Instead::Stalled(STALLED);
-    let all = [Instead::SlowDown, Instead::Cut, stalled, Instead::Internal, Instead::Dropped];
+    let stalled = FaultyAnswer::Stalled(STALLED);
+    let all = [
+        FaultyAnswer::SlowDown,
+        FaultyAnswer::Cut,
+        stalled,
+        FaultyAnswer::Internal,
+        FaultyAnswer::Dropped,
+    ];
     for error in all.into_iter().take(rounds(3, all.len())) {
         survive(Event::BucketFails(error), 0)?;
     }
@@ -523,7 +530,7 @@ fn a_primary_with_a_replica_is_killed_while_recoveries_run() -> Result<()> {
 /// Keeps S-01 and S-03.
 #[test]
 fn the_bucket_fails_while_recoveries_run() -> Result<()> {
-    let all = [Instead::Cut, Instead::SlowDown, Instead::Internal];
+    let all = [FaultyAnswer::Cut, FaultyAnswer::SlowDown, FaultyAnswer::Internal];
     for error in all.into_iter().take(rounds(1, all.len())) {
         survive_beside(&["recover", "--all"], Event::BucketFails(error), 0)?;
     }

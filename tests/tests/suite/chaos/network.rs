@@ -12,9 +12,9 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use dl_format::{ChunkShape, DatasetName};
 use dl_meta::redis_testing::Cluster;
-use dl_tests::book::Book;
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
+use dl_tests::history::HistoryChecker;
 use dl_tests::http::{becomes, becomes_well};
 use dl_tests::program::{Server, program, run};
 use dl_tests::s3::{Kind, S3, settings};
@@ -22,7 +22,7 @@ use dl_tests::{rounds, skip};
 use libdiesel::{Client, ConnectOptions};
 use tokio::runtime::Runtime;
 
-use super::writer::{Hand, Writer};
+use super::writer::{Access, Writer};
 use super::{HASTE, NAME, PATIENCE, again, compare, connect, counted};
 
 /// The duration of the cut: longer than a command may take.
@@ -125,7 +125,7 @@ fn the_line_between_a_server_and_redis_is_cut_and_comes_back() -> Result<()> {
 
         let name = DatasetName::new(NAME)?;
         connect(&addresses)?.create_dataset(&name, ChunkShape::default())?;
-        let (stop, book) = (Arc::new(AtomicBool::new(false)), Arc::<Book>::default());
+        let (stop, history) = (Arc::new(AtomicBool::new(false)), Arc::<HistoryChecker>::default());
         // The second writer uses only the server in the namespace.
         let writers: Vec<_> = [&addresses[..], &addresses[..1]]
             .into_iter()
@@ -134,7 +134,7 @@ fn the_line_between_a_server_and_redis_is_cut_and_comes_back() -> Result<()> {
                 let dice = Dice::new(round * 2 + u64::from(number));
                 let dataset = connect(servers)?.dataset(&name)?;
                 let mut writer =
-                    Writer::new(Hand::Library(dataset), Arc::clone(&book), number, dice);
+                    Writer::new(Access::Library(dataset), Arc::clone(&history), number, dice);
                 anyhow::Ok(again(&stop, move || writer.step()))
             })
             .collect::<Result<_>>()?;
@@ -160,9 +160,9 @@ fn the_line_between_a_server_and_redis_is_cut_and_comes_back() -> Result<()> {
         for writer in writers {
             ensure!(counted(writer)? > 0, "a writer overwrote nothing that the other one writes");
         }
-        let written = book.paths().len();
+        let written = history.paths().len();
         ensure!(written > 50, "only {written} files were written");
-        compare(&addresses, &book)?;
+        compare(&addresses, &history)?;
     }
     Ok(())
 }

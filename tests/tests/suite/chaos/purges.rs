@@ -14,12 +14,12 @@ use anyhow::{Context, Result, ensure};
 use dl_format::{ChunkShape, DatasetName, FilePath};
 use dl_runtime::Deadline;
 use dl_store::Throttle;
-use dl_tests::book::Content;
 use dl_tests::cluster::clock;
+use dl_tests::history::Content;
 use dl_tests::program::{dlcmd, run};
-use dl_tests::proxy::Instead;
+use dl_tests::proxy::FaultyAnswer;
 use dl_tests::rounds;
-use dl_tests::shift::Shift;
+use dl_tests::shift::ClockShift;
 use libdiesel::admin::{PurgeProgress, PurgeRequest};
 use libdiesel::{Client, Kind};
 
@@ -42,7 +42,7 @@ impl Stage {
     /// Puts the writers' files two days ago, every second file twice.
     fn fill_two_days_ago(&self) -> Result<()> {
         self.clocks.iter().try_for_each(|clock| clock.set(-AGE))?;
-        let then = Shift::new(self.scene.path(), "then", -AGE)?;
+        let then = ClockShift::new(self.scene.path(), "then", -AGE)?;
         let source = self.scene.path().join("old");
         let mut files = BTreeMap::new();
         for round in 0..2 {
@@ -61,8 +61,8 @@ impl Stage {
             run(put.arg(&source).arg("dl://chaos"))?.code(0)?;
         }
         for (path, bytes) in &files {
-            let begun = self.book.begin(path, Some(Content::of(bytes)));
-            self.book.acknowledge(begun);
+            let begun = self.history.begin(path, Some(Content::of(bytes)));
+            self.history.acknowledge(begun);
         }
         self.clocks.iter().try_for_each(|clock| clock.set(0))
     }
@@ -120,7 +120,7 @@ fn survive(event: Event, replicas: usize) -> Result<()> {
         let last = purge(&stage.client()?, &is_working)?;
         ensure!(moved + last > MOVED, "{moved} and {last} objects were moved or removed");
         stage.ask(&["verify", "--checksums", "dl://chaos"])?.code(0)?;
-        super::compare(&stage.addresses, &stage.book).context("after the last purge")?;
+        super::compare(&stage.addresses, &stage.history).context("after the last purge")?;
     }
     Ok(())
 }
@@ -146,7 +146,7 @@ fn all_of_redis_is_flushed_while_purges_run() -> Result<()> {
 /// Keeps S-01, S-03, S-27 and S-28.
 #[test]
 fn the_bucket_answers_with_errors_or_in_part_while_purges_run() -> Result<()> {
-    let all = [Instead::Cut, Instead::Internal, Instead::Stalled(STALLED)];
+    let all = [FaultyAnswer::Cut, FaultyAnswer::Internal, FaultyAnswer::Stalled(STALLED)];
     for error in all.into_iter().take(rounds(2, all.len())) {
         survive(Event::BucketFails(error), 0)?;
     }

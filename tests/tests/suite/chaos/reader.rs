@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use dl_format::FilePath;
-use dl_tests::book::{Book, Content};
 use dl_tests::dice::Dice;
+use dl_tests::history::{Content, HistoryChecker};
 use libdiesel::{Dataset, Error, Kind, StatItem};
 
 /// Files per request.
@@ -23,26 +23,26 @@ type Found = Vec<(FilePath, Option<Content>)>;
 
 pub(super) struct Reader {
     dataset: Dataset,
-    book: Arc<Book>,
+    history: Arc<HistoryChecker>,
     dice: Dice,
 }
 
 impl Reader {
-    pub(super) fn new(dataset: Dataset, book: Arc<Book>, dice: Dice) -> Self {
-        Self { dataset, book, dice }
+    pub(super) fn new(dataset: Dataset, history: Arc<HistoryChecker>, dice: Dice) -> Self {
+        Self { dataset, history, dice }
     }
 
     /// Requests random files; returns the count of answers.
     pub(super) fn step(&self) -> Result<u32> {
         std::thread::sleep(PAUSE);
-        let all = self.book.paths();
+        let all = self.history.paths();
         let count = ASKED.min(all.len());
         let paths: Vec<FilePath> = (0..count).map(|_| self.dice.pick(&all).clone()).collect();
-        let since = self.book.now();
+        let since = self.history.now();
         let found = if self.dice.once_in(2) { self.read(&paths)? } else { self.look_up(&paths)? };
         let mut answers = 0;
         for (path, content) in found {
-            self.book.check(&path, content, since)?;
+            self.history.check(&path, content, since)?;
             answers += 1;
         }
         Ok(answers)
@@ -70,7 +70,7 @@ impl Reader {
             Err(error) => return refusal(error).map(|()| Vec::new()),
         };
         let told = |(path, item): (&FilePath, &StatItem)| {
-            let content = Content::told(item)?;
+            let content = Content::of_item(item)?;
             anyhow::Ok((path.clone(), content))
         };
         paths.iter().zip(&items).map(told).collect()

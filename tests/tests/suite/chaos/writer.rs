@@ -12,17 +12,17 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use dl_format::{Attributes, FilePath};
-use dl_tests::book::{Begun, Book, Content};
 use dl_tests::dice::Dice;
+use dl_tests::history::{Content, HistoryChecker, PendingWrite};
 use dl_tests::program::{Ended, dlcmd, run};
-use dl_tests::shift::Shift;
+use dl_tests::shift::ClockShift;
 use libdiesel::Dataset;
 
 /// The number of shared files: few, so that writers often collide.
 const SHARED: usize = 3;
 
 /// The client of a writer.
-pub(super) enum Hand {
+pub(super) enum Access {
     /// libdiesel, in this process.
     Library(Dataset),
     /// dlcmd.
@@ -41,7 +41,7 @@ static PUTS: AtomicU64 = AtomicU64::new(0);
 
 impl Programs {
     /// A dlcmd client with `folder` for its files.
-    pub(super) fn new(servers: &[String], clock: &Shift, folder: PathBuf) -> Self {
+    pub(super) fn new(servers: &[String], clock: &ClockShift, folder: PathBuf) -> Self {
         Self { servers: servers.join(","), variables: clock.variables(), folder }
     }
 
@@ -78,8 +78,8 @@ impl Programs {
 }
 
 pub(super) struct Writer {
-    hand: Hand,
-    book: Arc<Book>,
+    access: Access,
+    history: Arc<HistoryChecker>,
     folder: u8,
     dice: Dice,
     own: BTreeSet<FilePath>,
@@ -89,11 +89,16 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Continues with the files of the history below `folder`.
-    pub(super) fn new(hand: Hand, book: Arc<Book>, folder: u8, dice: Dice) -> Self {
+    pub(super) fn new(
+        access: Access,
+        history: Arc<HistoryChecker>,
+        folder: u8,
+        dice: Dice,
+    ) -> Self {
         let below = format!("{folder}/");
-        let mut own: BTreeSet<FilePath> = book.paths().into_iter().collect();
+        let mut own: BTreeSet<FilePath> = history.paths().into_iter().collect();
         own.retain(|path| path.as_bytes().starts_with(below.as_bytes()));
-        Self { hand, book, folder, dice, own, made: 0, round: 0 }
+        Self { access, history, folder, dice, own, made: 0, round: 0 }
     }
 
     /// Puts or deletes files; returns the count of acknowledged shared files.
@@ -116,7 +121,7 @@ impl Writer {
 
     /// New paths, and known paths without unacknowledged changes.
     fn choose(&mut self) -> Result<Vec<FilePath>> {
-        let is_known = |path: &&FilePath| self.book.is_settled(path);
+        let is_known = |path: &&FilePath| self.history.is_settled(path);
         let known: Vec<FilePath> = self.own.iter().filter(is_known).cloned().collect();
         let mut paths: Vec<FilePath> =
             (0..4.min(known.len())).map(|_| self.dice.pick(&known).clone()).collect();
@@ -138,18 +143,19 @@ impl Writer {
     }
 
     fn put(&mut self, files: &[(FilePath, Vec<u8>)]) -> Result<u32> {
-        let begin =
-            |(path, bytes): &(FilePath, Vec<u8>)| self.book.begin(path, Some(Content::of(bytes)));
-        let begun: Vec<Begun> = files.iter().map(begin).collect();
-        let acknowledged = match &self.hand {
-            Hand::Library(dataset) => put(dataset, files)?,
-            Hand::Programs(programs) => vec![programs.put(files)?; files.len()],
+        let begin = |(path, bytes): &(FilePath, Vec<u8>)| {
+            self.history.begin(path, Some(Content::of(bytes)))
+        };
+        let begun: Vec<PendingWrite> = files.iter().map(begin).collect();
+        let acknowledged = match &self.access {
+            Access::Library(dataset) => put(dataset, files)?,
+            Access::Programs(programs) => vec![programs.put(files)?; files.len()],
         };
         let mut shared = 0;
         for (begun, is_acknowledged) in begun.into_iter().zip(acknowledged) {
             if is_acknowledged {
                 shared += u32::from(!self.own.contains(begun.path()));
-                self.book.acknowledge(begun);
+                self.history.acknowledge(begun);
             }
         }
         Ok(shared)
@@ -158,20 +164,20 @@ impl Writer {
     fn delete(&self, paths: &[FilePath]) -> Result<()> {
         let known: Vec<FilePath> =
             paths.iter().filter(|path| self.own.contains(*path)).cloned().collect();
-        let begin = |path| self.book.begin(path, None);
-        match &self.hand {
-            Hand::Library(dataset) => {
-                let begun: Vec<Begun> = known.iter().map(begin).collect();
+        let begin = |path| self.history.begin(path, None);
+        match &self.access {
+            Access::Library(dataset) => {
+                let begun: Vec<PendingWrite> = known.iter().map(begin).collect();
                 if dataset.delete(&known).is_ok() {
-                    begun.into_iter().for_each(|begun| self.book.acknowledge(begun));
+                    begun.into_iter().for_each(|begun| self.history.acknowledge(begun));
                 }
             }
-            Hand::Programs(programs) => {
+            Access::Programs(programs) => {
                 for path in &known {
-                    let is_there = self.book.check(path, None, self.book.now()).is_err();
+                    let is_there = self.history.check(path, None, self.history.now()).is_err();
                     let begun = begin(path);
                     if programs.delete(path, is_there)? {
-                        self.book.acknowledge(begun);
+                        self.history.acknowledge(begun);
                     }
                 }
             }

@@ -11,7 +11,7 @@ use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::{Ended, Server, purged, run};
 use dl_tests::rounds;
-use dl_tests::shift::Shift;
+use dl_tests::shift::ClockShift;
 
 const SERVERS: usize = 3;
 
@@ -26,7 +26,7 @@ async fn each_step_of_housekeeping_may_go_to_another_server() -> Result<()> {
         let scene = tempfile::tempdir()?;
         let (data, source) = (scene.path().join("data"), scene.path().join("src"));
         let redis = Redis::start(&[]).await;
-        let past = Shift::new(scene.path(), "past", -AGE)?;
+        let past = ClockShift::new(scene.path(), "past", -AGE)?;
         let start = || {
             let meta = ["--meta", &redis.url()];
             Server::start_among(&data, "127.0.0.1:0", &meta, &past.variables())

@@ -16,7 +16,7 @@ use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::{Ended, Server, purged, run};
-use dl_tests::shift::Shift;
+use dl_tests::shift::ClockShift;
 
 /// How long servers may take to put everything back.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,14 +29,14 @@ const AGO: i64 = -100 * HOUR;
 struct Scene {
     folder: tempfile::TempDir,
     redis: Redis,
-    past: Shift,
+    past: ClockShift,
     server: Option<Server>,
 }
 
 impl Scene {
     async fn new() -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let past = Shift::new(folder.path(), "past", AGO)?;
+        let past = ClockShift::new(folder.path(), "past", AGO)?;
         let mut scene = Self { redis: Redis::start(&[]).await, past, server: None, folder };
         folder::fill(&scene.source(), 60, 20_000, &Dice::new(1))?;
         scene.start()?;

@@ -12,7 +12,7 @@ use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::etcd::Etcd;
 use dl_tests::program::{Server, dl, dlcmd, run, server_command};
-use dl_tests::proxy::{Instead, Proxy};
+use dl_tests::proxy::{FaultyAnswer, Proxy};
 use dl_tests::s3::{self, Kind, S3};
 use dl_tests::{folder, http};
 
@@ -327,7 +327,7 @@ fn a_deletion_pauses_while_the_servers_are_read_only() -> Result<()> {
         answer_lost: 0.0,
         delay: 1.0,
         longest_delay: LONGEST,
-        error: Instead::Internal,
+        error: FaultyAnswer::Internal,
     };
     proxy.faults().set_rates("DELETE", Some(slow));
     let mut delete = server.dlcmd()?;

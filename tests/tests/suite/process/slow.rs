@@ -12,7 +12,7 @@ use dl_server::{Limits, Parts, prepare};
 use dl_store::FaultStore;
 use dl_tests::cluster::{Cluster, clock, parts};
 use dl_tests::dice::Dice;
-use dl_tests::line::SlowLine;
+use dl_tests::slow_link::SlowLink;
 use libdiesel::{Client, ConnectOptions};
 
 const PLAIN: Attributes = Attributes { mode: 0o644, mtime: 1 };
@@ -62,7 +62,7 @@ fn client(address: &str, seconds: u64) -> Result<(Client, Said)> {
 #[test]
 fn a_put_over_a_slow_line_goes_on_while_bytes_flow_and_nothing_is_told() -> Result<()> {
     let (_cluster, address) = server(&in_memory())?;
-    let line = SlowLine::start(address.parse()?, 2_000_000)?;
+    let line = SlowLink::start(address.parse()?, 2_000_000)?;
     let (slow, notes) = client(&line.address().to_string(), 4)?;
     let name = DatasetName::new("ds")?;
     let dataset = slow.create_dataset(&name, ChunkShape::new(2 << 20, 64)?)?;
@@ -96,7 +96,7 @@ fn of_reads_over_a_slow_line_none_is_told_to_be_without_an_answer() -> Result<()
         dataset.put(&file(number)?, PLAIN, bytes)?;
     }
     ensure!(dataset.flush()?.check()?.files == 12, "some are missing");
-    let line = SlowLine::start(address.parse()?, 400_000)?;
+    let line = SlowLink::start(address.parse()?, 400_000)?;
     let (slow, notes) = client(&line.address().to_string(), 60)?;
     let dataset = slow.dataset(&name)?;
     std::thread::scope(|scope| {

@@ -11,9 +11,9 @@ use dl_meta::redis_testing::Cluster;
 use dl_meta::{Memory, MetaStore, Redis, RedisOptions, Stop};
 use dl_runtime::{Clock, ManualClock};
 use dl_store::Store;
-use dl_tests::book::{Begun, Book, Content};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
+use dl_tests::history::{Content, HistoryChecker, PendingWrite};
 use dl_tests::wire::Wire;
 
 use super::scene::{
@@ -39,18 +39,18 @@ const ANSWERS: usize = 1_000;
 
 /// Reports the begin of writes to the history, or of deletes with none.
 fn begin<'a>(
-    book: &Book,
+    history: &HistoryChecker,
     writes: impl Iterator<Item = (&'a [u8], Option<Content>)>,
-) -> Result<Vec<Begun>> {
+) -> Result<Vec<PendingWrite>> {
     let begun = writes.map(|(path, content)| {
         let path = FilePath::new(path.to_vec())?;
-        anyhow::Ok(book.begin(&path, content))
+        anyhow::Ok(history.begin(&path, content))
     });
     begun.collect()
 }
 
-fn acknowledge(book: &Book, begun: Vec<Begun>) {
-    begun.into_iter().for_each(|begun| book.acknowledge(begun));
+fn acknowledge(history: &HistoryChecker, begun: Vec<PendingWrite>) {
+    begun.into_iter().for_each(|begun| history.acknowledge(begun));
 }
 
 /// A writer, alone below its folder.
@@ -59,7 +59,7 @@ async fn write(
     clock: Arc<ManualClock>,
     origin: u8,
     removed: Arc<AtomicU64>,
-    book: Arc<Book>,
+    history: Arc<HistoryChecker>,
 ) -> Result<Writer> {
     let dice = Dice::new(u64::from(origin));
     let mut writer = Writer::create(&client, origin).await?;
@@ -77,18 +77,18 @@ async fn write(
         // The last write of a path wins.
         let last: BTreeMap<_, _> =
             files.iter().map(|(path, bytes)| (path.as_bytes(), Content::of(bytes))).collect();
-        let begun = begin(&book, last.into_iter().map(|(path, content)| (path, Some(content))))?;
+        let begun = begin(&history, last.into_iter().map(|(path, content)| (path, Some(content))))?;
         writer.put(&client, clock.now(), &files).await?;
-        acknowledge(&book, begun);
+        acknowledge(&history, begun);
         if dice.once_in(3) {
             let (prefix, digit) = (format!("{origin}/"), b'0' + dice.below(10) as u8);
             let is_wanted =
                 |path: &[u8]| path.starts_with(prefix.as_bytes()) && path.ends_with(&[digit]);
             let gone = writer.files.keys().map(Vec::as_slice).filter(|path| is_wanted(path));
-            let begun = begin(&book, gone.map(|path| (path, None)))?;
+            let begun = begin(&history, gone.map(|path| (path, None)))?;
             if !begun.is_empty() {
                 writer.delete(&client, clock.now(), is_wanted).await?;
-                acknowledge(&book, begun);
+                acknowledge(&history, begun);
             }
         }
         self::clock().sleep(PAUSE).await;
@@ -112,7 +112,7 @@ async fn read(
     client: Wire,
     dataset: DatasetId,
     writers: Weak<()>,
-    book: Arc<Book>,
+    history: Arc<HistoryChecker>,
 ) -> Result<usize> {
     let (dice, mut answers) = (Dice::new(3), 0);
     while writers.strong_count() > 0 {
@@ -121,16 +121,16 @@ async fn read(
             let (origin, number) = (dice.pick(&ORIGINS), dice.below(PATHS));
             paths.push(FilePath::new(format!("{origin}/{number}"))?);
         }
-        let since = book.now();
+        let since = history.now();
         let found: Vec<Option<Content>> = if dice.once_in(2) {
             let files = client.read(dataset, &paths).await?;
             files.iter().map(|bytes| bytes.as_deref().map(Content::of)).collect()
         } else {
             let items = client.stat(dataset, &paths).await?;
-            items.iter().map(Content::told).collect::<Result<_>>()?
+            items.iter().map(Content::of_item).collect::<Result<_>>()?
         };
         for (path, content) in paths.iter().zip(found) {
-            book.check(path, content, since)?;
+            history.check(path, content, since)?;
             answers += 1;
         }
         clock().sleep(SHORT_PAUSE).await;
@@ -154,15 +154,15 @@ async fn beside_each_other(store: &Arc<dyn Store>, metas: [Arc<dyn MetaStore>; 2
     let (_two, second) = serve(store, &metas[1], &time, Stop::Clean).await?;
     let dataset = first.create(NAME).await?;
     let passing = dl_runtime::spawn(pass(Arc::clone(&time)));
-    let (removed, book) = (Arc::new(AtomicU64::new(0)), Arc::<Book>::default());
+    let (removed, history) = (Arc::new(AtomicU64::new(0)), Arc::<HistoryChecker>::default());
     // A token of the running writers: purges and readers run until the last token is dropped.
     let running = Arc::new(());
     let writers = [&first, &second].into_iter().zip(ORIGINS).map(|(client, origin)| {
         let (client, time, running) = (client.clone(), Arc::clone(&time), Arc::clone(&running));
-        let (removed, book) = (Arc::clone(&removed), Arc::clone(&book));
+        let (removed, history) = (Arc::clone(&removed), Arc::clone(&history));
         dl_runtime::spawn(async move {
             let _running = running;
-            write(client, time, origin, removed, book).await
+            write(client, time, origin, removed, history).await
         })
     });
     // Collecting starts all writers now: otherwise purges and readers would see none and end.
@@ -173,8 +173,9 @@ async fn beside_each_other(store: &Arc<dyn Store>, metas: [Arc<dyn MetaStore>; 2
         dl_runtime::spawn(purge(client.clone(), Weak::clone(&writing), Arc::clone(&removed)))
     });
     let readers = [&first, &second].map(|client| {
-        let (client, writers, book) = (client.clone(), Weak::clone(&writing), Arc::clone(&book));
-        dl_runtime::spawn(read(client, dataset, writers, book))
+        let (client, writers, history) =
+            (client.clone(), Weak::clone(&writing), Arc::clone(&history));
+        dl_runtime::spawn(read(client, dataset, writers, history))
     });
     let mut all: Option<Writer> = None;
     for writer in writers {
