@@ -23,22 +23,22 @@ async fn check_contract(fault: Option<(u64, FaultyAnswer)>) -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_contract_check_contract_azurite() -> Result<()> {
+async fn the_contract_holds_on_azurite() -> Result<()> {
     check_contract(None).await
 }
 
 #[tokio::test]
-async fn the_contract_check_contract_an_azurite_with_503_answers() -> Result<()> {
+async fn the_contract_holds_on_an_azurite_with_503_answers() -> Result<()> {
     check_contract(Some((1, FaultyAnswer::SlowDown))).await
 }
 
 #[tokio::test]
-async fn the_contract_check_contract_azurite_when_connections_drop() -> Result<()> {
+async fn the_contract_holds_on_azurite_when_connections_drop() -> Result<()> {
     check_contract(Some((2, FaultyAnswer::Dropped))).await
 }
 
 #[tokio::test]
-async fn the_contract_check_contract_azurite_when_answers_are_cut_short() -> Result<()> {
+async fn the_contract_holds_on_azurite_with_short_answers() -> Result<()> {
     check_contract(Some((3, FaultyAnswer::Cut))).await
 }
 

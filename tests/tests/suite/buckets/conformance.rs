@@ -13,12 +13,12 @@ async fn check_contract(kind: Kind, fault: Option<(u64, FaultyAnswer)>) -> Resul
 }
 
 #[tokio::test]
-async fn the_contract_check_contract_moto() -> Result<()> {
+async fn the_contract_holds_on_moto() -> Result<()> {
     check_contract(Kind::Moto, None).await
 }
 
 #[tokio::test]
-async fn the_contract_check_contract_s3s_fs() -> Result<()> {
+async fn the_contract_holds_on_s3s_fs() -> Result<()> {
     check_contract(Kind::S3sFs, None).await
 }
 
