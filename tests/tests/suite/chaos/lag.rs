@@ -137,7 +137,7 @@ async fn missing_writes_of_a_new_primary_are_refused_until_restored() -> Result<
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
-        // Servers may have restored the data before the first request.
+        // Servers may have brought it back before they were asked for the first time.
         let is_told = refusals.iter().any(|why| why.contains("are putting them back"));
         ensure!(is_told || refusals.is_empty(), "{refusals:?}");
         for server in [first, second] {

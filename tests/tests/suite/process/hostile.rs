@@ -72,7 +72,7 @@ impl Decoder for Raw {
     }
 }
 
-/// The expected refusal of a message; none for a valid message.
+/// How a message is refused for what it says; none where it makes sense.
 type Refusal = fn(&Bytes) -> Option<Code>;
 
 const METHODS: [(&str, Refusal); 14] = [
@@ -102,12 +102,12 @@ const METHODS: [(&str, Refusal); 14] = [
     ("Verify", |message| refusal(message, converts::<pb::VerifyRequest, VerifyRequest>)),
 ];
 
-/// The method with a stream of messages, each checked separately.
+/// The one whose messages are looked at one by one.
 const PUT_CHUNK: &str = "PutChunk";
 
 fn refusal<M: Message + Default>(message: &Bytes, makes_sense: impl Fn(M) -> bool) -> Option<Code> {
     match M::decode(message.clone()) {
-        // The gRPC code for undecodable bytes.
+        // As gRPC has it for bytes that are no message.
         Err(_) => Some(Code::Internal),
         Ok(wire) => (!makes_sense(wire)).then_some(Code::InvalidArgument),
     }
@@ -248,14 +248,14 @@ fn each_invalid_message_is_refused() -> Result<()> {
             let messages: Vec<_> = (0..1 + dice.below(3)).map(|_| nonsense(&dice)).collect();
             let what = format!("{method} {messages:?}");
             let refusals: Vec<_> = messages.iter().map(refusal).collect();
-            // For methods with a single message, further messages must be valid too.
+            // Where one message is asked for, those behind it have to be messages as well.
             let is_broken = method != PUT_CHUNK && refusals.contains(&Some(Code::Internal));
             let first = refusals.first().copied().flatten();
             let expected = if is_broken { Some(Code::Internal) } else { first };
             let code = ask(&mut stub, method, messages).await?;
             let is_right = match expected {
                 Some(expected) => code == expected,
-                // A legal request, such as ListDatasets with unknown fields.
+                // A legal question, such as ListDatasets with unknown fields.
                 None => ![Code::Internal, Code::Unknown, Code::DataLoss].contains(&code),
             };
             ensure!(is_right, "{what}: {code:?}, not {expected:?}");
@@ -345,7 +345,7 @@ async fn requests_with_a_single_error_are_refused_for_the_error() -> Result<()> 
         ensure!(code == Code::InvalidArgument, "{method}: {code:?}");
     }
     for (method, _) in METHODS {
-        // The first field is longer than the message.
+        // Its first field is longer than the message.
         let code = ask(&mut stub, method, vec![Bytes::from_static(&[0x0a, 0x7f])]).await?;
         ensure!(code == Code::Internal, "{method}: {code:?}");
     }
@@ -410,7 +410,7 @@ async fn announce(
     Ok((send, dl_runtime::spawn(async move { stub.put_chunk(pieces).await.map(drop) })))
 }
 
-/// Sends bytes one at a time until the receiver closes.
+/// Sends these bytes, one at a time, until there are no more or nobody takes them.
 fn trickle(send: mpsc::Sender<pb::PutChunkRequest>, data: Bytes, pause: Duration) {
     dl_runtime::spawn(async move {
         for at in 0..data.len() {
@@ -494,7 +494,7 @@ async fn writers_of_single_bytes_lose_their_memory() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-16: without waiting writers, a slow put may exceed its time twice.
+/// Keeps S-16: it takes more than twice as long as it may when others wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_writer_beside_whom_nobody_waits_is_waited_for() -> Result<()> {
     let (server, parts) = patient(Duration::from_secs(2)).await?;

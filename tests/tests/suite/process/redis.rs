@@ -66,9 +66,9 @@ async fn any_server_answers_after_the_death_of_another() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-02 and S-05: a loss of some or all primaries is noticed and repaired.
+/// Keeps S-02 and S-05: that some or all of them forgot everything is noticed, and it comes back.
 #[tokio::test(flavor = "multi_thread")]
-async fn data_lost_by_redis_are_refused_until_recovered() -> Result<()> {
+async fn what_redis_lost_is_refused_and_recover_brings_it_back() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (data, source) = (scene.path().join("data"), scene.path().join("src"));
     let got = scene.path().join("got");
@@ -161,7 +161,7 @@ async fn a_requested_recovery_restores_unnoticed_losses() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-32 and S-05: metrics and health report a loss, its extent and its remedy.
+/// Keeps S-32 and S-05: who watches a server hears of a loss, how large it is, and what mends it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_loss_of_metadata_is_reported_with_the_remedy() -> Result<()> {
     let scene = tempfile::tempdir()?;

@@ -1,6 +1,5 @@
-//! Clients that announce large requests on many streams and never complete them, or send single
-//! bytes. The frames are written by hand, because no client library stops in the middle of a
-//! message.
+//! Clients that announce large requests on many streams and never end them, or send them a byte at a
+//! time, spoken in HTTP/2 frames by hand, since no client library does that in the middle of a message.
 
 #![expect(clippy::big_endian_bytes, reason = "the numbers in HTTP/2 frames are big-endian")]
 
@@ -99,7 +98,7 @@ impl Flood {
         Ok(())
     }
 
-    /// Reads frames of the server; false after a moment of silence.
+    /// Takes what the server says; false when that is nothing for a moment.
     fn listen(&mut self) -> Result<bool> {
         let mut bytes = [0; 16 << 10];
         let count = match self.stream.read(&mut bytes) {
@@ -223,9 +222,9 @@ async fn ask(client: &Wire) -> Result<()> {
     }
 }
 
-/// Keeps S-16: the client sends often enough to avoid the idle time-out.
+/// Keeps S-16: never does nothing come for as long as the server is patient.
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_of_single_bytes_lose_their_places() -> Result<()> {
+async fn requests_that_come_a_byte_at_a_time_lose_their_places_to_others() -> Result<()> {
     let store = dl_store::open("memory:").await?;
     let limits = Limits { patience: Duration::from_secs(2), ..Limits::default() };
     let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
@@ -248,7 +247,7 @@ async fn requests_of_single_bytes_lose_their_places() -> Result<()> {
             while !stopped.load(Ordering::Relaxed) && flood.trickle().is_ok() {}
             anyhow::Ok(STREAMS as usize - flood.open.len())
         });
-        // The flood holds all places until another client waits.
+        // It holds all places that there are until somebody else wants one.
         started.recv().await.context("the flood failed")?;
         let mut tries = 0;
         loop {
@@ -271,7 +270,7 @@ async fn requests_of_single_bytes_lose_their_places() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-16 and S-10: for data sent before the server has memory for the chunk.
+/// Keeps S-16 and S-10: what a writer sends before there is memory for its chunk.
 #[test]
 fn endless_first_messages_take_little_memory_heavy() -> Result<()> {
     let scene = tempfile::tempdir()?;

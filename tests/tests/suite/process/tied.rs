@@ -117,7 +117,7 @@ async fn a_full_redis_is_read_as_before_and_deletes_make_room() -> Result<()> {
     run(server.dlcmd()?.arg("get").arg("dl://two").arg(&got))?.code(0)?;
     folder::compare(&source, &got)?;
     let stored = || folder::bytes_under(&data.join("chunks"));
-    // The server caches its knowledge of free memory for part of a second.
+    // What the server heard of room before counts for a part of a second.
     std::thread::sleep(Duration::from_millis(400));
     let before = stored()?;
     let refused = run(server.dlcmd()?.arg("put").arg(&source).arg("dl://three"))?;
@@ -136,7 +136,7 @@ async fn a_full_redis_is_read_as_before_and_deletes_make_room() -> Result<()> {
 
     dl(&server, ["rm", &file])?.code(0)?;
     dl(&server, ["cat", &file])?.code(3)?;
-    // Deletes need memory, too.
+    // Deletes take memory, too.
     redis.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
     redis.ask(&["SETRANGE", "other", "80000000", "x"]).await;
     redis.ask(&["CONFIG", "SET", "maxmemory", "500kb"]).await;

@@ -1,4 +1,4 @@
-//! Lost and damaged tombstones: verify reports the cost, a purge deletes again.
+//! Tombstones that are lost or damaged: verify tells what that costs, a purge deletes again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,9 +93,9 @@ impl Scene {
     }
 }
 
-/// Keeps S-29 and S-02: the printed remedy works, for the current and for rebuilt metadata.
+/// Keeps S-29 and S-02: the remedy that is told mends, at once and for the metadata that come after.
 #[tokio::test(flavor = "multi_thread")]
-async fn files_of_a_lost_tombstone_are_deleted_again() -> Result<()> {
+async fn what_a_lost_tombstone_deleted_is_deleted_again() -> Result<()> {
     let mut scene = scene().await?;
     let lost = scene.delete(b"/7").await?;
     scene.delete(b"/6").await?;
@@ -116,9 +116,9 @@ async fn files_of_a_lost_tombstone_are_deleted_again() -> Result<()> {
     check(&scene.store, &scene.client, &scene.time, &scene.writer).await
 }
 
-/// Keeps S-29 and S-02: the damaged object stays, because an administrator may have a copy.
+/// Keeps S-29 and S-02: the damaged object is left to whoever may have a whole one.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_tombstone_is_obsolete_after_new_deletes() -> Result<()> {
+async fn a_damaged_tombstone_is_needed_by_nothing_once_its_files_are_deleted_again() -> Result<()> {
     let mut scene = scene().await?;
     let damaged = scene.delete(b"/7").await?;
     scene.damage(&damaged).await?;
@@ -132,7 +132,7 @@ async fn a_damaged_tombstone_is_obsolete_after_new_deletes() -> Result<()> {
     let found = scene.verify().await?;
     let [found] = found.as_slice() else { anyhow::bail!("{found:?}") };
     ensure!(found.contains("no deleted file needs it: remove it from the chunk store"), "{found}");
-    // A further purge adds nothing.
+    // Purged again, nothing is said twice.
     scene.client.purge(NAME, GRACE).await?;
     ensure!(scene.tombstones().await?.len() == 2, "once is enough");
     scene.store.delete(&damaged).await?;
@@ -143,13 +143,13 @@ async fn a_damaged_tombstone_is_obsolete_after_new_deletes() -> Result<()> {
     check(&scene.store, &scene.client, &scene.time, &scene.writer).await
 }
 
-/// Keeps S-29 and S-20: an unindexed object is adopted, and its file is not deleted.
+/// Keeps S-29 and S-20: an object that the metadata lacks is adopted, and its file is not taken for deleted.
 #[tokio::test(flavor = "multi_thread")]
-async fn unindexed_objects_beside_a_lost_tombstone_are_adopted() -> Result<()> {
+async fn beside_a_lost_tombstone_what_the_metadata_lacks_is_adopted() -> Result<()> {
     let mut scene = scene().await?;
     let lost = scene.delete(b"/7").await?;
     scene.store.delete(&lost).await?;
-    // Another server with its own metadata takes a file unknown to the first metadata.
+    // Another server with metadata of its own takes a file that these know nothing of.
     let other: Arc<dyn MetaStore> = Arc::new(Memory::new());
     {
         let (_server, client) = serve(&scene.store, &other, &scene.time, Stop::Fresh).await?;
@@ -165,16 +165,16 @@ async fn unindexed_objects_beside_a_lost_tombstone_are_adopted() -> Result<()> {
     check(&scene.store, &scene.client, &scene.time, &scene.writer).await
 }
 
-/// Keeps S-29 and S-02: an unreadable chunk may hold files of the lost tombstone.
+/// Keeps S-29 and S-02: a chunk that can't be read may hold what the lost tombstone deleted.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_tombstone_stays_while_a_chunk_is_unreadable() -> Result<()> {
+async fn a_lost_tombstone_stays_in_the_log_as_long_as_a_chunk_cannot_be_read() -> Result<()> {
     let mut scene = scene().await?;
     let listed = scene.client.list(scene.writer.dataset).await?;
     let of_b = listed.iter().find(|(path, _)| path.as_bytes() == b"b/1").context("b/1")?;
     let held = of_b.1.holder.chunk;
     let chunk = Key::new(object_key(scene.writer.dataset, held, ObjectKind::Chunk))?;
     let (client, now) = (scene.client.clone(), scene.time.now());
-    // All files of the chunk, so that the readable files remain.
+    // All of that chunk's files, so that as many are left as can be read.
     let lies_there = |path: &[u8]| {
         let found = listed.iter().find(|(listed, _)| listed.as_bytes() == path);
         found.is_some_and(|(_, record)| record.holder.chunk == held)
@@ -192,16 +192,16 @@ async fn a_lost_tombstone_stays_while_a_chunk_is_unreadable() -> Result<()> {
     }
     let found = scene.verify().await?;
     ensure!(found.iter().any(|one| one.contains("chunks can't be read")), "{found:?}");
-    // A copy of the object restores the chunk.
+    // A whole one from a copy.
     scene.damage(&chunk).await?;
     scene.client.purge(NAME, GRACE).await?;
     ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
     check(&scene.store, &scene.client, &scene.time, &scene.writer).await
 }
 
-/// Keeps S-29 and S-02: deleted files hidden by a lost chunk stay deleted, by verify's remedy.
+/// Keeps S-29 and S-02: what a lost chunk hid, and was deleted itself, stays deleted by what verify tells.
 #[tokio::test(flavor = "multi_thread")]
-async fn files_hidden_by_a_lost_chunk_stay_deleted() -> Result<()> {
+async fn what_a_lost_chunk_hid_stays_deleted() -> Result<()> {
     for is_damaged in [false, true] {
         let mut scene = scene().await?;
         let lost = scene.put_newer().await?;
@@ -225,10 +225,10 @@ async fn files_hidden_by_a_lost_chunk_stay_deleted() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-29 and S-02: while an unreadable chunk may hold files hidden by a lost chunk, the log
-/// keeps the lost chunk as the last trace.
+/// Keeps S-29 and S-02: while a chunk that it may have hidden files of can't be read, a lost one stays in
+/// the log, as the last trace of that.
 #[tokio::test(flavor = "multi_thread")]
-async fn files_hidden_by_an_unreadable_chunk_are_remembered() -> Result<()> {
+async fn what_a_lost_chunk_hid_is_not_forgotten_while_it_cannot_be_read() -> Result<()> {
     let mut scene = scene().await?;
     let before = scene.chunks().await?;
     let lost = scene.put_newer().await?;
@@ -244,7 +244,7 @@ async fn files_hidden_by_an_unreadable_chunk_are_remembered() -> Result<()> {
     let found = scene.verify().await?;
     let told = "no file needs it: mend what else is wrong, then run `dlcmd purge dl://ds`";
     ensure!(found.iter().any(|one| one.contains(told)), "{found:?}");
-    // Copies restore the chunks.
+    // Whole ones from a copy.
     for key in &before {
         scene.damage(key).await?;
     }
@@ -253,9 +253,9 @@ async fn files_hidden_by_an_unreadable_chunk_are_remembered() -> Result<()> {
     check(&scene.store, &scene.client, &scene.time, &scene.writer).await
 }
 
-/// Keeps S-29 and S-02: deleted files of a purged chunk stay deleted after its return.
+/// Keeps S-29 and S-02: of a purged chunk that somebody puts back what was deleted stays deleted.
 #[tokio::test(flavor = "multi_thread")]
-async fn deleted_files_of_a_restored_chunk_are_deleted_again() -> Result<()> {
+async fn what_was_deleted_of_a_chunk_that_is_put_back_is_deleted_again() -> Result<()> {
     let mut scene = scene().await?;
     let (client, time) = (scene.client.clone(), Arc::clone(&scene.time));
     let more = [("c/1".to_owned(), data(1, 60_000)), ("c/2".to_owned(), data(2, 60_000))];

@@ -160,7 +160,7 @@ async fn wrong_metadata_are_found() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-14, S-27 and S-54: a damaged file stays in its chunk; all other files are moved once.
+/// Keeps S-14 and S-27: a damaged file stays where it is, and everything else is moved, once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_purge_names_damaged_files_and_leaves_them_where_they_are() -> Result<()> {
     let mut scene = scene().await?;
