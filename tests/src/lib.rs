@@ -5,14 +5,13 @@
 #![forbid(unsafe_code)]
 
 pub mod azure;
-pub mod book;
 pub mod ca;
 pub mod cluster;
 pub mod dice;
 pub mod etcd;
 pub mod folder;
+pub mod history;
 pub mod http;
-pub mod line;
 mod listen;
 pub mod net;
 pub mod point;
@@ -22,6 +21,7 @@ pub mod relay;
 pub mod s3;
 pub mod shift;
 mod skipped;
+pub mod slow_link;
 pub mod wire;
 pub mod workspace;
 

@@ -24,7 +24,7 @@ use crate::point::KillPoint;
 /// The reply in place of the answer. [`Fault::Before`]: the request was not forwarded;
 /// [`Fault::AnswerLost`]: the server has answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Instead {
+pub enum FaultyAnswer {
     /// 500 Internal Server Error.
     Internal,
     /// 503 Slow Down.
@@ -42,7 +42,7 @@ pub enum Instead {
 #[derive(Debug)]
 pub struct Proxy {
     listening: Listening,
-    faults: Faults<Instead>,
+    faults: Faults<FaultyAnswer>,
     throttle: Arc<Mutex<Throttle>>,
     forgets: Arc<AtomicBool>,
     failed: Arc<AtomicU64>,
@@ -85,7 +85,7 @@ impl Proxy {
     }
 
     /// The plan of faults.
-    pub fn faults(&self) -> &Faults<Instead> {
+    pub fn faults(&self) -> &Faults<FaultyAnswer> {
         &self.faults
     }
 
@@ -114,7 +114,7 @@ impl Proxy {
 #[derive(Debug)]
 struct Passing {
     upstream: SocketAddr,
-    faults: Faults<Instead>,
+    faults: Faults<FaultyAnswer>,
     throttle: Arc<Mutex<Throttle>>,
     forgets: Arc<AtomicBool>,
     failed: Arc<AtomicU64>,
@@ -186,14 +186,19 @@ impl Passing {
         }
     }
 
-    async fn answer(&self, client: &mut TcpStream, instead: Instead, answer: &[u8]) -> Result<()> {
+    async fn answer(
+        &self,
+        client: &mut TcpStream,
+        instead: FaultyAnswer,
+        answer: &[u8],
+    ) -> Result<()> {
         let half = answer.get(..answer.len() / 2).unwrap_or_default();
         match instead {
-            Instead::Internal => client.write_all(&error("500 Internal Server Error")).await?,
-            Instead::SlowDown => client.write_all(&error("503 Slow Down")).await?,
-            Instead::Dropped => {}
-            Instead::Cut => client.write_all(half).await?,
-            Instead::Stalled(silence) => {
+            FaultyAnswer::Internal => client.write_all(&error("500 Internal Server Error")).await?,
+            FaultyAnswer::SlowDown => client.write_all(&error("503 Slow Down")).await?,
+            FaultyAnswer::Dropped => {}
+            FaultyAnswer::Cut => client.write_all(half).await?,
+            FaultyAnswer::Stalled(silence) => {
                 client.write_all(half).await?;
                 client.flush().await?;
                 self.clock.sleep(silence).await;

@@ -44,12 +44,12 @@ int clock_gettime(clockid_t clock, struct timespec *at) {
 
 /// A shifted clock for programs.
 #[derive(Debug)]
-pub struct Shift {
+pub struct ClockShift {
     library: PathBuf,
     off: PathBuf,
 }
 
-impl Shift {
+impl ClockShift {
     /// A clock with an offset of `seconds`; its files in `folder` start with `name`. The library is
     /// compiled with the C compiler of the build.
     ///
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn a_program_uses_its_shifted_clock() -> Result<()> {
         let folder = tempfile::tempdir()?;
-        let shift = Shift::new(folder.path(), "late", 0)?;
+        let shift = ClockShift::new(folder.path(), "late", 0)?;
         let now = clock().now().duration_since(UNIX_EPOCH)?.as_secs() as i64;
         for off in [-172_800, 0, 3_600] {
             shift.set(off)?;

@@ -181,5 +181,5 @@ fn a_container_finds_its_task_and_reads_from_an_agent_outside() -> Result<()> {
     scene.wait_until(|status| status["partial"] == false)?;
     scene.kill_server()?;
     run(&mut in_container(&scene, "$dlcmd --task job get dl://ds $got")?)?.code(0)?;
-    Ok(folder::compare(&scene.path("src"), &scene.path("got"))?)
+    folder::compare(&scene.path("src"), &scene.path("got"))
 }

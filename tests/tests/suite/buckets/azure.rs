@@ -13,33 +13,33 @@ use dl_tests::azure::{Azurite, settings};
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::{Server, dl, server_command};
-use dl_tests::proxy::{Instead, Proxy};
+use dl_tests::proxy::{FaultyAnswer, Proxy};
 
 use super::lose_answers_of_creates;
 
-async fn check_contract(fault: Option<(u64, Instead)>) -> Result<()> {
+async fn check_contract(fault: Option<(u64, FaultyAnswer)>) -> Result<()> {
     let server = Azurite::start()?;
     super::check_contract(server.address(), || server.fresh(), settings, fault).await
 }
 
 #[tokio::test]
-async fn the_contract_check_contract_azurite() -> Result<()> {
+async fn the_contract_holds_on_azurite() -> Result<()> {
     check_contract(None).await
 }
 
 #[tokio::test]
-async fn the_contract_check_contract_an_azurite_with_503_answers() -> Result<()> {
-    check_contract(Some((1, Instead::SlowDown))).await
+async fn the_contract_holds_on_an_azurite_with_503_answers() -> Result<()> {
+    check_contract(Some((1, FaultyAnswer::SlowDown))).await
 }
 
 #[tokio::test]
-async fn the_contract_check_contract_azurite_when_connections_drop() -> Result<()> {
-    check_contract(Some((2, Instead::Dropped))).await
+async fn the_contract_holds_on_azurite_when_connections_drop() -> Result<()> {
+    check_contract(Some((2, FaultyAnswer::Dropped))).await
 }
 
 #[tokio::test]
-async fn the_contract_check_contract_azurite_when_answers_are_cut_short() -> Result<()> {
-    check_contract(Some((3, Instead::Cut))).await
+async fn the_contract_holds_on_azurite_with_short_answers() -> Result<()> {
+    check_contract(Some((3, FaultyAnswer::Cut))).await
 }
 
 #[tokio::test]
@@ -63,7 +63,7 @@ fn a_dataset_on_azurite_survives_a_bad_network() -> Result<()> {
             answer_lost: 0.06,
             delay: 0.06,
             longest_delay: Duration::from_millis(50),
-            error: Instead::Dropped,
+            error: FaultyAnswer::Dropped,
         };
         proxy.faults().set_rates(method, Some(rates));
     }

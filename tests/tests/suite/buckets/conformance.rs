@@ -4,40 +4,40 @@
 //! answers, dropped connections and short answers.
 
 use anyhow::Result;
-use dl_tests::proxy::Instead;
+use dl_tests::proxy::FaultyAnswer;
 use dl_tests::s3::{Kind, S3, settings};
 
-async fn check_contract(kind: Kind, fault: Option<(u64, Instead)>) -> Result<()> {
+async fn check_contract(kind: Kind, fault: Option<(u64, FaultyAnswer)>) -> Result<()> {
     let server = S3::start(kind)?;
     super::check_contract(server.address(), || server.fresh(), settings, fault).await
 }
 
 #[tokio::test]
-async fn the_contract_check_contract_moto() -> Result<()> {
+async fn the_contract_holds_on_moto() -> Result<()> {
     check_contract(Kind::Moto, None).await
 }
 
 #[tokio::test]
-async fn the_contract_check_contract_s3s_fs() -> Result<()> {
+async fn the_contract_holds_on_s3s_fs() -> Result<()> {
     check_contract(Kind::S3sFs, None).await
 }
 
 #[tokio::test]
 async fn the_contract_holds_when_the_server_asks_to_slow_down() -> Result<()> {
-    check_contract(Kind::Moto, Some((1, Instead::SlowDown))).await
+    check_contract(Kind::Moto, Some((1, FaultyAnswer::SlowDown))).await
 }
 
 #[tokio::test]
 async fn the_contract_holds_when_the_server_fails() -> Result<()> {
-    check_contract(Kind::S3sFs, Some((2, Instead::Internal))).await
+    check_contract(Kind::S3sFs, Some((2, FaultyAnswer::Internal))).await
 }
 
 #[tokio::test]
 async fn the_contract_holds_when_connections_drop() -> Result<()> {
-    check_contract(Kind::S3sFs, Some((3, Instead::Dropped))).await
+    check_contract(Kind::S3sFs, Some((3, FaultyAnswer::Dropped))).await
 }
 
 #[tokio::test]
 async fn the_contract_holds_when_answers_are_cut_short() -> Result<()> {
-    check_contract(Kind::Moto, Some((4, Instead::Cut))).await
+    check_contract(Kind::Moto, Some((4, FaultyAnswer::Cut))).await
 }

@@ -9,7 +9,7 @@ use dl_runtime::SeededRandom;
 use dl_runtime::fault::Fault;
 use dl_store::{Error, Key, Kind, Store, StoreExt};
 use dl_tests::cluster::clock;
-use dl_tests::proxy::{Instead, Proxy};
+use dl_tests::proxy::{FaultyAnswer, Proxy};
 use dl_tests::s3::{self, S3, settings};
 
 use super::lose_answers_of_creates;
@@ -61,7 +61,7 @@ async fn a_stalled_answer_is_fetched_again() -> Result<()> {
     let store = scene.open().await?;
     let (key, body) = (key("x/1")?, vec![7; 1 << 20]);
     store.create(&key, body.clone().into()).await?;
-    let stalled = Fault::AnswerLost(Instead::Stalled(Duration::from_secs(60)));
+    let stalled = Fault::AnswerLost(FaultyAnswer::Stalled(Duration::from_secs(60)));
     scene.proxy.faults().script("GET", [Some(stalled)]);
     let (clock, begun) = (clock(), clock().monotonic());
     ensure!(store.read_all(&key).await? == body);
@@ -75,7 +75,7 @@ async fn a_stalled_listing_is_repeated() -> Result<()> {
     let scene = Scene::new(s3::Kind::S3sFs)?;
     let store = scene.open().await?;
     store.create(&key("x/1")?, "here".into()).await?;
-    let stalled = Fault::AnswerLost(Instead::Stalled(Duration::from_secs(60)));
+    let stalled = Fault::AnswerLost(FaultyAnswer::Stalled(Duration::from_secs(60)));
     scene.proxy.faults().script("GET", [Some(stalled)]);
     let (clock, begun) = (clock(), clock().monotonic());
     ensure!(store.list_sorted(&dl_store::Prefix::ROOT).await?.len() == 1);

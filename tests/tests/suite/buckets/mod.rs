@@ -19,7 +19,7 @@ use anyhow::{Context, Result, ensure};
 use dl_runtime::SeededRandom;
 use dl_runtime::fault::{Fault, Rates};
 use dl_store::{Key, Kind, StoreExt};
-use dl_tests::proxy::{Instead, Proxy};
+use dl_tests::proxy::{FaultyAnswer, Proxy};
 
 /// The settings of a store for a server or proxy at an address.
 type Settings = fn(SocketAddr) -> Vec<(String, String)>;
@@ -30,7 +30,7 @@ async fn check_contract(
     server: SocketAddr,
     fresh: impl Fn() -> String,
     settings: Settings,
-    fault: Option<(u64, Instead)>,
+    fault: Option<(u64, FaultyAnswer)>,
 ) -> Result<()> {
     let seed = fault.map_or(0, |(seed, _)| seed);
     let proxy = Proxy::start(server, Arc::new(SeededRandom::new(seed)))?;
@@ -56,7 +56,9 @@ async fn check_contract(
 async fn lose_answers_of_creates(server: SocketAddr, url: &str, settings: Settings) -> Result<()> {
     let proxy = Proxy::start(server, Arc::new(SeededRandom::new(0)))?;
     let store = dl_store::open_with(url, &settings(proxy.address())).await?;
-    for instead in [Instead::Internal, Instead::SlowDown, Instead::Dropped, Instead::Cut] {
+    for instead in
+        [FaultyAnswer::Internal, FaultyAnswer::SlowDown, FaultyAnswer::Dropped, FaultyAnswer::Cut]
+    {
         let key = Key::new(format!("x/{instead:?}"))?;
         let lost = Some(Fault::AnswerLost(instead));
         proxy.faults().script("PUT", [lost; 2]);

@@ -1,4 +1,4 @@
-//! Connections that ask nothing, by the thousand, and some that ask a byte at a time.
+//! Thousands of idle connections, and slow connections that send single bytes.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use dl_tests::http::{becomes_well, get};
 use dl_tests::program::{Server, dl, run};
 use dl_tests::rounds;
 
-/// What each sends, bit by bit: the beginnings of HTTP/2, of a request in it, of HTTP/1.
+/// The bytes sent one by one: beginnings of HTTP/2, of an HTTP/2 request, of HTTP/1.
 const BEGINNINGS: [&[u8]; 3] = [
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\x40\0\x01\0\0\0\0\x01\x83\x86",
@@ -34,7 +34,7 @@ fn thousands_of_idle_connections_block_no_client_heavy() -> Result<()> {
         let mut stream = TcpStream::connect(address).context("connect")?;
         stream.set_write_timeout(Some(Duration::from_secs(1)))?;
         if number % 3 > 0 {
-            // The server may have closed it.
+            // The server may have closed the connection.
             let _ = stream.write_all(BEGINNINGS[number / 2 % BEGINNINGS.len()]);
         }
         idle.push(stream);
@@ -69,7 +69,7 @@ fn thousands_of_idle_connections_block_no_client_heavy() -> Result<()> {
     Ok(())
 }
 
-/// Asks on both ports while the others are there; gives the longest wait.
+/// Sends requests to both ports during the flood; returns the longest wait.
 fn ask_all(server: &Server) -> Result<Duration> {
     let clock = clock();
     let mut slowest = Duration::ZERO;

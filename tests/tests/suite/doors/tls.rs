@@ -108,7 +108,7 @@ fn an_expired_or_foreign_certificate_is_refused() -> Result<()> {
 
 /// Keeps S-31.
 #[test]
-fn clients_that_need_a_certificate_and_have_none_are_told() -> Result<()> {
+fn a_required_client_certificate_is_reported() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (ca, clients) = (Ca::new(folder.path(), "ca")?, Ca::new(folder.path(), "clients")?);
     ca.issue("server", "127.0.0.1", false)?;

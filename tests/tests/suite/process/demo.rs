@@ -49,7 +49,7 @@ fn programs() -> Result<PathBuf> {
 }
 
 #[test]
-fn the_demo_packs_a_folder_loses_its_metadata_and_reads_every_byte_again() -> Result<()> {
+fn the_demo_recovers_from_lost_metadata() -> Result<()> {
     let scene = Scene::new(300, 20_000)?;
     symlink("nowhere", scene.path("src").join("link"))?;
     let said = run(&mut scene.tour("run.sh", &programs()?))?.code(0)?.text();
@@ -86,7 +86,7 @@ fn the_demo_fails_where_a_part_of_its_files_was_not_stored() -> Result<()> {
 }
 
 #[test]
-fn the_demo_of_a_cluster_goes_through_with_all_that_is_killed_and_wiped() -> Result<()> {
+fn the_cluster_demo_survives_its_kills_and_losses() -> Result<()> {
     // A put long enough for a kill of its server.
     let scene = Scene::new(2_000, 100_000)?;
     let mut tour = scene.tour("cluster.sh", &programs()?);

@@ -1,4 +1,4 @@
-//! Clients that send what no client of ours would: the server refuses it and serves the others.
+//! Invalid requests: the server refuses each and serves all other clients.
 
 use std::fmt::Display;
 use std::io::{Read, Write};
@@ -30,10 +30,10 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
-/// Of a server that nobody is to wait for in vain.
+/// The patience of servers in tests without a wait.
 const USUAL: Duration = Duration::from_secs(30);
 
-/// Messages as they are given, whatever they are.
+/// Encodes messages as raw bytes.
 #[derive(Debug, Clone, Default)]
 struct Raw;
 
@@ -129,7 +129,7 @@ async fn raw(address: impl Display) -> Result<Grpc<Channel>> {
     Ok(Grpc::new(Endpoint::from_shared(format!("http://{address}"))?.connect().await?))
 }
 
-/// Sends messages, and takes all of the answer; gives how it ended.
+/// Sends messages, reads the whole answer and returns its status.
 async fn ask(stub: &mut Grpc<Channel>, method: &str, messages: Vec<Bytes>) -> Result<Code> {
     let path = format!("/diesel.v1.Diesel/{method}").parse()?;
     stub.ready().await?;
@@ -164,10 +164,10 @@ fn garbage_on_the_port_harms_nobody() -> Result<()> {
             0 => dice.bytes(1 + dice.below(2_000)),
             1 => b"GET / HTTP/1.1\r\nhost: x\r\n\r\n".to_vec(),
             2 => [preface, &dice.bytes(dice.below(500))].concat(),
-            // A frame that announces 16 MiB and never comes.
+            // A frame header that announces 16 MiB, without data.
             _ => [preface, &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat(),
         };
-        // The server may have hung up already.
+        // The server may have closed the connection.
         let _ = stream.write_all(&garbage);
         if dice.once_in(2) {
             open.push(stream);
@@ -184,7 +184,7 @@ fn garbage_on_the_port_harms_nobody() -> Result<()> {
     Ok(())
 }
 
-/// As large a tombstone as there is, over chunks that never were.
+/// A tombstone of maximal size, for chunks that never existed.
 fn large_delete(dataset: &Bytes, ids: &mut ChunkIdMaker, dice: &Dice) -> pb::DeleteRequest {
     let deletion = |_| {
         let (chunk, entries) = (dice.bytes(16).into(), Bytes::from_static(&[1]));
@@ -195,9 +195,9 @@ fn large_delete(dataset: &Bytes, ids: &mut ChunkIdMaker, dice: &Dice) -> pb::Del
     pb::DeleteRequest { dataset: dataset.clone(), tombstone, deletions }
 }
 
-/// Keeps S-16: what a request takes is in use until its commit has ended, whoever waits for it.
+/// Keeps S-16: the memory of a request is held until its commit ends, with or without a client.
 #[test]
-fn large_deletes_that_nobody_waits_for_hold_bounded_memory_heavy() -> Result<()> {
+fn abandoned_large_deletes_hold_bounded_memory_heavy() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let mut server = Server::start(&scene.path().join("data"))?;
     folder::write(scene.path(), "src/a", "a file")?;
@@ -233,7 +233,7 @@ fn large_deletes_that_nobody_waits_for_hold_bounded_memory_heavy() -> Result<()>
 
 /// Keeps S-16.
 #[test]
-fn messages_that_make_no_sense_are_refused_one_by_one() -> Result<()> {
+fn each_invalid_message_is_refused() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let mut server = Server::start(&scene.path().join("data"))?;
     folder::write(scene.path(), "src/a", "a file")?;
@@ -265,7 +265,7 @@ fn messages_that_make_no_sense_are_refused_one_by_one() -> Result<()> {
         ensure!(refused > 0 && asked > 0, "{refused} refused for what they say, {asked} legal");
         anyhow::Ok(())
     })?;
-    // With it goes the connection.
+    // Dropping the runtime closes the connection.
     drop(runtime);
     ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
     ensure!(dl(&server, ["ls", "-R", "dl://ds"])?.code(0)?.text() == "a\n", "ls");
@@ -278,7 +278,7 @@ fn messages_that_make_no_sense_are_refused_one_by_one() -> Result<()> {
 
 /// Keeps S-16.
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_break_the_contract_in_one_thing_are_refused_for_it() -> Result<()> {
+async fn requests_with_a_single_error_are_refused_for_the_error() -> Result<()> {
     let (server, _) = patient(USUAL).await?;
     let client = Wire::connect(server.address()).await?;
     let id = client.create("ds").await?;
@@ -354,7 +354,7 @@ async fn requests_that_break_the_contract_in_one_thing_are_refused_for_it() -> R
     Ok(())
 }
 
-/// Fields of every wire type, with lengths that may lie.
+/// Fields of every wire type, with random lengths.
 fn nonsense(dice: &Dice) -> Bytes {
     let mut message = Vec::new();
     for _ in 0..dice.below(6) {
@@ -377,7 +377,7 @@ fn nonsense(dice: &Dice) -> Bytes {
     message.into()
 }
 
-/// A server of this patience.
+/// A server with this patience.
 async fn patient(patience: Duration) -> Result<(Running, Parts)> {
     let store = dl_store::open("memory:").await?;
     let limits = Limits { patience, ..Limits::default() };
@@ -386,7 +386,7 @@ async fn patient(patience: Duration) -> Result<(Running, Parts)> {
     Ok((Running::start(parts.clone()).await?, parts))
 }
 
-/// A dataset of chunks so large that one of them takes all the memory for writes.
+/// A dataset whose chunks take all the memory for writes.
 async fn create_large(client: &Wire) -> Result<DatasetId> {
     let (chunk_size, alignment) = (64 << 20, 64);
     let request = pb::CreateDatasetRequest { name: "ds".to_owned(), chunk_size, alignment };
@@ -395,7 +395,7 @@ async fn create_large(client: &Wire) -> Result<DatasetId> {
     Ok(DatasetId::from_bytes(id))
 }
 
-/// Begins to send so much: this message, and what comes out of the channel.
+/// Begins a put: sends a first message, then the messages of the channel.
 async fn announce(
     address: SocketAddr,
     dataset: DatasetId,
@@ -423,7 +423,7 @@ fn trickle(send: mpsc::Sender<pb::PutChunkRequest>, data: Bytes, pause: Duration
     });
 }
 
-/// Puts until there is room for it.
+/// Repeats a put until the server has memory for it.
 async fn put_patiently(client: &Wire, dataset: DatasetId, object: &[u8]) -> Result<()> {
     let mut tries = 0;
     while let Err(status) = client.put(dataset, object).await {
@@ -437,7 +437,7 @@ async fn put_patiently(client: &Wire, dataset: DatasetId, object: &[u8]) -> Resu
 
 /// Keeps S-16.
 #[tokio::test(flavor = "multi_thread")]
-async fn writers_that_announce_much_and_send_nothing_lose_their_turn() -> Result<()> {
+async fn writers_without_data_lose_their_turn() -> Result<()> {
     let (server, parts) = patient(Duration::from_millis(500)).await?;
     let honest = Wire::connect(server.address()).await?;
     let dataset = create_large(&honest).await?;
@@ -459,9 +459,9 @@ async fn writers_that_announce_much_and_send_nothing_lose_their_turn() -> Result
     Ok(())
 }
 
-/// Keeps S-16: never does nothing come for as long as the server is patient.
+/// Keeps S-16: the client sends often enough to avoid the idle time-out.
 #[tokio::test(flavor = "multi_thread")]
-async fn writers_that_send_a_byte_at_a_time_lose_their_memory_to_others() -> Result<()> {
+async fn writers_of_single_bytes_lose_their_memory() -> Result<()> {
     let (server, parts) = patient(Duration::from_secs(2)).await?;
     let honest = Wire::connect(server.address()).await?;
     let dataset = create_large(&honest).await?;
@@ -477,7 +477,7 @@ async fn writers_that_send_a_byte_at_a_time_lose_their_memory_to_others() -> Res
     let object = chunk(id, dataset, [(&b"a"[..], &b"bytes"[..])])?;
     put_patiently(&honest, dataset, &object).await?;
     let mut given_up = 0;
-    // They end one after the other, as each gets the memory and loses it to the next.
+    // The writers end one after another: each gets the memory and loses it to the next.
     for answer in trickling {
         let answer = tokio::time::timeout(Duration::from_secs(60), answer).await;
         let answer = answer.context("who had the memory has it still")?;
@@ -512,7 +512,7 @@ async fn a_slow_writer_beside_whom_nobody_waits_is_waited_for() -> Result<()> {
 
 /// Keeps S-16.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_chunk_larger_than_those_of_its_dataset_is_refused_before_it_is_sent() -> Result<()> {
+async fn a_too_large_chunk_is_refused_before_its_data() -> Result<()> {
     let (server, _) = patient(USUAL).await?;
     let client = Wire::connect(server.address()).await?;
     let dataset = client.create("ds").await?;
@@ -524,14 +524,14 @@ async fn a_chunk_larger_than_those_of_its_dataset_is_refused_before_it_is_sent()
     Ok(())
 }
 
-/// An id of now.
+/// An id with the current time.
 fn id_bytes(parts: &Parts) -> [u8; 16] {
     *ChunkIdMaker::new([7; 9]).next(parts.clock.now()).as_bytes()
 }
 
 /// Keeps S-16 and S-18: Rule 2.
 #[tokio::test(flavor = "multi_thread")]
-async fn objects_that_are_not_what_they_say_are_refused_and_leave_nothing() -> Result<()> {
+async fn inconsistent_objects_are_refused_and_leave_nothing() -> Result<()> {
     let (server, parts) = patient(USUAL).await?;
     let client = Wire::connect(server.address()).await?;
     let (dataset, other) = (client.create("ds").await?, client.create("other").await?);

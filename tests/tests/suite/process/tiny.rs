@@ -10,7 +10,7 @@ use dl_meta::redis_testing::Cluster;
 use dl_runtime::Deadline;
 use dl_tests::cluster::clock;
 use dl_tests::program::{Server, peak_of, purged, run};
-use dl_tests::shift::Shift;
+use dl_tests::shift::ClockShift;
 use dl_tests::{rounds, tell};
 
 use super::memory::{check, check_server};
@@ -33,12 +33,12 @@ const PURGE: [&str; 5] = ["--json", "purge", "--grace", "0s", "dl://tiny"];
 struct Past {
     server: Server,
     day: i64,
-    shift: Shift,
+    shift: ClockShift,
 }
 
 impl Past {
     fn start(folder: &Path, cluster: &Cluster, day: i64) -> Result<Self> {
-        let shift = Shift::new(folder, "past", day * DAY)?;
+        let shift = ClockShift::new(folder, "past", day * DAY)?;
         let (data, meta) = (folder.join("data"), ["--meta", &cluster.url()]);
         let server = Server::start_among(&data, "127.0.0.1:0", &meta, &shift.variables())?;
         Ok(Self { server, day, shift })

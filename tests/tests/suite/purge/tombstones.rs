@@ -21,7 +21,7 @@ struct Scene {
     writer: Writer,
 }
 
-/// Two chunks, one of them a copy that a purge wrote of a third one's files.
+/// Two chunks; a purge has copied one of them from a third chunk.
 async fn scene() -> Result<Scene> {
     let (store, time) = (dl_store::open("memory:").await?, new_clock());
     let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
@@ -57,7 +57,7 @@ impl Scene {
         Ok(keys.filter(|key| key.as_str().ends_with(end)).collect())
     }
 
-    /// Deletes a file of each chunk, and gives the tombstone that says so.
+    /// Deletes a file of each chunk; returns the tombstone.
     async fn delete(&mut self, end: &[u8]) -> Result<Key> {
         let (client, now) = (self.client.clone(), self.time.now());
         let before = self.tombstones().await?;
@@ -66,7 +66,7 @@ impl Scene {
         after.into_iter().find(|key| !before.contains(key)).context("no tombstone")
     }
 
-    /// Puts files, and gives the chunk that they are in.
+    /// Puts files; returns their chunk.
     async fn put(&mut self, files: &[(String, Vec<u8>)]) -> Result<Key> {
         let before = self.chunks().await?;
         self.writer.put(&self.client, self.time.now(), files).await?;
@@ -74,7 +74,7 @@ impl Scene {
         after.into_iter().find(|key| !before.contains(key)).context("no chunk")
     }
 
-    /// Puts a newer file over one of each chunk.
+    /// Overwrites a file of each chunk.
     async fn put_newer(&mut self) -> Result<Key> {
         self.put(&["a/8", "b/8"].map(|path| (path.to_owned(), data(77, 9)))).await
     }
@@ -86,7 +86,7 @@ impl Scene {
         Ok(self.store.create(key, bytes.into()).await?)
     }
 
-    /// All that is found, as text.
+    /// All findings of verify, as text.
     async fn verify(&self) -> Result<Vec<String>> {
         let found = self.client.verify(NAME, true).await?;
         Ok(found.into_iter().map(|one| format!("{}: {}", one.problem, one.remedy)).collect())

@@ -64,13 +64,13 @@ async fn recover_since_a_time_brings_back_whatever_the_log_lacks() -> Result<()>
     Ok(())
 }
 
-/// Keeps S-02: Rule 8. Rows of known objects may be lost if they were written after the requested
-/// time or after a known earlier loss.
+/// Keeps S-02: Rule 8. Of what the log knows, rows may be lost that were written since then, or since the
+/// loss that is known where that came before.
 #[tokio::test(flavor = "multi_thread")]
 async fn recovery_rereads_the_log_from_half_an_hour_before() -> Result<()> {
     let all = ["before", "edge", "within", "later"];
     let redis = Server::start(&[]).await;
-    // A time before the clock of Redis: no mark is newer than the clock.
+    // No mark is ahead of the clock of Redis.
     let lost_at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     for (is_noticed, asked, there) in [
         (true, lost_at, &all[1..]),
@@ -98,7 +98,7 @@ async fn recovery_rereads_the_log_from_half_an_hour_before() -> Result<()> {
             "for _, key in ipairs(redis.call('KEYS', 'dl:*:d:*')) do redis.call('DEL', key) end";
         redis.ask(&["EVAL", rows, "0"]).await;
         if is_noticed {
-            // The state after a restart of Redis with all data until `lost_at`.
+            // As after the restart of a Redis that has all from before that time.
             time.advance(20 * MINUTE);
             let seen = lost_at.duration_since(SystemTime::UNIX_EPOCH)?.as_millis().to_string();
             let marks = "for _, key in ipairs(redis.call('KEYS', 'dl:*:mark')) do

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
-use dl_tests::line::SlowLine;
 use dl_tests::program::{Server, dlcmd, run};
+use dl_tests::slow_link::SlowLink;
 use dl_tests::{rounds, tell};
 use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, Dataset, FilePath, Snapshot};
 
@@ -37,7 +37,7 @@ fn a_server_killed_in_a_build_or_a_transfer_costs_time_only() -> Result<()> {
     let data = folder.path().join("data");
     let mut server = Server::start(&data)?;
     let address = server.address().to_owned();
-    let line = SlowLine::start(address.parse()?, LINE)?;
+    let line = SlowLink::start(address.parse()?, LINE)?;
     let files = rounds(40_000, 200_000);
     fill(&server, files)?;
     let dice = Dice::new(7);

@@ -32,7 +32,7 @@ impl Content {
     ///
     /// # Errors
     /// When the path is a folder.
-    pub fn told(item: &StatItem) -> Result<Option<Self>> {
+    pub fn of_item(item: &StatItem) -> Result<Option<Self>> {
         match item {
             StatItem::File(record) => Ok(Some(Self { length: record.length, crc: record.crc })),
             StatItem::Missing => Ok(None),
@@ -48,12 +48,12 @@ pub struct Moment(u64);
 /// A running write or delete. A dropped value stands for a write without acknowledgement.
 #[derive(Debug)]
 #[must_use = "it is acknowledged, or may come at any time"]
-pub struct Begun {
+pub struct PendingWrite {
     path: FilePath,
     at: Moment,
 }
 
-impl Begun {
+impl PendingWrite {
     /// The path of the write.
     pub fn path(&self) -> &FilePath {
         &self.path
@@ -73,7 +73,7 @@ const NOTHING: Write = Write { content: None, begun: Moment(0), acknowledged: So
 
 /// The history of a dataset without files below files.
 #[derive(Debug, Default)]
-pub struct Book(Mutex<State>);
+pub struct HistoryChecker(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -92,19 +92,19 @@ impl State {
     }
 }
 
-impl Book {
+impl HistoryChecker {
     /// Reports the begin of a write of `content`, or of a delete with none.
-    pub fn begin(&self, path: &FilePath, content: Option<Content>) -> Begun {
+    pub fn begin(&self, path: &FilePath, content: Option<Content>) -> PendingWrite {
         let mut state = self.state();
         let at = state.tick();
         let write = Write { content, begun: at, acknowledged: None };
         state.writes.entry(path.clone()).or_default().push(write);
-        Begun { path: path.clone(), at }
+        PendingWrite { path: path.clone(), at }
     }
 
     /// Reports the acknowledgement of a write.
-    pub fn acknowledge(&self, begun: Begun) {
-        let Begun { path, at } = begun;
+    pub fn acknowledge(&self, begun: PendingWrite) {
+        let PendingWrite { path, at } = begun;
         let mut state = self.state();
         let now = state.tick();
         let mut writes = state.writes.get_mut(&path).into_iter().flatten().rev();
@@ -129,7 +129,7 @@ impl Book {
     }
 
     /// Whether a write of `content` began and was never acknowledged.
-    pub fn may_come(&self, path: &FilePath, content: Option<Content>) -> bool {
+    pub fn may_appear(&self, path: &FilePath, content: Option<Content>) -> bool {
         let state = self.state();
         let mut lost = state.of(path).iter().filter(|write| write.acknowledged.is_none());
         lost.any(|write| write.content == content)
@@ -172,46 +172,50 @@ mod tests {
     }
 
     /// Whether absence, the first and the second content are correct for a read since `since`.
-    fn right(book: &Book, path: &FilePath, since: Moment) -> [bool; 3] {
-        [None, some(b"first"), some(b"second")].map(|found| book.check(path, found, since).is_ok())
+    fn right(history: &HistoryChecker, path: &FilePath, since: Moment) -> [bool; 3] {
+        [None, some(b"first"), some(b"second")]
+            .map(|found| history.check(path, found, since).is_ok())
     }
 
     #[test]
     fn overwritten_content_is_valid_until_the_acknowledgement() -> Result<()> {
-        let (book, path) = (Book::default(), FilePath::new("a")?);
-        assert_eq!(right(&book, &path, book.now()), [true, false, false]);
-        let first = book.begin(&path, some(b"first"));
-        let early = book.now();
-        assert_eq!(right(&book, &path, early), [true, true, false]);
-        book.acknowledge(first);
-        let late = book.now();
-        assert_eq!(right(&book, &path, late), [false, true, false]);
-        let second = book.begin(&path, some(b"second"));
-        assert!(!book.is_settled(&path));
-        assert_eq!(right(&book, &path, late), [false, true, true]);
-        book.acknowledge(second);
-        assert!(book.is_settled(&path));
-        assert_eq!(right(&book, &path, early), [true, true, true]);
-        assert_eq!(right(&book, &path, late), [false, true, true]);
-        assert_eq!(right(&book, &path, book.now()), [false, false, true]);
+        let (history, path) = (HistoryChecker::default(), FilePath::new("a")?);
+        assert_eq!(right(&history, &path, history.now()), [true, false, false]);
+        let first = history.begin(&path, some(b"first"));
+        let early = history.now();
+        assert_eq!(right(&history, &path, early), [true, true, false]);
+        history.acknowledge(first);
+        let late = history.now();
+        assert_eq!(right(&history, &path, late), [false, true, false]);
+        let second = history.begin(&path, some(b"second"));
+        assert!(!history.is_settled(&path));
+        assert_eq!(right(&history, &path, late), [false, true, true]);
+        history.acknowledge(second);
+        assert!(history.is_settled(&path));
+        assert_eq!(right(&history, &path, early), [true, true, true]);
+        assert_eq!(right(&history, &path, late), [false, true, true]);
+        assert_eq!(right(&history, &path, history.now()), [false, false, true]);
         Ok(())
     }
 
     #[test]
     fn concurrent_and_unacknowledged_writes_may_take_effect() -> Result<()> {
-        let (book, path) = (Book::default(), FilePath::new("a")?);
-        let first = book.begin(&path, some(b"first"));
-        let second = book.begin(&path, some(b"second"));
-        book.acknowledge(second);
-        book.acknowledge(first);
-        assert_eq!(right(&book, &path, book.now()), [false, true, true]);
-        drop(book.begin(&path, some(b"lost")));
-        let deleted = book.begin(&path, None);
-        book.acknowledge(deleted);
-        assert_eq!(right(&book, &path, book.now()), [true, false, false]);
-        book.check(&path, some(b"lost"), book.now())?;
-        let may_come = [some(b"lost"), some(b"first"), None];
-        assert_eq!(may_come.map(|content| book.may_come(&path, content)), [true, false, false]);
+        let (history, path) = (HistoryChecker::default(), FilePath::new("a")?);
+        let first = history.begin(&path, some(b"first"));
+        let second = history.begin(&path, some(b"second"));
+        history.acknowledge(second);
+        history.acknowledge(first);
+        assert_eq!(right(&history, &path, history.now()), [false, true, true]);
+        drop(history.begin(&path, some(b"lost")));
+        let deleted = history.begin(&path, None);
+        history.acknowledge(deleted);
+        assert_eq!(right(&history, &path, history.now()), [true, false, false]);
+        history.check(&path, some(b"lost"), history.now())?;
+        let may_appear = [some(b"lost"), some(b"first"), None];
+        assert_eq!(
+            may_appear.map(|content| history.may_appear(&path, content)),
+            [true, false, false]
+        );
         Ok(())
     }
 }

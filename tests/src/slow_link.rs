@@ -18,7 +18,7 @@ const PIECE: usize = 4 << 10;
 
 /// The link, closed on drop.
 #[derive(Debug)]
-pub struct SlowLine {
+pub struct SlowLink {
     listening: Listening,
 }
 
@@ -28,7 +28,7 @@ struct Direction {
     free_at: Mutex<Duration>,
 }
 
-impl SlowLine {
+impl SlowLink {
     /// Listens on a free port and forwards to `upstream`, with `bytes_per_second` in each
     /// direction.
     ///
