@@ -14,6 +14,7 @@ mod metrics;
 mod openings;
 mod paths;
 mod promises;
+mod prose;
 mod sizes;
 mod source;
 mod spans;
