@@ -1,22 +1,20 @@
 //! Reads of a warm fast store before a slow one, beside the fast store alone.
 //!
 //! At the level of the store, where nothing hides what the layer costs: random ranges of 4 KiB in
-//! requests of 64, as a server asks for what several clients want. Once where most pages were found
-//! whole less than a quarter of an hour before, and once where none was, as in epochs that take longer.
+//! requests of 64, as a server asks for several clients.
 
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dl_runtime::{BoxFuture, Clock, Random, SeededRandom, SystemClock};
+use dl_runtime::{Clock, Random, SeededRandom, SystemClock};
 use dl_store::{ByteRange, Key, ObjectRange, Store, Throttle, ThrottleStore, TierStore};
 use tokio::runtime::Runtime;
 
 use crate::measure::{Bar, Bench, Side, Stopwatch};
-use crate::setup::{Settings, bytes, shuffle};
+use crate::setup::{Settings, bytes};
 
 const CHUNK: u64 = 4 << 20;
 const RANGE: u64 = 4096;
@@ -28,87 +26,34 @@ const SLOW: Throttle = Throttle {
     requests_per_second: None,
 };
 
-/// Seconds after which a page that was found whole is checked again when it is read.
-const TRUSTED: u64 = 15 * 60;
-/// How many times a run reads every page once.
-const EPOCHS: u64 = 4;
-
-/// What is asked for at once.
+/// Ranges of a single read.
 type Request = Vec<ObjectRange>;
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let (chunks, requests) = (settings.scaled(64), settings.scaled(4_000));
     let rig = Rig::new(settings, chunks)?;
     let warmed = rig.tier.counts().misses;
-    let marked =
-        rig.compare(settings.runs(), 0, |round| Ok(vec![wanted(chunks, requests, round)?]))?;
-    let run_out = rig.compare(settings.runs(), TRUSTED, |round| {
-        (0..EPOCHS).map(|number| epoch(chunks, round * EPOCHS + number)).collect()
-    })?;
+    let [ours, theirs] = rig.compare(settings.runs(), |round| wanted(chunks, requests, round))?;
     let misses = rig.tier.counts().misses - warmed;
     ensure!(misses == 0, "{misses} ranges came from the slow store");
-    let bench = |name: &str, what: &str, settings, [ours, theirs]: [Vec<f64>; 2], bar| Bench {
-        name: name.to_owned(),
-        settings,
+    let what = "fast store, warm, before a store of 20 ms and 50 MB/s".to_owned();
+    Ok(vec![Bench {
+        name: "tier".to_owned(),
+        settings: format!(
+            "{requests} requests of {TOGETHER} random ranges of 4 KiB in {chunks} chunks of 4 MiB, \
+             one after the other"
+        ),
         unit: "ranges/s",
-        ours: Side { what: what.to_owned(), samples: ours },
+        ours: Side { what, samples: ours },
         theirs: Side { what: "the fast store alone".to_owned(), samples: theirs },
-        bar,
-    };
-    let random = format!(
-        "{requests} requests of {TOGETHER} random ranges of 4 KiB in {chunks} chunks of 4 MiB, \
-         one after the other"
-    );
-    let every = format!(
-        "{EPOCHS} times every page of 4 KiB in {chunks} chunks of 4 MiB, {TOGETHER} random ones a \
-         request, one after the other; a quarter of an hour later each time"
-    );
-    let before = "fast store, warm, before a store of 20 ms and 50 MB/s";
-    let checked = "the same fast store, with all that is read checked";
-    Ok(vec![
-        bench("tier", before, random, marked, Bar::AtLeastTimes(0.9)),
-        bench("tier, marks run out", checked, every, run_out, Bar::None),
-    ])
-}
-
-/// The machine's clock, which can be moved on.
-#[derive(Debug, Default)]
-struct Movable {
-    machine: SystemClock,
-    /// Seconds.
-    ahead: AtomicU64,
-}
-
-impl Movable {
-    fn move_on(&self, seconds: u64) {
-        self.ahead.fetch_add(seconds, Ordering::Relaxed);
-    }
-
-    fn ahead(&self) -> Duration {
-        Duration::from_secs(self.ahead.load(Ordering::Relaxed))
-    }
-}
-
-impl Clock for Movable {
-    fn now(&self) -> SystemTime {
-        self.machine.now() + self.ahead()
-    }
-
-    fn monotonic(&self) -> Duration {
-        self.machine.monotonic() + self.ahead()
-    }
-
-    // Nobody sleeps while it is moved on.
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        self.machine.sleep(duration)
-    }
+        bar: Bar::AtLeastTimes(0.9),
+    }])
 }
 
 /// A tier that has all chunks in its fast store, and another such store.
 struct Rig {
     tier: TierStore,
     alone: Arc<dyn Store>,
-    clock: Arc<Movable>,
     /// Dropped after what runs on it.
     runtime: Runtime,
 }
@@ -120,32 +65,25 @@ impl Rig {
             .enable_all()
             .build()
             .context("start the threads of the stores")?;
-        let clock = Arc::new(Movable::default());
-        let (tier, alone) =
-            runtime.block_on(stores(settings, chunks, Arc::<Movable>::clone(&clock)))?;
-        Ok(Self { tier, alone, clock, runtime })
+        let clock = Arc::new(SystemClock::new());
+        let (tier, alone) = runtime.block_on(stores(settings, chunks, clock))?;
+        Ok(Self { tier, alone, runtime })
     }
 
-    /// Lets both stores read in turns what `wanted` gives for each round, part by part, before each
-    /// of which the clock is moved on; gives how many ranges each of them read in a second.
+    /// Lets both stores read the requests of each round in turns; gives the ranges a second of each.
     fn compare(
         &self,
         runs: usize,
-        pause: u64,
-        wanted: impl Fn(u64) -> Result<Vec<Vec<Request>>>,
+        wanted: impl Fn(u64) -> Result<Vec<Request>>,
     ) -> Result<[Vec<f64>; 2]> {
         let (stopwatch, mut rates) = (Stopwatch::new(), [Vec::new(), Vec::new()]);
         for round in 0..=runs {
-            let parts = wanted(round as u64)?;
-            let ranges: usize = parts.iter().flatten().map(Vec::len).sum();
+            let requests = wanted(round as u64)?;
+            let ranges: usize = requests.iter().map(Vec::len).sum();
             let sides: [&dyn Store; 2] = [&self.tier, &*self.alone];
             for (store, rates) in sides.into_iter().zip(&mut rates) {
-                let ((), seconds) = stopwatch.time(|| {
-                    parts.iter().try_for_each(|requests| {
-                        self.clock.move_on(pause);
-                        self.runtime.block_on(read(store, requests))
-                    })
-                })?;
+                let ((), seconds) =
+                    stopwatch.time(|| self.runtime.block_on(read(store, &requests)))?;
                 // The first round warms up.
                 if round > 0 {
                     rates.push(ranges as f64 / seconds);
@@ -171,13 +109,12 @@ async fn stores(
     }
     let (slow, _) = ThrottleStore::new(slow, Arc::clone(&clock), SLOW, IN_FLIGHT);
     let fast = open(&settings.on_disk("fast")).await?;
-    // Copies have checksums of their own.
-    let quota = u64::from(chunks) * CHUNK * 2;
+    let quota = u64::from(chunks) * CHUNK;
     let tier = TierStore::new(Arc::new(slow), fast, quota, Arc::clone(&clock));
-    while tier.counts().brought < u64::from(chunks) {
-        let brought = tier.counts().brought;
-        let next = u32::try_from(brought)?.min(chunks - 1);
-        // The tier counts its fast store first, so that the first read may bring nothing.
+    while tier.counts().made < u64::from(chunks) {
+        let made = tier.counts().made;
+        let next = u32::try_from(made)?.min(chunks - 1);
+        // The first read makes no copy while the fast store is being listed.
         read(&tier, &[vec![range(next, 0)?]]).await?;
         clock.sleep(Duration::from_millis(5)).await;
     }
@@ -201,14 +138,6 @@ fn wanted(chunks: u32, requests: u32, seed: u64) -> Result<Vec<Request>> {
     };
     let several = |_| request(&mut (0..TOGETHER).map(|_| one()).collect::<Result<Vec<_>>>()?);
     (0..requests).map(several).collect()
-}
-
-/// Requests for every page once, the same for one seed.
-fn epoch(chunks: u32, seed: u64) -> Result<Vec<Request>> {
-    let pages = |chunk| (0..CHUNK / RANGE).map(move |page| (chunk, page * RANGE));
-    let mut places: Vec<(u32, u64)> = (0..chunks).flat_map(pages).collect();
-    shuffle(&mut places, seed);
-    places.chunks_mut(TOGETHER).map(request).collect()
 }
 
 /// These ranges, in the order of their objects as a server sends them.

@@ -261,7 +261,6 @@ async fn attempt(
             |number: usize| matches!(progress.files.get(number), Some(Item::Missing(Some(_))));
         (Run::of(wanted, &mut asked, failed), is_damaged)
     };
-    let check_copies = is_damaged || wanted.iter().any(Wanted::is_part);
     // A copy may be one of damaged bytes, and the object whole by now.
     let pass_copies = is_damaged || wanted.iter().any(|wanted| wanted.item.pass_copies);
     let check_headers = wanted.iter().any(|wanted| wanted.item.check_headers);
@@ -270,8 +269,7 @@ async fn attempt(
         Some(run.request(first))
     });
     let items = items.collect();
-    let message =
-        ReadRequest { dataset: dataset.id, items, check_copies, pass_copies, check_headers };
+    let message = ReadRequest { dataset: dataset.id, items, pass_copies, check_headers };
     let mut request = this.request(pb::ReadRequest::from(message));
     let replies = Replies::default();
     request.extensions_mut().insert(replies.clone());

@@ -148,7 +148,6 @@ async fn heavy_the_header_of_a_large_file_is_not_held_for_each_range_of_it() -> 
     let request = pb::ReadRequest::from(ReadRequest {
         dataset,
         items: ranges.collect(),
-        check_copies: false,
         pass_copies: false,
         check_headers: false,
     });
