@@ -58,7 +58,7 @@ pub(crate) async fn get(
         let (numbers, wanted) = unread.next(size);
         if request.pass_copies {
             for (key, _) in wanted.chunk_by(|(a, _), (b, _)| a == b).filter_map(<[_]>::first) {
-                parts.store.forsake(key);
+                parts.store.invalidate(key);
             }
         }
         let bodies = executor.read(&wanted).await;

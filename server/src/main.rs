@@ -268,7 +268,7 @@ async fn open_fast_store(
         tracing::warn!("serving without the fast store until it can be opened: {error:#}");
     }
     let (store, clock) = (Arc::clone(store), Arc::clone(clock));
-    Some(Arc::new(TierStore::of_groups(store, fast, *quota, clock, dataset_of)))
+    Some(Arc::new(TierStore::with_groups(store, fast, *quota, clock, dataset_of)))
 }
 
 async fn answer(

@@ -154,7 +154,7 @@ pub(crate) struct Careless {
     /// Whether the next create is held back.
     holds: AtomicBool,
     held: Mutex<Option<(Key, Bytes)>>,
-    forsaken: Mutex<Vec<Key>>,
+    invalidated: Mutex<Vec<Key>>,
 }
 
 impl Careless {
@@ -163,13 +163,13 @@ impl Careless {
             inner,
             holds: AtomicBool::new(false),
             held: Mutex::default(),
-            forsaken: Mutex::default(),
+            invalidated: Mutex::default(),
         }
     }
 
     /// Objects whose copies were given up.
-    pub(crate) fn forsaken(&self) -> Vec<Key> {
-        self.forsaken.lock().unwrap().clone()
+    pub(crate) fn invalidated(&self) -> Vec<Key> {
+        self.invalidated.lock().unwrap().clone()
     }
 
     /// The next create fails for its caller and is done by [`Careless::land`].
@@ -222,17 +222,13 @@ impl Store for Careless {
         self.inner.list(prefix)
     }
 
-    fn doubt(&self, key: &Key) {
-        self.inner.doubt(key);
+    fn invalidate(&self, key: &Key) {
+        self.invalidated.lock().unwrap().push(key.clone());
+        self.inner.invalidate(key);
     }
 
-    fn forsake(&self, key: &Key) {
-        self.forsaken.lock().unwrap().push(key.clone());
-        self.inner.forsake(key);
-    }
-
-    fn foresee(&self, key: &Key) {
-        self.inner.foresee(key);
+    fn will_read(&self, key: &Key) {
+        self.inner.will_read(key);
     }
 }
 

@@ -177,6 +177,6 @@ async fn copies_are_given_up_when_the_request_says_so() {
         ask(&parts, 64 * MIB, request).answer(2).await;
         let keys = [one, two].map(|id| object_key(dataset, id, ObjectKind::Chunk));
         let expected = if pass_copies { keys.to_vec() } else { Vec::new() };
-        assert_eq!(careless.forsaken(), expected);
+        assert_eq!(careless.invalidated(), expected);
     }
 }

@@ -270,9 +270,13 @@ fn write_fast_store(text: &mut Text, store: Option<&TierStore>) {
     let counters = [
         ("diesel_fast_store_hits_total", "Ranges read from the fast store.", counts.hits),
         ("diesel_fast_store_misses_total", "Ranges read past the fast store.", counts.misses),
-        ("diesel_fast_store_copies_total", "Chunks copied to the fast store.", counts.brought),
+        ("diesel_fast_store_copies_total", "Chunks copied to the fast store.", counts.made),
         ("diesel_fast_store_errors_total", "Failures of the fast store.", counts.failures),
-        ("diesel_fast_store_rotten_total", "Copies that were damaged, and dropped.", counts.rotten),
+        (
+            "diesel_fast_store_rotten_total",
+            "Copies that were dropped as damaged.",
+            counts.invalidated,
+        ),
     ];
     for (name, help, value) in counters {
         text.metric(name, Kind::Counter, help);

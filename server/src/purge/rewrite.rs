@@ -187,8 +187,8 @@ impl<'a> Rewriter<'a> {
             Some(ObjectRange { key: key.clone(), range })
         };
         let wanted: Vec<ObjectRange> = batch.iter().filter_map(range).collect();
-        // A copy that is damaged is not to be taken for a chunk that is.
-        self.parts.store.doubt(key);
+        // A damaged copy is no damaged chunk.
+        self.parts.store.invalidate(key);
         let mut read = self.parts.store.read(&wanted).await.into_iter();
         let mut answers = Vec::with_capacity(batch.len());
         for entry in batch {

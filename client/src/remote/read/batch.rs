@@ -301,7 +301,6 @@ impl Progress {
         let message = ReadRequest {
             dataset: dataset.id,
             items: items.collect(),
-            check_copies: is_damaged || wanted.iter().any(Wanted::is_part),
             // The damage may be in a copy, and the object whole.
             pass_copies: is_damaged || wanted.iter().any(|wanted| wanted.item.pass_copies),
             check_headers: wanted.iter().any(|wanted| wanted.item.check_headers),

@@ -175,7 +175,7 @@ fn damaged_bytes_are_requested_once_more() {
     let dataset = dataset(reading(move |request| {
         let mut pieces = pieces(0, &content(&asked(&request)[0]), 99_999);
         let turn = tried.fetch_add(1, Ordering::SeqCst);
-        assert_eq!(request.check_copies, turn > 0, "copies are trusted until then");
+        assert_eq!(request.pass_copies, turn > 0, "copies are read until then");
         if turn == 0 {
             pieces[0].data = Bytes::from(vec![0; pieces[0].data.len()]);
         }
@@ -253,7 +253,7 @@ impl Large {
         let stored = self.clone();
         let dataset = dataset(reading(move |request| {
             let item = &request.items[0];
-            assert!(matches!(item.source, ReadSource::File(_)) && request.check_copies);
+            assert!(matches!(item.source, ReadSource::File(_)));
             stored.pieces(item, &damage)
         }));
         let mut written = Vec::new();

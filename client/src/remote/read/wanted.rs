@@ -31,12 +31,6 @@ impl<'a> Wanted<'a> {
         usize::try_from(expected).ok()
     }
 
-    /// Whether the range is only a part of the file, perhaps without a checksum.
-    pub(super) fn is_part(&self) -> bool {
-        let whole = self.item.record.as_ref().map_or(u64::MAX, |record| record.length);
-        self.offset > 0 || self.length.is_some_and(|length| length < whole)
-    }
-
     pub(super) fn request(&self) -> dl_proto::ReadItem {
         let source = match &self.item.record {
             Some(record) => ReadSource::File(*record),

@@ -149,9 +149,9 @@ fn a_fast_store_is_read_from_and_its_loss_costs_nothing_else() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-14 and S-01: what the disk of the fast store makes of its copies.
+/// Keeps S-14 and S-01: damaged copies in the fast store.
 #[test]
-fn copies_that_rot_in_the_fast_store_cost_nobody_a_byte() -> Result<()> {
+fn damaged_copies_in_the_fast_store_cost_no_byte() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (data, source) = (scene.path().join("data"), scene.path().join("src"));
     let fast = scene.path().join("fast");
@@ -177,17 +177,17 @@ fn copies_that_rot_in_the_fast_store_cost_nobody_a_byte() -> Result<()> {
         }
         Ok::<_, anyhow::Error>(())
     };
-    copied()?;
-    // At most some of the copies were read yet: those that were found whole are trusted.
-    rot(&copies)?;
-    get("from rotten copies")?;
+    let rotten = || sample(server.http(), "diesel_fast_store_rotten_total");
+    for round in 1..=2 {
+        copied()?;
+        let before = rotten()?;
+        rot(&copies)?;
+        get("from damaged copies")?;
+        ensure!(rotten()? > before, "round {round}: no damage was noticed");
+    }
     copied()?;
     get("from whole copies")?;
-    rot(&copies)?;
-    get("from copies that rotted after they were found whole")?;
-    ensure!(sample(server.http(), "diesel_fast_store_rotten_total")? > 0.0, "none was noticed");
-    let log = server.stop()?;
-    ensure!(log.contains("a copy is damaged"), "{log}");
+    server.stop()?;
     Ok(())
 }
 

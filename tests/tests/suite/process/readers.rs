@@ -147,7 +147,6 @@ async fn heavy_a_large_header_is_not_held_for_each_range() -> Result<()> {
     let request = pb::ReadRequest::from(ReadRequest {
         dataset,
         items: ranges.collect(),
-        check_copies: false,
         pass_copies: false,
         check_headers: false,
     });

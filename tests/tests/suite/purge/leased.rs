@@ -44,7 +44,6 @@ async fn readable(client: &Wire, writer: &Writer, of: &[(FilePath, FileRecord)])
     let request = ReadRequest {
         dataset: writer.dataset,
         items: of.iter().map(|(_, record)| item(record)).collect(),
-        check_copies: false,
         pass_copies: false,
         check_headers: false,
     };

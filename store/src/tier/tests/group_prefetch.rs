@@ -1,4 +1,4 @@
-//! Objects of one group, which are brought over together.
+//! Objects of one group, which are copied together.
 
 use super::slow::go_on;
 use super::*;
@@ -22,8 +22,8 @@ async fn grouped(room: u64, keys: &[Key]) -> Grouped {
     let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
     let slow = Faults::new(Arc::new(SeededRandom::new(1)));
     let before = FaultStore::new(memory(), Arc::clone(&time), slow.clone(), CutPoint::new());
-    let quota = room * copy::length_of(100);
-    let tier = TierStore::of_groups(Arc::new(before), memory(), quota, time, group);
+    let quota = room * 100;
+    let tier = TierStore::with_groups(Arc::new(before), memory(), quota, time, group);
     tier.quiet().await;
     for key in keys {
         tier.create(key, vec![1; 100].into()).await.unwrap();
@@ -33,25 +33,25 @@ async fn grouped(room: u64, keys: &[Key]) -> Grouped {
 
 /// Reads files of an object.
 async fn read(tier: &TierStore, key: &Key) {
-    tier.foresee(key);
+    tier.will_read(key);
     tier.read_one(key, ByteRange::exact(10, 20).unwrap()).await.unwrap();
     go_on().await;
 }
 
 fn is_there(tier: &TierStore, keys: &[Key]) -> Vec<bool> {
-    keys.iter().map(|key| tier.tier.index().has(key)).collect()
+    keys.iter().map(|key| tier.tier.copies.has(key)).collect()
 }
 
 #[tokio::test]
-async fn what_lies_with_an_object_that_was_read_comes_along_and_nothing_else() {
+async fn the_group_of_an_object_that_was_read_is_copied_and_nothing_else() {
     let keys = keys(["of/a/1", "of/a/2", "of/a/3", "of/b/1", "other/1", "other/2"]);
     let Grouped { clock, tier, .. } = grouped(100, &keys).await;
     read(&tier, &keys[4]).await;
     assert_eq!(is_there(&tier, &keys), [false, false, false, false, true, false]);
     read(&tier, &keys[1]).await;
     assert_eq!(is_there(&tier, &keys), [true, true, true, false, true, false]);
-    assert_eq!(tier.counts().brought, 4);
-    // What comes later does, too, but not at once.
+    assert_eq!(tier.counts().made, 4);
+    // Later objects of the group are copied with the next listing.
     let [late, miss] = super::keys(["of/a/4", "of/a/5"]);
     for (wait, is_late_there) in [(0, false), (11 * 60, true)] {
         for key in [&late, &miss] {
@@ -65,18 +65,18 @@ async fn what_lies_with_an_object_that_was_read_comes_along_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn what_comes_along_takes_free_room_only() {
+async fn prefetched_copies_take_free_room_only() {
     let keys = keys(["of/a/1", "of/a/2", "of/a/3", "of/b/1", "of/b/2"]);
     let Grouped { tier, .. } = grouped(4, &keys).await;
     read(&tier, &keys[0]).await;
     assert_eq!(is_there(&tier, &keys), [true, true, true, false, false]);
     read(&tier, &keys[4]).await;
     assert_eq!(is_there(&tier, &keys), [true, true, true, false, true]);
-    // What is read goes before what nobody has read.
+    // A copy that was prefetched and never read goes first.
     read(&tier, &keys[3]).await;
     let there = is_there(&tier, &keys);
     assert!(there[0] && there[3] && there[4] && there[1] != there[2], "{there:?}");
-    // Looking at headers is no reading of files.
+    // A read of a header prefetches nothing.
     let other = super::keys(["of/c/1", "of/c/2"]);
     for key in &other {
         tier.create(key, vec![1; 100].into()).await.unwrap();
@@ -85,11 +85,11 @@ async fn what_comes_along_takes_free_room_only() {
     tier.delete(&keys[2]).await.unwrap();
     tier.read_one(&other[0], ByteRange::exact(0, 20).unwrap()).await.unwrap();
     go_on().await;
-    assert!(!tier.tier.index().has(&other[1]));
+    assert!(!tier.tier.copies.has(&other[1]));
 }
 
 #[tokio::test]
-async fn what_comes_along_gives_way_to_reads_and_is_not_kept_off_by_them() {
+async fn prefetching_yields_to_reads_and_is_not_starved_by_them() {
     let keys = keys(["of/a/1", "of/a/2", "of/a/3", "of/a/4"]);
     let Grouped { clock, slow, tier } = grouped(100, &keys).await;
     // One read goes on and on.
@@ -98,11 +98,11 @@ async fn what_comes_along_gives_way_to_reads_and_is_not_kept_off_by_them() {
     let mut long = std::pin::pin!(tier.read_one(&keys[3], range));
     assert!(futures::poll!(&mut long).is_pending());
     read(&tier, &keys[0]).await;
-    for brought in 1..=3 {
-        assert_eq!(tier.counts().brought, brought);
+    for made in 1..=3 {
+        assert_eq!(tier.counts().made, made);
         clock.advance(Duration::from_millis(900));
         go_on().await;
-        assert_eq!(tier.counts().brought, brought, "somebody waits");
+        assert_eq!(tier.counts().made, made, "somebody waits");
         clock.advance(Duration::from_millis(200));
         go_on().await;
     }
