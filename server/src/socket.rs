@@ -141,3 +141,49 @@ impl AsyncWrite for Socket {
         self.stream.is_write_vectored()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dl_runtime::SystemClock;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::connections::ConnectionLimiter;
+
+    /// A client and its connection, whose client has to take something within `patience`.
+    async fn connect(patience: Duration) -> (TcpStream, Socket) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let limiter = ConnectionLimiter::new(1, patience, Vec::new(), Arc::clone(&clock));
+        (client, Socket::new(stream, &limiter.enter(None), patience, &clock))
+    }
+
+    #[tokio::test]
+    async fn a_socket_fails_when_its_client_takes_nothing() {
+        let (_client, mut socket) = connect(Duration::from_millis(300)).await;
+        let error = loop {
+            if let Err(error) = socket.write(&[7; 64 << 10]).await {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn the_end_of_an_answer_arrives_though_nobody_read_what_the_client_sent() {
+        let (mut client, mut socket) = connect(Duration::from_secs(30)).await;
+        client.write_all(&[1; 10_000]).await.unwrap();
+        let answered = dl_runtime::spawn(async move {
+            socket.write_all(&[7; 1 << 20]).await?;
+            socket.shutdown().await
+        });
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).await.unwrap();
+        assert_eq!(answer, [7; 1 << 20]);
+        drop(client);
+        answered.await.unwrap().unwrap();
+    }
+}
