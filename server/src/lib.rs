@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod answer;
 mod auth;
 mod browse;
@@ -13,17 +14,17 @@ mod catalog;
 mod chunks;
 mod commit;
 pub mod config;
-mod door;
+mod connections;
 mod error;
 mod executor;
+mod frames;
 mod gate;
-mod guard;
+mod grpc;
 mod headers;
-mod held;
 mod http;
 mod identity;
+mod inflight;
 mod late;
-mod lease;
 mod leftovers;
 mod listener;
 mod live;
@@ -39,25 +40,24 @@ mod read;
 mod recover;
 mod refusals;
 mod replaced;
+mod reservation;
 mod roll;
 mod room;
-mod senders;
 mod serve;
 mod service;
 mod settings;
 mod shown;
 mod snapshot;
+mod socket;
 mod source;
-mod spelled;
 mod spill;
-mod stalled;
 mod survey;
 mod tasks;
 #[cfg(test)]
 mod testing;
 mod tls;
 mod turns;
-mod unread;
+mod unsent;
 mod verify;
 
 pub use auth::People;
