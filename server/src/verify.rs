@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use self::damaged::Damaged;
 use crate::answer::{Reply, TOLD_TOGETHER, hand_over, told_together};
 use crate::auth::Caller;
-use crate::catalog::{self, Told};
+use crate::catalog::{self, Detail};
 use crate::error::Error;
 use crate::names;
 use crate::parts::{Budget, Parts};
@@ -48,7 +48,7 @@ pub(crate) async fn verify(
     caller: &Caller,
     progress: &Progress,
 ) -> Result<(), Error> {
-    let id = catalog::by_name(parts, &request.dataset, caller, Told::Record).await?.id;
+    let id = catalog::by_name(parts, &request.dataset, caller, Detail::Record).await?.id;
     match compare(parts, (memory, turns), request, id, progress).await {
         Err(error) => Err(catalog::explained(parts, id, error).await),
         done => done,
@@ -286,34 +286,25 @@ impl Verify<'_> {
         Ok(())
     }
 
-    /// Compares the name with what stands for it in the chunk store.
+    /// Compares the name with its object in the chunk store.
     async fn named(&mut self, name: &DatasetName) -> Result<(), Error> {
-        let problem = match names::newest(self.parts, name).await {
-            Ok(Some(named)) if named.record.dataset == self.id => match named.record.state {
-                NameState::Live => return Ok(()),
-                NameState::Deleted => "its name says that it was deleted",
-            },
-            Ok(Some(_)) => {
-                let names = names::shared(self.parts).await?;
-                if let Some((_, error)) = names.unread.iter().find(|(unread, _)| unread == name) {
-                    let remedy = format!("run `dlcmd verify {}` again then", self.name());
-                    return self.find(error.chain(), remedy).await;
-                }
-                "its name stands for another dataset in the chunk store"
+        let again = format!("run `dlcmd verify {}` again then", self.name());
+        let (problem, remedy) = match names::newest(self.parts, name).await {
+            Ok(Some(named)) if named.record.dataset != self.id => {
+                (names::changed(name, named.generation), again)
             }
-            Ok(None) => "its name is not in the chunk store",
-            Err(error) if error.kind == Kind::Corrupt => {
-                let remedy = format!("run `dlcmd verify {}` again then", self.name());
-                return self.find(error.chain(), remedy).await;
-            }
+            Ok(Some(named)) if named.record.state == NameState::Live => return Ok(()),
+            Ok(Some(_)) => ("its name says that it was deleted".to_owned(), self.recover()),
+            Ok(None) => ("its name is not in the chunk store".to_owned(), self.recover()),
+            Err(error) if error.kind == Kind::Corrupt => (error.chain(), again),
             Err(error) => return Err(error),
         };
-        // Unless it was deleted meanwhile: first its name says so.
+        // A deletion that runs meanwhile writes the name first.
         let record = self.parts.meta.record(self.id).await;
         let record = record.map_err(|error| Error::meta("find dataset", self.id, error))?;
         match record {
             Some(record) if record.state != DatasetState::Ending => {
-                self.find(problem.to_owned(), self.recover()).await
+                self.find(problem, remedy).await
             }
             Some(_) | None => Ok(()),
         }

@@ -26,7 +26,7 @@ use self::plan::{Ledger, PurgePlan, Rules};
 use self::rewrite::{Moved, Rewriter};
 use crate::answer::Reply;
 use crate::auth::Caller;
-use crate::catalog::{self, Told};
+use crate::catalog::{self, Detail};
 use crate::commit;
 use crate::error::Error;
 use crate::identity;
@@ -77,7 +77,7 @@ async fn purge_all(
 ) -> Result<(), Error> {
     identity::refuse_damaged(parts, "purge", "datasets").await?;
     if let Some(name) = &request.dataset {
-        let id = catalog::by_name(parts, name, caller, Told::Record).await?.id;
+        let id = catalog::by_name(parts, name, caller, Detail::Record).await?.id;
         let mut purge = Purge::new(parts, turns, name, &request, progress);
         return purge.dataset(id).await;
     }

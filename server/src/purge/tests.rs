@@ -105,7 +105,7 @@ impl Scene {
     async fn begun(&self, count: impl Fn(&dl_store::Counts) -> u64) -> usize {
         let (parts, name) = (&self.rig.parts, dataset("ds"));
         let before = count(&self.rig.counters.counts());
-        catalog::by_name(parts, &name, &Caller::Everybody, Told::Record).await.unwrap();
+        catalog::by_name(parts, &name, &Caller::Everybody, Detail::Record).await.unwrap();
         recover::bring_in(parts, &name).await.unwrap();
         usize::try_from(count(&self.rig.counters.counts()) - before).unwrap()
     }
