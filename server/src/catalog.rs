@@ -20,7 +20,7 @@ use crate::names::{self, Named};
 use crate::parts::Parts;
 use crate::refusals::kind_of;
 
-/// Time within which a recovery ends that meets a dataset just after its creation.
+/// Time within which a recovery ends after meeting a new dataset.
 const REBUILT_WITHIN: Duration = Duration::from_secs(2);
 
 /// Time after which a creation gives up where the name keeps changing.
@@ -29,13 +29,13 @@ const CREATED_WITHIN: Duration = Duration::from_secs(10);
 const CREATE: &str = "create dataset";
 const DELETE: &str = "delete dataset";
 
-/// Datasets that a request counts in parallel.
+/// Datasets counted in parallel by a request.
 const COUNTED_AT_ONCE: usize = 4;
 
 /// Datasets without metadata whose objects are looked for in parallel.
 const LOOKED_AT_ONCE: usize = 16;
 
-/// The record of a dataset that requests name by id, if its metadata is complete.
+/// The record of a dataset id, if the metadata of the dataset is complete.
 pub(crate) async fn by_id(parts: &Parts, id: DatasetId) -> Result<DatasetRecord, Error> {
     let record = parts.meta.record(id).await;
     match record.map_err(|error| Error::meta("find dataset", id, error))? {
@@ -44,7 +44,7 @@ pub(crate) async fn by_id(parts: &Parts, id: DatasetId) -> Result<DatasetRecord,
     }
 }
 
-/// The error for a dataset that the metadata lacks, or that the caller may not know of.
+/// The error for a dataset missing in the metadata, or hidden from the caller.
 pub(crate) async fn not_known(parts: &Parts, id: DatasetId, caller: &Caller) -> Error {
     let names = match refuse_lost(parts, id).await {
         Ok(()) => names::shared(parts).await,
@@ -83,7 +83,7 @@ pub(crate) async fn not_known(parts: &Parts, id: DatasetId, caller: &Caller) -> 
     Error::new(Kind::NotFound, "find dataset", id, why)
 }
 
-/// The error for a dataset that disappeared during a call: it was deleted, or the metadata lost it.
+/// The error for a dataset that disappeared during a call, by a deletion or a loss of metadata.
 pub(crate) async fn explained(parts: &Parts, id: DatasetId, error: Error) -> Error {
     if error.kind != Kind::NotFound {
         return error;
@@ -108,8 +108,8 @@ pub(crate) enum Detail {
     Counts,
 }
 
-/// The dataset of a name. A dataset that the caller may not read is not there. Counts of a dataset with
-/// incomplete metadata are refused; other details are given, so that it can be deleted.
+/// The dataset of a name. For a caller without the right to read, the dataset is not there. Counts of a dataset
+/// with incomplete metadata are refused; other details are given, so that the dataset can be deleted.
 pub(crate) async fn by_name(
     parts: &Parts,
     name: &DatasetName,
@@ -141,7 +141,7 @@ pub(crate) async fn by_name(
     Err(Error::new(Kind::NotFound, "find dataset", name, why))
 }
 
-/// The dataset that the metadata has under a name.
+/// The dataset of a name in the metadata.
 async fn known_by_name(
     parts: &Parts,
     name: &DatasetName,
@@ -155,8 +155,8 @@ async fn known_by_name(
     describe(parts, record, detail).await
 }
 
-/// All datasets that the caller may read, by name. Other datasets are not looked at: the duration or a
-/// failure would reveal them. A name that can't be read costs its dataset alone.
+/// All datasets visible to the caller, by name. Other datasets are not looked at: the duration or a
+/// failure would reveal them. An unreadable name costs its dataset alone.
 pub(crate) async fn list(
     parts: &Parts,
     caller: &Caller,
@@ -299,7 +299,7 @@ async fn existing(
     describe(parts, trusted(record)?, Detail::Outline).await
 }
 
-/// Whether the creation of a dataset was cut short behind its name. False when the metadata has it by now.
+/// Whether the creation of a dataset was cut short behind its name. False when the metadata has a record by now.
 async fn is_unfinished(parts: &Parts, name: &DatasetName, named: Named) -> Result<bool, Error> {
     // A creation that was cut short has no objects. Lost metadata has some.
     if names::has_objects(parts, name, named.record.dataset).await? {
@@ -374,7 +374,7 @@ pub(crate) async fn index(
 }
 
 /// Ends a dataset for all clients, then removes its objects, or leaves them to the job; gives how many were
-/// removed. `id` names the dataset that the caller means: a newer dataset of the same name is left alone.
+/// removed. `id` is the dataset meant by the caller: a newer dataset of the same name is left alone.
 pub(crate) async fn delete(
     parts: &Parts,
     leftovers: &Leftovers,
@@ -409,8 +409,8 @@ pub(crate) async fn delete(
     Ok(leftovers.remove(parts, name, id).await)
 }
 
-/// Writes the generation of a name that says that the dataset is deleted; gives the generation. None when
-/// the name has another one by now.
+/// Writes the deletion of a dataset as the next generation of its name; gives the generation. None when another
+/// server was faster.
 async fn end(parts: &Parts, name: &DatasetName, named: Named) -> Result<Option<u32>, Error> {
     let record = parts.meta.record(named.record.dataset).await;
     let record = record.map_err(|error| Error::meta("find dataset", name, error))?;
@@ -444,8 +444,8 @@ async fn end(parts: &Parts, name: &DatasetName, named: Named) -> Result<Option<u
     }
 }
 
-/// Fails where the metadata has the dataset under this name, and the name in the chunk store stands for
-/// another one: somebody has changed that object. A later generation says that the dataset was deleted.
+/// Fails where the metadata has the dataset under this name, and the name object stands for another dataset: the
+/// object was changed by hand. After a later generation of the name, the dataset counts as deleted.
 async fn refuse_changed(
     parts: &Parts,
     name: &DatasetName,
@@ -460,7 +460,7 @@ async fn refuse_changed(
     Err(Error::new(Kind::Conflict, DELETE, name, names::changed(name, named.generation)))
 }
 
-/// Completes deletions that a crash cut off: a dataset whose name says that it is deleted leaves the metadata.
+/// Completes deletions cut off by a crash: a dataset with a deleted name leaves the metadata.
 /// A dataset whose deletion had not reached the name stays. Objects are removed later.
 pub(crate) async fn settle_deletions(parts: &Parts) -> Result<(), Error> {
     match leftovers::settle_all(parts).await {

@@ -1,4 +1,4 @@
-//! The removal of deleted datasets: objects that no name points to, and old generations of names. It runs while
+//! The removal of deleted datasets: objects without a name, and old generations of names. The removal runs while
 //! the server serves, as it may take hours.
 //!
 //! Must hold: an object is removed only after its deletion is durable, and never while the servers are
@@ -20,10 +20,10 @@ use crate::identity;
 use crate::names::{self, Deleted, Past};
 use crate::parts::{Parts, prefix};
 
-/// Deleted datasets that are worked on in parallel.
+/// Deleted datasets in work in parallel.
 const DATASETS_AT_ONCE: usize = 8;
 
-/// Objects that a server removes in parallel. In a folder each removal takes a thread for blocking work, and
+/// Objects removed in parallel by a server. In a folder each removal takes a thread for blocking work, and
 /// reads and puts need such threads as well.
 const REMOVALS_AT_ONCE: usize = blocking::AT_ONCE / 2;
 
@@ -33,7 +33,7 @@ const FAILURES_MAX: usize = 2 * REMOVALS_AT_ONCE;
 /// Time that a deletion waits for the removal of the objects.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
 
-/// Interval of the search for deletions that another server did not finish, and for names to tidy up.
+/// Interval of the search for unfinished deletions of other servers, and for names to tidy up.
 const PERIOD: Duration = Duration::from_secs(60 * 60);
 
 /// Pauses after a failed removal.
@@ -42,7 +42,7 @@ const BACKOFF: Backoff =
 
 const ACTION: &str = "remove the objects of dataset";
 
-/// The state that all removals of a server share. Clones share it, too.
+/// The shared state of all removals of a server. Clones share it, too.
 #[derive(Debug, Clone)]
 pub(crate) struct Leftovers {
     room: Arc<Semaphore>,
@@ -80,7 +80,7 @@ impl Leftovers {
         DeletedDataset { removed, more_left }
     }
 
-    /// Removes the objects of datasets whose names say that they are deleted; gives their number, or the first
+    /// Removes the objects of datasets with deleted names; gives their number, or the first
     /// error, after the work on all of them.
     pub(crate) async fn sweep_deleted(&self, parts: &Parts, past: Past) -> Result<u64, Error> {
         let mut deleted = names::deleted(parts, past).await?.found;
@@ -191,7 +191,7 @@ async fn all_of(
     all
 }
 
-/// Makes deletions durable that were cut off; gives the first error, after the work on all of them.
+/// Makes interrupted deletions durable; gives the first error, after the work on all of them.
 pub(crate) async fn settle_all(parts: &Parts) -> Result<(), Error> {
     let deleted = names::deleted(parts, Past::Untidied).await?.found;
     let settled = stream::iter(deleted)

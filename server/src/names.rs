@@ -1,8 +1,8 @@
 //! The names of datasets: small objects `names/<name>/<generation>` in the chunk store. The highest
 //! generation of a name holds. Names are the truth about living datasets; the metadata store indexes them.
 //!
-//! Must hold: a name object is written once and never changed. An object that was copied or edited by hand is
-//! refused with an error that names the object.
+//! Must hold: a name object is written once and never changed. An object copied or edited by hand is refused with
+//! an error about this object.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -25,10 +25,10 @@ pub(crate) use crate::roll::{Named, Names};
 
 const READ: &str = "read the name of dataset";
 
-/// Names that are read in parallel.
+/// Names read in parallel.
 const READS_AT_ONCE: usize = 64;
 
-/// Time after a deletion by which a server has ended the writes that it had begun before.
+/// Time after a deletion within which a server ends the writes of before.
 const SPENT_AFTER: Duration = Duration::from_secs(60 * 60);
 
 /// Pauses between the tries to read a name.
@@ -78,7 +78,7 @@ async fn shared_since(parts: &Parts, began: Duration) -> Result<Arc<Names>, Erro
     }
 }
 
-/// The generation of `name` that holds; none when the name was never used.
+/// The newest generation of `name`; none when the name was never used.
 pub(crate) async fn newest(parts: &Parts, name: &DatasetName) -> Result<Option<Named>, Error> {
     match newest_generation(parts, name).await? {
         Some(generation) => Ok(Some(read(parts, name, generation).await?)),
@@ -86,7 +86,7 @@ pub(crate) async fn newest(parts: &Parts, name: &DatasetName) -> Result<Option<N
     }
 }
 
-/// The number of the generation that holds, readable or not; none when the name was never used.
+/// The number of the newest generation, readable or not; none when the name was never used.
 pub(crate) async fn newest_generation(
     parts: &Parts,
     name: &DatasetName,
@@ -100,9 +100,9 @@ pub(crate) async fn all(parts: &Parts) -> Result<Names, Error> {
     all_but(parts, None).await
 }
 
-/// All names. A known generation is not read again, as it never changes, and names of deleted datasets stay
-/// for ever. Young live generations are read again: a store that creates in two steps may have taken them from
-/// two servers.
+/// All names. A known generation is not read again, as no generation ever changes, and names of deleted
+/// datasets stay for ever. Young live generations are read again: a store with two-step creates may have taken
+/// them from two servers.
 async fn all_but(parts: &Parts, known: Option<&Names>) -> Result<Names, Error> {
     let found = list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
     // In order: the last generation of a name stays.
@@ -165,7 +165,7 @@ pub(crate) fn changed(name: &DatasetName, generation: u32) -> String {
     )
 }
 
-/// Whether a dataset has objects other than snapshots. Errors name it as `what`.
+/// Whether a dataset, called `what` in errors, has objects other than snapshots.
 pub(crate) async fn has_objects(
     parts: &Parts,
     what: impl Display,
@@ -184,36 +184,36 @@ pub(crate) async fn has_objects(
     }
 }
 
-/// A deletion that may have left objects.
+/// A deletion with objects that may be left.
 #[derive(Debug)]
 pub(crate) struct Deleted {
     pub(crate) name: DatasetName,
     pub(crate) named: Named,
-    /// The generations after the deletion before, up to this deletion; without the generation that holds.
+    /// The generations after the deletion before, up to this deletion; without the newest generation.
     spent: Vec<u32>,
 }
 
-/// Deletions that were found.
+/// The result of a search for deletions.
 #[derive(Debug, Default)]
 pub(crate) struct Deletions {
     pub(crate) found: Vec<Deleted>,
-    /// Names that were used more than once, each with the generation that holds: datasets of earlier
-    /// generations are deleted, also where these can't be read.
+    /// Names used more than once, each with the newest generation: datasets of earlier generations are deleted,
+    /// also where a generation can't be read.
     pub(crate) used_again: Vec<(DatasetName, u32)>,
 }
 
 /// The scope of a search for deletions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Past {
-    /// Deletions that were not tidied up, also of names that were used again. Costs a listing, and a reading
+    /// Deletions not tidied up yet, also of names used again. Costs a listing, and a reading
     /// for each name with several generations: a name with a single generation has no past.
     Untidied,
-    /// Also deletions that were tidied up, with a reading for each name: a server that wrote an object after
-    /// that and died has left the object there.
+    /// Also deletions already tidied up, with a reading for each name: a server may have written an object
+    /// later, and died.
     All,
 }
 
-/// Deletions that may have left objects.
+/// Searches for deletions with objects that may be left.
 pub(crate) async fn deleted(parts: &Parts, past: Past) -> Result<Deletions, Error> {
     let found = list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
     let mut all: BTreeMap<DatasetName, Vec<u32>> = BTreeMap::new();
@@ -281,7 +281,7 @@ pub(crate) async fn read_patiently(
 }
 
 impl Deleted {
-    /// Removes the generations that are not needed any more, once no server can be at work with them.
+    /// Removes the spent generations, once no server can be at work with them.
     pub(crate) async fn tidy(&self, parts: &Parts) -> Result<(), Error> {
         let age = parts.clock.now().duration_since(self.named.record.created.time());
         if age.is_ok_and(|age| age > SPENT_AFTER) {
@@ -311,8 +311,8 @@ pub(crate) async fn create(
     }
 }
 
-/// A generation as it stays: of two servers that a store with two-step creates took it from, the last one
-/// holds.
+/// A generation after its creation has settled: a store with two-step creates may take a generation from two
+/// servers, and the last write holds.
 pub(crate) async fn held(
     parts: &Parts,
     name: &DatasetName,
@@ -322,7 +322,7 @@ pub(crate) async fn held(
     read(parts, name, generation).await
 }
 
-/// Makes a generation durable: the server that wrote it may have died before.
+/// Makes a generation durable: its server may have died before.
 pub(crate) async fn settle(
     parts: &Parts,
     name: &DatasetName,

@@ -1,6 +1,6 @@
 //! All names of datasets, and a cache of the last reading for concurrent requests.
 //!
-//! Must hold: a caller that shares a reading knows when the reading began; at most one reading runs, without
+//! Must hold: a caller with a shared reading knows when the reading began; at most one reading runs, without
 //! a lock.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// The names that point to datasets which live.
+    /// The names of living datasets.
     pub(crate) fn live(&self) -> impl Iterator<Item = &(DatasetName, Named)> {
         self.read.iter().filter(|(_, named)| named.record.state == NameState::Live)
     }
@@ -42,7 +42,7 @@ impl Names {
         self.read.get(place).map(|(_, named)| named)
     }
 
-    /// Leaves out the names that a caller may not know of.
+    /// Leaves out the names hidden from a caller.
     pub(crate) fn retain(&mut self, is_seen: impl Fn(&DatasetName) -> bool) {
         self.read.retain(|(name, _)| is_seen(name));
         self.unread.retain(|(name, _)| is_seen(name));
@@ -57,7 +57,7 @@ impl Names {
 /// The time at which a reading began, and its result.
 type Read = (Duration, Arc<Names>);
 
-/// A reading in progress, for all callers that wait for it.
+/// A reading in progress, for all waiting callers.
 pub(crate) type Reading = Shared<BoxFuture<'static, Result<(), Arc<Error>>>>;
 
 /// The last reading of the dataset names, shared by concurrent requests.
@@ -89,7 +89,7 @@ impl Roll {
         readings.last.as_ref().filter(|(at, _)| *at >= began).map(|(_, names)| Arc::clone(names))
     }
 
-    /// The reading in progress, or a new one by `read`. A reading goes on when no caller waits for it.
+    /// The reading in progress, or a new one by `read`. A reading goes on without waiting callers.
     pub(crate) fn reading<R>(&self, now: Duration, read: impl FnOnce() -> R) -> Reading
     where
         R: Future<Output = Result<Names, Error>> + Send + 'static,

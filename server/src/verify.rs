@@ -27,15 +27,15 @@ use crate::parts::{Budget, Parts};
 use crate::survey::{Away, Rows, Survey};
 use crate::turns::Turns;
 
-/// Paths that are looked up together.
+/// Paths looked up together.
 const PATHS_AT_ONCE: usize = 4_096;
-/// Entries of one page of a listing.
+/// Entries of a page of a listing.
 const PAGE_ENTRIES: usize = 4_096;
 /// Bytes of the paths of a page.
 const PAGE_BYTES: usize = 1 << 20;
-/// Whole objects that are read in parallel.
+/// Whole objects read in parallel.
 const OBJECTS_AT_ONCE: usize = 4;
-/// Findings that are kept until the end, which tells whether the dataset changed meanwhile.
+/// The most findings kept until the end, when a change of the dataset is known.
 const DOUBTED_MAX: usize = 10_000;
 
 type Progress = mpsc::Sender<Reply<VerifyProgress>>;
@@ -123,22 +123,22 @@ struct Verify<'a> {
     id: DatasetId,
     progress: &'a Progress,
     state: VerifyProgress,
-    /// Findings that hold only if the dataset did not change meanwhile.
+    /// Findings that need an unchanged dataset.
     doubted: Vec<Doubt>,
     /// The number of findings beyond [`DOUBTED_MAX`].
     uncompared: u64,
-    /// Files that folders of the same path hide, and their bytes.
+    /// The number and the bytes of files hidden by folders.
     hidden: (u64, u64),
-    /// Files that the chunks hold and the metadata lacks.
+    /// The number of files of the chunks without a row in the metadata.
     missing: u64,
-    /// Objects that were reported as lost, damaged or unreadable.
+    /// Objects reported as lost, damaged or unreadable.
     lost: HashSet<ChunkId>,
 }
 
 /// A row of the metadata that differs from the chunks.
 struct Doubt {
     problem: String,
-    /// The chunk that the metadata has the file in.
+    /// The chunk of the file by the metadata.
     holder: Option<ChunkId>,
     remedy: Remedy,
 }
@@ -202,7 +202,7 @@ impl Verify<'_> {
         format!("put {path} again: `dlcmd put --checksum SRC {}`", self.name())
     }
 
-    /// The remedy for a file that the chunks hold and the metadata lacks.
+    /// The remedy for a file of the chunks without a row in the metadata.
     fn put_or_delete(&self, path: &FilePath) -> String {
         let first = match self.lost.is_empty() {
             true => format!("{}; if the file is missing then", self.recover()),

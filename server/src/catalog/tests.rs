@@ -93,7 +93,7 @@ async fn nothing_is_counted_for_who_opens_a_dataset_or_asks_for_names() {
 
 /// Keeps S-20: Rule 5. What was created or changed since under a name is not removed by a deletion.
 #[tokio::test]
-async fn a_dataset_is_deleted_by_the_name_that_stands_for_it_alone() {
+async fn a_dataset_is_deleted_by_its_own_name_alone() {
     let rig = rig().await;
     let (id, _) = (rig.create("foo").await, rig.create("bar").await);
     rig.store_chunk(id, 1).await;

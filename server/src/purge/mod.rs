@@ -44,7 +44,7 @@ use crate::turns::Turns;
 /// a purge removes only objects that had settled when its survey began.
 const FRESH_PART: u32 = 3;
 
-/// Objects that are taken off the log in a step, and removals from the store at once.
+/// Objects taken off the log in a step, and parallel removals from the store.
 const REMOVED_TOGETHER: usize = 512;
 const REMOVALS_AT_ONCE: usize = 16;
 
@@ -114,7 +114,7 @@ async fn purge_all(
     }
 }
 
-/// The purge of one dataset.
+/// The purge of a dataset.
 struct Purge<'a> {
     parts: &'a Parts,
     turns: &'a Turns,
@@ -143,7 +143,7 @@ impl<'a> Purge<'a> {
         Self { parts, turns, name, grace, is_dry_run, force, progress, state, reported }
     }
 
-    /// Purges the dataset. A damaged one is reported as a problem, and is no error.
+    /// Purges the dataset. Damage is reported as a problem, and is no error.
     async fn dataset(&mut self, id: DatasetId) -> Result<(), Error> {
         let done = match self.is_dry_run {
             true => self.estimate(id).await,
@@ -284,7 +284,7 @@ impl<'a> Purge<'a> {
         if self.grace.is_zero() { Ok(Vec::new()) } else { self.sweep_snapshots(id).await }
     }
 
-    /// Reads all headers; gives the states of the objects, and the tombstones that are still needed.
+    /// Reads all headers; gives the states of the objects, and the tombstones still needed.
     async fn look(
         &mut self,
         survey: &mut Survey,
@@ -376,7 +376,7 @@ impl<'a> Purge<'a> {
         Ok(moved)
     }
 
-    /// Removes the objects that the plan names, first from the log and then from the chunk store.
+    /// Removes objects by the plan, first from the log and then from the chunk store.
     async fn remove(
         &mut self,
         dataset: DatasetId,

@@ -16,7 +16,7 @@ use crate::commit::STANDSTILL_MAX;
 use crate::snapshot::Older;
 use crate::survey::{DeletedEntries, Row, Survey, Writer, writer};
 
-/// A chunk of which more than this share is dead is rewritten, in percent.
+/// The dead share in percent above which a chunk is rewritten.
 const DEAD_PERCENT: u64 = 30;
 
 /// Time after the last sign of an upload for which parts without a file are kept: two hours more than an
@@ -34,7 +34,7 @@ pub(super) struct Rules {
     pub(super) now: SystemTime,
     /// Time for which no file must have needed an object, for readers that looked the file up before.
     pub(super) grace: Duration,
-    /// Objects that were needed after this stamp may still be read by a snapshot of an older version.
+    /// Objects needed after this stamp may still be read by a snapshot of an older version.
     pub(super) read_until: Option<Stamp>,
     /// The least age of the id: until then the put may be repeated, or a client may be about to write an
     /// object that depends on this one.
@@ -50,7 +50,7 @@ pub(super) struct State {
     /// The entries with live files.
     pub(super) kept: EntrySet,
     kept_cost: u64,
-    /// Bytes of these entries in the header of the chunk that they are moved to.
+    /// Bytes of these entries in the header of their next chunk.
     kept_header: u64,
     cost: u64,
     /// Whether an entry is the winner of its path, and deleted.
@@ -63,11 +63,11 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) struct Ledger {
     pub(super) states: Vec<State>,
-    /// Entries that tombstones name and that chunks hold.
+    /// Deleted entries in existing chunks.
     held: HashMap<ChunkId, EntrySet>,
-    /// Versions that only a deleted winner hides.
+    /// Versions hidden by a deleted winner alone.
     pub(super) hidden: Deletions,
-    /// Winners that are not deleted.
+    /// The number of winners without a deletion.
     pub(super) files: u64,
 }
 
@@ -121,7 +121,7 @@ impl Ledger {
         Self { states, held: HashMap::new(), hidden: Deletions::default(), files: 0 }
     }
 
-    /// Takes the rows of one path, of so many bytes.
+    /// Takes the rows of a path of `path` bytes.
     pub(super) fn add(
         &mut self,
         path: usize,
@@ -159,13 +159,13 @@ impl Ledger {
         }
     }
 
-    /// Bytes of an object without those of its live entries.
+    /// Bytes of an object without its live entries.
     pub(super) fn dead_bytes(&self, number: usize, object: &ObjectRecord) -> u64 {
         let kept = self.states.get(number).map_or(0, |state| state.kept_cost);
         object.object_length.saturating_sub(kept)
     }
 
-    /// Whether a chunk holds an entry that a tombstone names.
+    /// Whether a chunk holds an entry of a tombstone.
     pub(super) fn is_held(&self, deletions: &Deletions) -> bool {
         deletions.iter().any(|(chunk, entries)| {
             let held = self.held.get(&chunk);
@@ -260,14 +260,14 @@ impl Ledger {
 }
 
 impl Rules {
-    /// The decision about an object that no path needs since a stamp.
+    /// The decision about an object without files since a stamp.
     fn fate(self, object: &ObjectRecord, since: Stamp) -> Fate {
         let until = self.until(object, since);
         let is_named = self.read_until.is_some_and(|until| since > until);
         if until <= self.now && !is_named { Fate::Goes } else { Fate::Waits(until) }
     }
 
-    /// The time until which an object stays that no snapshot names.
+    /// The time until which an object stays, without regard to snapshots.
     fn until(self, object: &ObjectRecord, since: Stamp) -> SystemTime {
         later(since.time(), self.grace).max(self.settles(object))
     }
@@ -283,10 +283,10 @@ fn later(time: SystemTime, by: Duration) -> SystemTime {
     time.checked_add(by).unwrap_or(SystemTime::UNIX_EPOCH + LONG)
 }
 
-/// The chunks and uploads that need the parts of large files.
+/// The chunks and uploads in need of parts of large files.
 #[derive(Debug)]
 struct Parts {
-    /// The chunks that name each part.
+    /// The chunks of each part.
     named_by: HashMap<ChunkId, Vec<usize>>,
     /// The time at which each writer sealed its last object.
     last: HashMap<Writer, SystemTime>,

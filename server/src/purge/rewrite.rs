@@ -21,10 +21,10 @@ use crate::error::Error;
 use crate::headers::read_header;
 use crate::parts::Parts;
 
-/// Bytes of files that are read together.
+/// Bytes of files read together.
 const READ_BYTES: u64 = 4 << 20;
 
-/// Paths that are looked up together.
+/// Paths looked up together.
 const PATHS_AT_ONCE: usize = 4_096;
 
 /// The memory of a rewrite in bytes: the open chunk, the chunk in its commit, and the bytes read, which are
@@ -34,7 +34,7 @@ pub(super) fn memory(shape: ChunkShape) -> u64 {
     ChunkWriter::buffer_length(shape) as u64 + size + READ_BYTES.max(size)
 }
 
-/// Packs files into one chunk after the other.
+/// Packs files into chunks.
 #[derive(Debug)]
 pub(super) struct Rewriter<'a> {
     parts: &'a Parts,
@@ -149,8 +149,8 @@ impl<'a> Rewriter<'a> {
         Ok(Ok(()))
     }
 
-    /// The entries that the survey found alive and that are still alive. A file that a folder hides can't be
-    /// looked up: it counts as alive as long as the survey is fresh.
+    /// The entries of the survey that are still alive. A file hidden by a folder can't be looked up, and counts
+    /// as alive as long as the survey is fresh.
     async fn alive(&self, chunk: &Committed, kept: &EntrySet) -> Result<Alive, Error> {
         let mut alive =
             Alive { entries: Vec::new(), is_hidden: false, seen: self.parts.clock.monotonic() };
@@ -211,7 +211,7 @@ impl<'a> Rewriter<'a> {
         Ok(answers)
     }
 
-    /// Adds a file to the open chunk, or to the next one.
+    /// Adds a file to the open chunk, or to the next chunk.
     async fn add(
         &mut self,
         from: &Committed,
@@ -251,10 +251,10 @@ impl<'a> Rewriter<'a> {
     }
 }
 
-/// The entries of a chunk that can be moved.
+/// The movable entries of a chunk.
 struct Alive {
     entries: Vec<Entry>,
-    /// Whether entries are left out that a folder hides.
+    /// Whether entries hidden by folders are left out.
     is_hidden: bool,
     /// The earliest of their look-ups.
     seen: Duration,

@@ -455,7 +455,7 @@ async fn what_was_seen_alive_too_long_ago_is_not_committed() {
 
 /// Keeps S-27: the chunk that nothing needs stays as well.
 #[tokio::test]
-async fn a_dataset_with_damaged_objects_is_refused_in_one_line() {
+async fn damaged_objects_end_a_purge_in_one_line() {
     let scene = Scene::new().await;
     let dead = scene.put(1, ["a".to_owned()]).await;
     scene.put(2, ["a".to_owned()]).await;
@@ -475,7 +475,7 @@ async fn a_dataset_with_damaged_objects_is_refused_in_one_line() {
 /// Keeps S-27: metadata that lost its last writes has objects that a purge removed. A part that a file needs
 /// is another matter.
 #[tokio::test]
-async fn lost_objects_leave_the_log_only_when_no_file_needs_them() {
+async fn lost_objects_leave_the_log_when_no_file_needs_them() {
     let scene = Scene::new().await;
     let shape = ChunkShape::default();
     let (mut ids, now) = (ids(5), scene.rig.clock.now());

@@ -426,7 +426,7 @@ async fn a_dataset_that_is_lost_again_under_its_recovery_is_not_taken_for_a_dele
 }
 
 #[tokio::test]
-async fn a_name_that_somebody_changed_is_told_and_written_again_once_it_is_removed() {
+async fn a_changed_name_is_refused_until_its_object_is_removed() {
     let rig = rig().await;
     let (name, id) = (dataset("ds"), rig.create("ds").await);
     let stored = crate::parts::key(dl_format::name_key(&name, 1));

@@ -1,6 +1,6 @@
-//! Objects of the log that the store lacks, and objects of the store that the log lacks.
+//! Objects of the log missing in the store, and objects of the store missing in the log.
 //!
-//! Must hold: an object that a purge removes or a writer adds meanwhile is no finding; each folder of the store
+//! Must hold: an object removed by a purge or added by a writer meanwhile is no finding; each folder of the store
 //! is listed at most once more, however many objects are missing in it, and the client hears of the progress
 //! all the time.
 
@@ -20,7 +20,7 @@ use crate::survey::{Survey, cut, is_logged};
 
 /// The most objects outside of the log whose headers are read: of more objects, most can be recovered.
 const LOOKED_INTO: usize = 1_000;
-/// Objects that are looked up in the log in parallel.
+/// Objects looked up in the log in parallel.
 const ASKED_AT_ONCE: usize = 16;
 
 impl Verify<'_> {
@@ -119,7 +119,7 @@ impl Verify<'_> {
         self.tell().await
     }
 
-    /// Reports objects that the log lacks; gives those that no recovery brings back.
+    /// Reports objects missing in the log; gives the objects beyond recovery.
     async fn unlogged(&mut self, survey: &Survey) -> Result<HashMap<ChunkId, Lost>, Error> {
         let unlogged = survey.stored.keys().filter(|id| !survey.is_logged(id));
         let unlogged: HashSet<ChunkId> = unlogged.copied().collect();
@@ -160,7 +160,7 @@ impl Verify<'_> {
         Ok(damaged)
     }
 
-    /// The damage of an object that the log lacks, if no recovery brings it back; and its own bytes, if only
+    /// The damage of an object missing in the log, if the object is beyond recovery; and its own bytes, if only
     /// more bytes follow them.
     async fn damage(
         &self,
@@ -191,14 +191,14 @@ impl Verify<'_> {
 
     fn can_be_adopted(&self, survey: &Survey, id: ChunkId, header: &Header) -> bool {
         let is_it = (header.dataset(), header.id()) == (self.id, id);
-        // An object that came after the listing has the length that its server checked.
+        // The length of an object after the listing was checked by its server.
         let size = survey.stored.get(&id);
         let is_whole = size.is_none_or(|size| *size == header.object_length());
         is_it && is_whole && header.clone().committed().is_ok()
     }
 
-    /// The numbers of the objects that the store lacks, without those that a purge removed meanwhile or that
-    /// were made after the listing.
+    /// The numbers of the objects missing in the store, without objects removed by a purge meanwhile or made
+    /// after the listing.
     async fn gone(&self, survey: &Survey) -> Result<Vec<usize>, Error> {
         let mut missed: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
         for (number, object) in survey.objects.iter().enumerate() {

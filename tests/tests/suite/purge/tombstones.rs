@@ -131,7 +131,7 @@ impl Scene {
 
 /// Keeps S-27 and S-29: the files that may come back are named.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dataset_that_lost_a_deletion_is_purged_once_the_object_is_restored() -> Result<()> {
+async fn a_lost_deletion_is_mended_by_restoring_its_object() -> Result<()> {
     for (is_chunk, is_damaged) in LOSSES {
         let mut scene = scene().await?;
         let (lost, bytes) = scene.lose(is_chunk, is_damaged).await?;
@@ -154,7 +154,7 @@ async fn a_dataset_that_lost_a_deletion_is_purged_once_the_object_is_restored() 
 
 /// Keeps S-27, S-29 and S-02: the other remedy that verify names, where nobody has a copy of the object.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dataset_that_lost_a_deletion_is_purged_once_its_files_are_deleted_again() -> Result<()> {
+async fn a_lost_deletion_is_mended_by_deleting_its_files_again() -> Result<()> {
     for (is_chunk, is_damaged) in LOSSES {
         let mut scene = scene().await?;
         let (lost, _) = scene.lose(is_chunk, is_damaged).await?;
@@ -183,8 +183,7 @@ async fn a_dataset_that_lost_a_deletion_is_purged_once_its_files_are_deleted_aga
 /// Keeps S-27, S-29 and S-02: a purged chunk that somebody puts back, of which the metadata knows that its
 /// files are deleted.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dataset_with_a_purged_chunk_put_back_is_refused_until_its_files_are_deleted()
--> Result<()> {
+async fn a_purged_chunk_that_is_put_back_is_refused_by_a_purge() -> Result<()> {
     let mut scene = scene().await?;
     let (client, time) = (scene.client.clone(), Arc::clone(&scene.time));
     let more = [("c/1".to_owned(), data(1, 60_000)), ("c/2".to_owned(), data(2, 60_000))];

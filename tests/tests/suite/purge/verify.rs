@@ -164,7 +164,7 @@ async fn metadata_that_differ_from_the_chunks_are_found() -> Result<()> {
 
 /// Keeps S-14 and S-27.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_purge_ends_at_a_damaged_file_and_goes_on_once_that_is_put_again() -> Result<()> {
+async fn a_purge_ends_at_a_damaged_file_until_it_is_put_again() -> Result<()> {
     let mut scene = scene().await?;
     let chunk = scene.chunk_of("a/8").await?;
     let (client, now) = (scene.client.clone(), scene.time.now());
