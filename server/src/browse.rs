@@ -1,7 +1,6 @@
-//! Looking without reading: what stands at a path, and what lies in a folder.
+//! Look-ups of paths, and listings of folders.
 //!
-//! Must hold: memory is reserved before it is taken, and a page goes on behind the last path of the one
-//! before it.
+//! Must hold: memory is reserved before it is taken, and a page begins behind the last path of the page before.
 
 use std::time::Duration;
 
@@ -20,28 +19,26 @@ use crate::reservation::Reservation;
 
 /// Entries of one page of a listing.
 const PAGE_ENTRIES: usize = 1_024;
-/// Bytes of their paths.
+/// Bytes of the paths of a page.
 const PAGE_BYTES: usize = 128 << 10;
 
-/// What an entry takes in memory beside the bytes of its path, while it is listed and sent.
+/// Memory of an entry beside the bytes of its path, while it is listed and sent.
 const ENTRY_BYTES: u64 = 256;
 
-/// The same of a path that is looked up: its row as it was found, as it is told and as it is sent
-/// are all there for a moment.
+/// Memory of a path that is looked up, beside its bytes: the row, the item and the message exist at the same
+/// time for a moment.
 const STAT_BYTES: usize = 512;
 
-/// Pages of a listing that are in memory at once: one that is made, one that waits, one that is
-/// sent.
+/// Pages of a listing that are in memory together: a page in the making, a waiting page, a page being sent.
 const PAGES: u64 = 3;
 
-/// While many list, pages are smaller by this.
+/// The divisor of the page size while many requests list.
 const SMALLER: usize = 4;
 
-/// How often a client hears from a page that takes long and gets on, as where very many files were
-/// deleted.
+/// Interval of the empty pages for a client whose next page takes long, as where very many files were deleted.
 const HEARD: Duration = Duration::from_secs(10);
 
-/// What a page takes at most: the last path may be a long one.
+/// The most memory of a page: the last path may be long.
 const fn page_cost(entries: usize, bytes: usize) -> u64 {
     entries as u64 * ENTRY_BYTES + bytes as u64 + PATH_MAX as u64
 }
@@ -62,8 +59,7 @@ pub(crate) async fn stat(parts: &Parts, request: &StatRequest) -> Result<Vec<Sta
     Ok(found.into_iter().map(item).collect())
 }
 
-/// What stands at some paths. What is missing is only told of a dataset that is there as a whole when
-/// that was seen.
+/// The files and folders at paths. A path counts as missing only while the metadata of the dataset is complete.
 pub(crate) async fn look_up(
     parts: &Parts,
     dataset: DatasetId,
@@ -116,7 +112,7 @@ pub(crate) async fn list(
                 return Err(catalog::explained(parts, dataset, error).await);
             }
         };
-        // A page may come long after the one before: by now all may be lost and on its way back.
+        // A page may come long after the page before. The metadata may be incomplete by now.
         catalog::by_id(parts, dataset).await?;
         if page.is_empty() && query.after.is_none() && !query.dir.is_root() {
             return Err(not_a_folder(parts, &query.dir, dataset).await?);
@@ -137,7 +133,7 @@ pub(crate) async fn list(
     }
 }
 
-/// What comes of work whose client hears meanwhile that it gets on, when it does.
+/// The result of work; the client gets empty pages meanwhile, as long as the work makes progress.
 async fn heard<T, E>(
     parts: &Parts,
     mut work: impl Future<Output = T> + Unpin,

@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::admission::Admitted;
 use crate::answer::{Replies, answer, answer_with};
-use crate::catalog::Told;
+use crate::catalog::Detail;
 use crate::error::Error;
 use crate::executor::Executor;
 use crate::inflight::Intake;
@@ -215,8 +215,8 @@ impl Diesel for Service {
         let caller = Admitted::of(&request)?.caller;
         let wire = request.into_inner();
         let name = dataset_name(wire.name)?;
-        let told = if wire.without_counts { Told::Outline } else { Told::Counts };
-        let dataset = catalog::by_name(&self.parts, &name, &caller, told).await?;
+        let detail = if wire.without_counts { Detail::Outline } else { Detail::Counts };
+        let dataset = catalog::by_name(&self.parts, &name, &caller, detail).await?;
         Ok(Response::new(dataset.into()))
     }
 
@@ -226,8 +226,8 @@ impl Diesel for Service {
         request: Request<pb::ListDatasetsRequest>,
     ) -> Result<Response<pb::ListDatasetsReply>, Status> {
         let caller = Admitted::of(&request)?.caller;
-        let told = if request.get_ref().names_only { Told::Record } else { Told::Counts };
-        let listed = catalog::list(&self.parts, &caller, told).await?;
+        let detail = if request.get_ref().names_only { Detail::Record } else { Detail::Counts };
+        let listed = catalog::list(&self.parts, &caller, detail).await?;
         Ok(Response::new(listed.into()))
     }
 
@@ -241,9 +241,7 @@ impl Diesel for Service {
         let (name, id) = (dataset_name(wire.name)?, dataset_id(&wire.id)?);
         admitted.named("delete dataset", &name)?;
         let Self { parts, leftovers, .. } = self.clone();
-        let caller = admitted.caller;
-        let deletion =
-            async move { catalog::delete(&parts, &leftovers, (&name, id), &caller).await };
+        let deletion = async move { catalog::delete(&parts, &leftovers, (&name, id)).await };
         Ok(Response::new(whole(deletion).await?.into()))
     }
 

@@ -1,13 +1,13 @@
 //! Which datasets live: the chunk store's names say so, and metadata that says something else is put
 //! right.
 //!
-//! Must hold: a dataset whose name says that it was deleted never comes back; one whose name is gone,
-//! or stands for one without objects, gets it back as long as the metadata has it. A name that can't
-//! be read is not taken for one that is not there.
+//! Must hold: a dataset whose name says that it was deleted never comes back; a dataset whose name is gone
+//! gets it back as long as the metadata has the dataset. A name that can't be read is not taken for one
+//! that is not there, and a name that stands for another dataset is refused.
 
 use std::time::Duration;
 
-use dl_format::{DatasetId, DatasetName, NameRecord, NameState, Stamp, name_key};
+use dl_format::{DatasetName, NameRecord, NameState, Stamp, name_key};
 use dl_meta::{Damage, DatasetRecord, DatasetState};
 use dl_proto::{Kind, Role};
 use futures::stream::{self, StreamExt};
@@ -23,6 +23,8 @@ use crate::parts::{Parts, key};
 /// How long after its name said that a dataset is deleted something may still be left of it in metadata
 /// that lost nothing: what is left goes within the hour, where servers and Redis run all the time.
 const ENDS_WITHIN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+const RESTORE: &str = "restore the name of dataset";
 
 /// Deleted datasets that are looked for in the metadata at once.
 const LOOKED_AT_ONCE: usize = 64;
@@ -112,26 +114,30 @@ pub(super) async fn restore_names(
     Ok(failed)
 }
 
-/// Writes the name of a dataset again where it is gone, or stands for one without objects. Whether it
-/// did.
+/// Writes the name of a dataset again where it is gone. Whether it did.
+///
+/// # Errors
+/// [`Kind::Conflict`] where the name stands for another dataset: somebody has changed its object.
 pub(super) async fn restore(
     parts: &Parts,
     names: &Names,
     dataset: &DatasetRecord,
 ) -> Result<bool, Error> {
     let DatasetRecord { name, id, shape, created, generation, state } = dataset;
-    let is_other = |named: &&Named| {
+    let is_changed = |named: &&Named| {
         (named.generation, named.record.state) == (*generation, NameState::Live)
             && named.record.dataset != *id
             && *state == DatasetState::Live
     };
-    let other = names.of(name).filter(is_other).map(|named| named.record.dataset);
-    if other.is_none() && !is_nameless(names, dataset) {
+    if names.of(name).filter(is_changed).is_some() {
+        return Err(Error::new(Kind::Conflict, RESTORE, name, names::changed(name, *generation)));
+    }
+    if !is_nameless(names, dataset) {
         return Ok(false);
     }
     let record =
         NameRecord { state: NameState::Live, dataset: *id, shape: *shape, created: *created };
-    let is_restored = restore_name(parts, name, *generation, &record, other).await?;
+    let is_restored = restore_name(parts, name, *generation, &record).await?;
     if is_restored {
         tracing::warn!(%name, "wrote the name of a dataset again");
     }
@@ -159,45 +165,25 @@ pub(super) async fn remnants(
     left.map_err(|error| Error::meta("list", "datasets", error))
 }
 
-/// Writes a name again, also in the place of one that stands for an `other` dataset without objects:
-/// of two that were created at once, that one is not the one that has files. Whether it did.
+/// Writes a name again. Whether it did.
 async fn restore_name(
     parts: &Parts,
     name: &DatasetName,
     generation: u32,
     record: &NameRecord,
-    other: Option<DatasetId>,
 ) -> Result<bool, Error> {
-    const ACTION: &str = "restore the name of dataset";
-    if let Some(other) = other {
-        if !names::has_objects(parts, name, record.dataset).await? {
-            return Ok(false);
-        }
-        if names::has_objects(parts, name, other).await? {
-            let why = "it stands for another dataset, and both have files: restore that object from a \
-                       copy, or read those that are to be kept, put them elsewhere, and delete it";
-            return Err(Error::new(Kind::Conflict, ACTION, name, why));
-        }
-    }
-    parts.settings.refuse_read_only(ACTION, name)?;
-    let remove = async || {
-        let removed = parts.store.delete(&key(name_key(name, generation))).await;
-        removed.map_err(|error| Error::store(ACTION, name, error))
-    };
-    if other.is_some() {
-        // Cut off here, it is a name that was lost.
-        remove().await?;
-    }
-    // False: somebody else was faster, which is as good.
+    parts.settings.refuse_read_only(RESTORE, name)?;
+    // False: another server was faster, which is as good.
     if !names::create(parts, name, generation, record).await? {
         return Ok(false);
     }
-    // Whoever deletes it meanwhile looks at the name once the metadata has forgotten it, so that one of
-    // us sees it.
+    // A deletion looks at the name once the metadata has forgotten the dataset, so that either the deletion
+    // or this recovery sees the other.
     let known = parts.meta.record(record.dataset).await;
-    let known = known.map_err(|error| Error::meta(ACTION, name, error))?;
+    let known = known.map_err(|error| Error::meta(RESTORE, name, error))?;
     if known.is_none() {
-        remove().await?;
+        let removed = parts.store.delete(&key(name_key(name, generation))).await;
+        removed.map_err(|error| Error::store(RESTORE, name, error))?;
     }
     Ok(known.is_some())
 }

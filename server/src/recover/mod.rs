@@ -1,8 +1,7 @@
 //! Recovery: what the chunk store holds becomes known to the metadata store again (paper, 4.1.2).
 //!
 //! Must hold: a complete object of a living dataset that the log lacks is adopted, under the stamp
-//! it carries; nothing is ever removed but a name that stands for a dataset without objects in the
-//! place of one with files; what can't be adopted is named. Safe on a live server, and safe to cut
+//! it carries; nothing is ever removed; what can't be adopted is named. Safe on a live server, and safe to cut
 //! off and run again.
 
 mod dataset;

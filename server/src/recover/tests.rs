@@ -426,33 +426,23 @@ async fn a_dataset_that_is_lost_again_under_its_recovery_is_not_taken_for_a_dele
 }
 
 #[tokio::test]
-async fn a_name_that_stands_for_a_dataset_without_objects_is_given_back_to_the_one_with_files() {
+async fn a_changed_name_is_refused_until_its_object_is_removed() {
     let rig = rig().await;
     let (name, id) = (dataset("ds"), rig.create("ds").await);
     let stored = crate::parts::key(dl_format::name_key(&name, 1));
     let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
-    let dataset = DatasetId::from_bytes([9; 16]);
-    let other = dl_format::NameRecord { dataset, ..named.record };
-    for (has_files, holds) in [(false, dataset), (true, id)] {
-        rig.parts.store.delete(&stored).await.unwrap();
-        rig.parts.store.create(&stored, other.encode().into()).await.unwrap();
-        if has_files {
-            rig.store_chunk(id, 1).await;
-        }
-        // What looks after no names is kept from nothing by it.
-        rig.run(append_again(&rig.parts, Stamp::new(1))).await.0.unwrap();
-        let caller = Caller::Everybody;
-        living::restore_names(&rig.parts, None, &caller).await.unwrap();
-        let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
-        assert_eq!(named.record.dataset, holds, "with files: {has_files}");
-    }
-    // Where both have some, nobody can tell.
-    rig.store_chunk(dataset, 2).await;
+    let other = dl_format::NameRecord { dataset: DatasetId::from_bytes([9; 16]), ..named.record };
     rig.parts.store.delete(&stored).await.unwrap();
     rig.parts.store.create(&stored, other.encode().into()).await.unwrap();
-    living::restore_names(&rig.parts, None, &Caller::Everybody).await.unwrap();
+    let restore =
+        async || living::restore_names(&rig.parts, None, &Caller::Everybody).await.unwrap();
+    let failed = restore().await;
+    let [(told, error)] = &failed[..] else { panic!("{failed:?}") };
+    assert!(*told == name && error.chain().contains("names/ds/00000001"), "{}", error.chain());
+    rig.parts.store.delete(&stored).await.unwrap();
+    assert!(restore().await.is_empty());
     let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
-    assert_eq!(named.record.dataset, dataset);
+    assert_eq!(named.record.dataset, id);
 }
 
 #[tokio::test]

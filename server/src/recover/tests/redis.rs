@@ -158,5 +158,8 @@ async fn a_dataset_whose_name_was_taken_by_another_one_is_told() {
     recover(&rig.parts, request, &Caller::Everybody, &progress).await.unwrap();
     drop(progress);
     let problems = problems(&mut told).await;
-    assert!(problems.len() == 1 && problems[0].contains("both have files"), "{problems:?}");
+    assert!(
+        problems.len() == 1 && problems[0].contains("stands for another dataset"),
+        "{problems:?}"
+    );
 }
