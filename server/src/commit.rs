@@ -21,7 +21,6 @@ use crate::catalog;
 use crate::error::Error;
 use crate::headers::read_header;
 use crate::identity;
-use crate::late::Late;
 use crate::parts::{Parts, object_key};
 use crate::refusals::kind_of;
 use crate::room::Taken;
@@ -183,7 +182,7 @@ async fn commit(
         verified.commit(stamp).map_err(|error| Error::new(Kind::Internal, ACTION, id, error))?;
     let key = object_key(dataset, id, kind);
     match parts.store.create(&key, share(object)).await {
-        Ok(()) => append_told(parts, &committed).await,
+        Ok(()) => append(parts, &committed).await,
         Err(error) if error.kind == dl_store::Kind::Exists => {
             committed_before(parts, dataset, id, kind, digest).await
         }
@@ -221,17 +220,7 @@ async fn committed_before(
     let committed = header.committed();
     let committed = committed.map_err(|error| Error::new(Kind::Corrupt, ACTION, id, error))?;
     // Also of one that is logged: who logged it may have ended before its rows were written.
-    append_told(parts, &committed).await
-}
-
-/// The same as [`append`], of an object that may be late.
-async fn append_told(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
-    let late = Late::usual(parts);
-    late.append(object.header().id()).await?;
-    let appended = append(parts, object).await;
-    // Also where it failed: what is not acknowledged need not be looked for.
-    late.end().await?;
-    appended
+    append(parts, &committed).await
 }
 
 /// The commit point.

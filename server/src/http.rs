@@ -300,8 +300,8 @@ impl Site {
             Some(format!("the {what} store can't be asked: {}", causes(error)))
         };
         let loss = match &meta {
-            Ok(Ok((None, _) | (_, Some(Damage { since: None })))) => Loss::All,
-            Ok(Ok((_, Some(Damage { since: Some(_) })))) => Loss::Last,
+            Ok(Ok((None, _) | (_, Some(Damage::Everything)))) => Loss::All,
+            Ok(Ok((_, Some(Damage::Shards)))) => Loss::Last,
             Ok(Ok((Some(_), None))) => Loss::None,
             Ok(Err(error)) if error.kind == dl_meta::Kind::Lost => Loss::All,
             // Nobody can tell.

@@ -31,7 +31,7 @@ use crate::http::{HttpPort, Site};
 use crate::identity::{self, Bound};
 use crate::leftovers;
 use crate::live;
-use crate::mend;
+use crate::rebuild;
 use crate::metrics::{Metrics, Sources, Watched};
 use crate::parts::Parts;
 use crate::recover;
@@ -187,7 +187,7 @@ pub async fn start(
         // Open until the end.
         let _http = doors.http;
         tokio::select! {
-            error = mend::watch(&parts) => Err(error),
+            error = rebuild::watch(&parts) => Err(error),
             never = follow(doors.users) => match never {},
             never = follow(doors.settings) => match never {},
             never = follow(doors.tls) => match never {},

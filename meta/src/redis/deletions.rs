@@ -71,18 +71,17 @@ impl Deletions {
         let asks = new.iter().map(|chunk| Ask::to(&self.keys.deletions(*chunk), "GET"));
         let mut asks: Vec<Ask> = asks.collect();
         let shards: BTreeSet<Shard> = asks.iter().map(|ask| ask.shard).collect();
-        let sign = shared.sign().filter(|_| self.assured);
-        // Behind them, on the same connections.
-        asks.extend(sign.iter().flat_map(|sign| shards.iter().map(|shard| sign.ask(*shard))));
-        asks.extend(self.assured.then(|| ask_epoch(self.keys)));
+        if self.assured {
+            // Behind the bitmaps, on the same connections.
+            asks.extend(shared.ask_stamps(shards.into_iter()));
+            asks.push(ask_epoch(self.keys));
+        }
         let mut answers = shared.router.ask(asks).await?;
         if self.assured {
             let epoch = answers.pop().unwrap_or(Value::Nil);
             self.is_stale |= !shared.is_still(self.keys, epoch)?;
-        }
-        let marks = answers.split_off(new.len());
-        if let Some(sign) = sign {
-            self.is_stale |= !shared.are_whole(&sign, marks).await?;
+            let stamps = answers.split_off(new.len());
+            self.is_stale |= !shared.are_whole(stamps).await?;
         }
         for (chunk, answer) in new.into_iter().zip(answers) {
             let bits = bytes(answer)?.unwrap_or_default();

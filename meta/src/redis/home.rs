@@ -164,17 +164,10 @@ impl Shared {
     pub(super) async fn is_gone(&self, id: DatasetId, changes: u64) -> Result<bool, Failure> {
         self.forget(id);
         let mut asks = vec![ask_home(id)];
-        let sign = self.sign();
-        asks.extend(sign.iter().map(|sign| sign.ask(keys::home(id).shard)));
-        let mut marks = self.router.ask(asks).await?;
-        let home = read_home(id, marks.remove(0))?;
-        let is_whole = match sign {
-            Some(sign) => self.are_whole(&sign, marks).await?,
-            None => {
-                self.refuse_unbound()?;
-                true
-            }
-        };
+        asks.extend(self.ask_stamps(std::iter::once(keys::home(id).shard)));
+        let mut stamps = self.router.ask(asks).await?;
+        let home = read_home(id, stamps.remove(0))?;
+        let is_whole = self.are_whole(stamps).await?;
         Ok(home.is_none() && is_whole && self.is_as(changes))
     }
 

@@ -38,15 +38,6 @@ fn is_cut(error: &redis::RedisError) -> bool {
     error.is_connection_dropped() && !error.is_connection_refusal()
 }
 
-/// What a node says of itself.
-#[derive(Debug, Clone)]
-pub(super) struct Process {
-    /// Which life of which process.
-    pub(super) run: Arc<str>,
-    /// Its clock, in milliseconds; none where it does not say.
-    pub(super) time_ms: Option<u64>,
-}
-
 /// How many keys each node had dropped when it was last looked at.
 #[derive(Debug, Default)]
 pub(super) struct Dropped(Mutex<HashMap<Node, Look>>);
@@ -85,11 +76,6 @@ impl Info {
     /// Whether it makes room by dropping any key.
     fn drops_keys(&self) -> bool {
         self.get("maxmemory_policy").starts_with("allkeys-")
-    }
-
-    /// Its clock, in milliseconds; none where it does not say.
-    fn time_ms(&self) -> Option<u64> {
-        Some(self.get("server_time_usec").parse::<u64>().ok()? / 1_000)
     }
 
     /// The process, and how often it changed from replica to primary.
@@ -165,10 +151,10 @@ impl Link {
         address: &Address,
         node: &Node,
         dropped: &Dropped,
-    ) -> Result<Process, Verdict> {
+    ) -> Result<Arc<str>, Verdict> {
         let info = info(&mut self.connection.clone(), node).await?;
         self.check(&info, address, node, dropped).await?;
-        Ok(Process { run: info.run(), time_ms: info.time_ms() })
+        Ok(info.run())
     }
 
     /// What the process says of itself now.

@@ -19,7 +19,6 @@ mod keys;
 mod link;
 mod live;
 mod memory;
-mod mending;
 mod read;
 mod records;
 mod retire;
@@ -40,9 +39,8 @@ mod write;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dl_format::{
@@ -67,8 +65,8 @@ use self::ways::Ways;
 use self::write::LargeFolders;
 use crate::types::still_in_use;
 use crate::{
-    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind,
-    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms,
+    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind, ListEntry,
+    ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup, TaskTerms,
 };
 
 /// Settings of a [`Redis`] store.
@@ -119,12 +117,6 @@ struct Shared {
     outlines: Gathering<DatasetId, (), Option<Outline>>,
     infos: Gathering<DatasetId, (), Option<DatasetInfo>>,
     health: Mutex<Health>,
-    /// Counts appends that have ended, however they did.
-    appended: AtomicU64,
-    /// What that was when this process last wrote the marks.
-    marked: AtomicU64,
-    /// Whether the marks could not be written when this process last tried.
-    is_unmarked: AtomicBool,
     /// The turn of the call that surveys for all that wait.
     surveys: Semaphore,
     /// When and why the last survey failed.
@@ -193,9 +185,6 @@ impl Redis {
             outlines: Gathering::default(),
             infos: Gathering::default(),
             health: Mutex::default(),
-            appended: AtomicU64::default(),
-            marked: AtomicU64::default(),
-            is_unmarked: AtomicBool::default(),
             surveys: Semaphore::new(1),
             failed: Mutex::default(),
             searches: Semaphore::new(live::TURNS),
@@ -349,7 +338,6 @@ impl MetaStore for Redis {
     async fn append(&self, object: &Committed) -> Result<Appended, Error> {
         let dataset = object.header().dataset();
         let appended = self.shared.append(object).await;
-        self.shared.appended.fetch_add(1, Ordering::AcqRel);
         appended.map_err(|failure| failure.during("append to dataset", dataset))
     }
 
@@ -407,10 +395,6 @@ impl MetaStore for Redis {
         damage.map_err(|failure| failure.during("look for damage in", self))
     }
 
-    fn newest(&self) -> Option<SystemTime> {
-        self.shared.newest()
-    }
-
     async fn refusal(&self) -> Result<Option<Refusal>, Error> {
         let refusal = self.shared.router.refusal().await;
         refusal.map_err(|failure| failure.during("look for room in", self))
@@ -420,19 +404,14 @@ impl MetaStore for Redis {
         self.shared.router.trouble()
     }
 
-    async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Error> {
-        let mending = self.shared.mending(since).await;
-        mending.map_err(|failure| failure.during("begin to mend", self))
+    async fn begin_rebuild(&self) -> Result<Rebuild, Error> {
+        let rebuild = self.shared.begin_rebuild().await;
+        rebuild.map_err(|failure| failure.during("begin to rebuild", self))
     }
 
-    async fn mended(
-        &self,
-        mending: &Mending,
-        brought: Brought,
-        store: StoreId,
-    ) -> Result<(), Error> {
-        let mended = self.shared.mended(mending, brought, store).await;
-        mended.map_err(|failure| failure.during("take for mended", self))?
+    async fn end_rebuild(&self, rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
+        let ended = self.shared.end_rebuild(rebuild, store).await;
+        ended.map_err(|failure| failure.during("end the rebuild of", self))?
     }
 
     async fn join(

@@ -19,7 +19,7 @@ use super::RedisOptions;
 use super::address::{Address, Node};
 use super::command::{Ask, list};
 use super::failure::{Failure, Verdict};
-use super::link::{Dropped, Link, Process};
+use super::link::{Dropped, Link};
 use super::memory::Memory;
 use super::slots::{SHARDS, Shard};
 use crate::{Kind, Refusal};
@@ -108,6 +108,11 @@ impl Router {
 
     pub(super) fn changed(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How long a call is tried.
+    pub(super) fn patience(&self) -> Duration {
+        self.options.patience
     }
 
     /// For a call that is about to begin.
@@ -387,7 +392,7 @@ impl Router {
     }
 
     /// In which run the process of every primary is now.
-    pub(super) async fn runs(&self) -> Result<HashMap<Node, Process>, Failure> {
+    pub(super) async fn runs(&self) -> Result<HashMap<Node, Arc<str>>, Failure> {
         let deadline = Deadline::after(&*self.clock, self.options.patience);
         for failures in 0.. {
             let asked = join_all(self.primaries().into_iter().map(|node| self.run_of(node)));
@@ -461,10 +466,10 @@ impl Router {
         refusal
     }
 
-    async fn run_of(&self, node: Node) -> Result<(Node, Process), Verdict> {
+    async fn run_of(&self, node: Node) -> Result<(Node, Arc<str>), Verdict> {
         let link = self.link(&node).await?;
         match link.current_run(&self.address, &node, &self.dropped).await {
-            Ok(process) => Ok((node, process)),
+            Ok(run) => Ok((node, run)),
             Err(verdict) => {
                 // One that became unfit is asked nothing more until it is connected to anew.
                 if let Verdict::Lost(_) | Verdict::Fatal(_) = &verdict {

@@ -27,12 +27,10 @@ pub(super) const STALE: i64 = -2;
 /// The folder is large: its rows go to hashed buckets.
 pub(super) const IS_LARGE: i64 = -3;
 
-/// The mark says nothing of that recovery.
-pub(super) const BEGIN_GONE: i64 = -1;
-/// Another process has the shard.
+/// The shard has another life, or its stamp another value.
+pub(super) const OTHER_LIFE: i64 = -1;
+/// Another process holds the shard.
 pub(super) const OTHER_PROCESS: i64 = -2;
-/// Something else changed the mark.
-pub(super) const OTHER_MARK: i64 = -3;
 
 /// The job has as many members as it may have.
 pub(super) const CROWDED: i64 = -1;
@@ -241,34 +239,46 @@ return 1
     )
 });
 
-/// Whose shard this is. The mark; the run that it must name or nothing when there is none, the
-/// chunk store, the run that it shall name, the time. A time goes back only when it is
-/// ahead of this process.
-pub(super) static MARK: LazyLock<Script> = LazyLock::new(|| {
+/// The begin of a rebuild. The stamp; a number, for a shard that has no life yet. Answers the run of this
+/// process and the life of the shard.
+pub(super) static BEGIN_REBUILD: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
-local mark = redis.call('HMGET', KEYS[1], 'run', 'seen')
-if (mark[1] or '') ~= ARGV[1] then return 0 end
-local seen = math.max(tonumber(mark[2] or 0), tonumber(ARGV[4]))
-local time = string.match(redis.call('INFO', 'server'), 'server_time_usec:(%d+)')
-if time then seen = math.min(seen, math.floor(time / 1000)) end
-seen = string.format('%.0f', seen)
 redis.call('PERSIST', KEYS[1])
-redis.call('HSET', KEYS[1], 'id', ARGV[2], 'run', ARGV[3], 'seen', seen)
+redis.call('HSETNX', KEYS[1], 'life', ARGV[1])
+local info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
+local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'master_replid:(%w+)')
+return {run, redis.call('HGET', KEYS[1], 'life')}
+",
+    )
+});
+
+/// A shard is whole. The stamp; a field, the value that this field must have, the run in which the value
+/// was read, the chunk store, the runs of all primaries, each between blanks, the time in seconds. Answers
+/// 1, [`OTHER_LIFE`], or [`OTHER_PROCESS`] where the value was read from a process that is gone.
+pub(super) static CONFIRM: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+redis.call('PERSIST', KEYS[1])
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return -1 end
+local info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
+local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'master_replid:(%w+)')
+if run ~= ARGV[3] and not string.find(ARGV[5], ' ' .. ARGV[3] .. ' ', 1, true) then return -2 end
+redis.call('HSET', KEYS[1], 'id', ARGV[4], 'run', run, 'time', ARGV[6])
 return 1
 ",
     )
 });
 
-/// That Redis has dropped keys of its own accord. The mark, which then names no run at all and no
-/// time, so that everything counts as lost, also where the rest of the metadata went with it.
+/// Redis has dropped keys of its own accord. The stamp, which then names no run and no life, so that
+/// the shard counts as lost.
 pub(super) static DROPPED: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 redis.call('PERSIST', KEYS[1])
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'run', 'dropped', 'seen', 0)
+redis.call('HSET', KEYS[1], 'run', 'dropped')
 return 1
 ",
     )
@@ -300,65 +310,6 @@ for i = 1, #short do
 end
 redis.call('SET', KEYS[1], table.concat(both) .. string.sub(long, #short + 1))
 return #long
-",
-    )
-});
-
-/// That somebody begins to bring back what may be missing. The mark; who, since when the objects
-/// were sealed, 1 to go on only where it had begun, the time. Answers the run of this process and
-/// the mark.
-pub(super) static MEND: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(
-        r"
-local info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
-local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'master_replid:(%w+)')
-if ARGV[3] ~= '1' then
-    local marked = redis.call('HGET', KEYS[1], 'run') or ''
-    local said = ARGV[2] .. ' ' .. run .. ' ' .. marked .. ' ' .. ARGV[4]
-    redis.call('HSET', KEYS[1], 'mend:' .. ARGV[1], said)
-end
-return {run, redis.call('HGETALL', KEYS[1])}
-",
-    )
-});
-
-/// That it was brought back, and when. The mark; who, the chunk store, the time, 1 when all was and
-/// the shard is whole, the runs of all primaries, each between blanks, since when the objects were
-/// sealed of which it tells from now on, the last time of that which need not be told, then the
-/// other beginnings that end with it. Answers 1, or what tells that something was lost in between:
-/// [`BEGIN_GONE`], [`OTHER_PROCESS`] when it is neither the one in which it began, nor has the shard
-/// from that one, or [`OTHER_MARK`].
-pub(super) static MENDED: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(
-        r"
-local field = 'mend:' .. ARGV[1]
-local mark = redis.call('HMGET', KEYS[1], 'run', 'seen', field)
-if not mark[3] then return -1 end
-local since, began, marked, begun = string.match(mark[3], '^(%d+) (%S+) (%S*) (%d+)')
-if not began then return -1 end
-redis.call('PERSIST', KEYS[1])
-local info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
-local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'master_replid:(%w+)')
-if began ~= run and not string.find(ARGV[5], ' ' .. began .. ' ', 1, true) then return -2 end
-if ARGV[4] == '1' then
-    if (mark[1] or '') ~= marked and mark[1] ~= run then return -3 end
-    local seen = math.max(tonumber(mark[2] or 0), tonumber(ARGV[3]))
-    local time = string.match(info, 'server_time_usec:(%d+)')
-    if time then seen = math.min(seen, math.floor(time / 1000)) end
-    seen = string.format('%.0f', seen)
-    redis.call('HSET', KEYS[1], 'id', ARGV[2], 'run', run, 'seen', seen)
-end
-if tonumber(ARGV[6]) < tonumber(since) then since = ARGV[6] end
-if tonumber(since) > tonumber(ARGV[7]) then
-    redis.call('HDEL', KEYS[1], field)
-else
-    local said = since .. ' ' .. began .. ' ' .. marked .. ' ' .. begun .. ' ' .. ARGV[3]
-    redis.call('HSET', KEYS[1], field, said)
-end
-for i = 8, #ARGV, 1000 do
-    redis.call('HDEL', KEYS[1], unpack(ARGV, i, math.min(i + 999, #ARGV)))
-end
-return 1
 ",
     )
 });
@@ -417,9 +368,21 @@ return answer
 });
 
 /// All of them: a node is given them when it is connected to.
-pub(super) fn all() -> [&'static Script; 15] {
+pub(super) fn all() -> [&'static Script; 14] {
     [
-        &APPEND, &APPLY, &STAMP, &PUT, &KILL, &REPLACE, &RETIRE, &COUNTED, &LARGE, &MARK, &MEND,
-        &MENDED, &ROOM, &DELETE, &MEMBERS,
+        &APPEND,
+        &APPLY,
+        &STAMP,
+        &PUT,
+        &KILL,
+        &REPLACE,
+        &RETIRE,
+        &COUNTED,
+        &LARGE,
+        &BEGIN_REBUILD,
+        &CONFIRM,
+        &ROOM,
+        &DELETE,
+        &MEMBERS,
     ]
 }

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use dl_format::{ChunkId, Committed, DatasetId, ObjectKind, Stamp, StoreId};
+use dl_format::{ChunkId, Committed, DatasetId, ObjectKind};
 use dl_runtime::Deadline;
 use tokio::sync::oneshot;
 
@@ -22,12 +22,10 @@ use super::keys::Keys;
 use super::records::{decode_header, encode_header, encode_object};
 use super::rows;
 use super::scripts::{APPEND, DELETE, IS_LARGE, LARGE, MISSING, ROOM, STALE};
-use crate::{Appended, Brought, Kind, Mending, ObjectRecord};
+use crate::{Appended, Kind, ObjectRecord};
 
 /// Rows that whoever appended them should have brought by now are brought by others.
 const OVERDUE: Duration = Duration::from_secs(2);
-/// After that an object is too old to be looked for after every loss.
-const RECENT: Duration = Duration::from_secs(10 * 60);
 /// How often a dataset is looked over for those.
 const LOOK: Duration = Duration::from_secs(1);
 /// Objects that one call brings after.
@@ -229,26 +227,7 @@ impl Shared {
         let (before, from) = overdue.split_at(first.checked_rem(overdue.len()).unwrap_or_default());
         let overdue: Vec<ChunkId> =
             from.iter().chain(before).copied().take(ROLLED_AT_ONCE).collect();
-        let late = self.begin_late(&overdue).await?;
-        let rolled = self.roll(keys, &overdue).await;
-        if let Some((mending, store)) = late {
-            // What another one binds or brings back meanwhile doesn't matter here.
-            let _ = self.mended(&mending, Brought::Some, store).await?;
-        }
-        rolled
-    }
-
-    /// Says in the marks that rows come which are older than what a loss is looked for.
-    async fn begin_late(&self, objects: &[ChunkId]) -> Result<Option<(Mending, StoreId)>, Failure> {
-        let now = self.newest().map_or(self.clock.now(), |newest| newest.max(self.clock.now()));
-        let recent = now.checked_sub(RECENT).map_or(0, |at| Stamp::at(at).get());
-        let oldest = objects.iter().map(|id| u64::from(id.seconds()) * 1_000_000).min();
-        let Some(oldest) = oldest.filter(|oldest| *oldest < recent) else { return Ok(None) };
-        let Some(store) = self.identity().await? else { return Ok(None) };
-        if let Some(refusal) = self.router.refusal().await? {
-            return Err(Failure::because(refusal.kind(), refusal.to_string()));
-        }
-        Ok(Some((self.mending(Some(Stamp::new(oldest))).await?, store)))
+        self.roll(keys, &overdue).await
     }
 
     /// Those whose header is lost or damaged, or for whose rows there is no room, are passed over.

@@ -33,13 +33,6 @@ const FOLDERS: usize = 256;
 /// all folders take their turns.
 pub(super) const MANY: usize = FOLDERS / FOLDERS_AT_ONCE * LOT;
 
-/// Which objects are to be read though the log knows them, by the seconds of their ids.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Doubt {
-    /// From when on; none when the log's word is good.
-    pub(super) from: Option<u64>,
-}
-
 /// An object that has to be read.
 #[derive(Debug)]
 pub(super) struct Listed {
@@ -66,7 +59,8 @@ pub(super) struct Search<'a> {
     pub(super) parts: &'a Parts,
     pub(super) name: &'a DatasetName,
     pub(super) id: DatasetId,
-    pub(super) doubt: Doubt,
+    /// The seconds of the oldest ids of logged objects that are read; none to read no logged object.
+    pub(super) read_from: Option<u64>,
     pub(super) shares: &'a Shares,
 }
 
@@ -243,10 +237,10 @@ impl<'a> Search<'a> {
         for object in listed {
             match parse_object_key(object.key.as_str()) {
                 Some((dataset, chunk, _)) if dataset == self.id => {
-                    let from = self.doubt.from;
-                    let is_doubted = from.is_some_and(|from| u64::from(chunk.seconds()) >= from);
+                    let from = self.read_from;
+                    let is_read = from.is_some_and(|from| u64::from(chunk.seconds()) >= from);
                     let is_known = known.meet(chunk);
-                    if is_doubted || !is_known {
+                    if is_read || !is_known {
                         lot.objects.push(Listed { chunk, object });
                     }
                 }

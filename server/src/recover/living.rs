@@ -5,10 +5,8 @@
 //! or stands for one without objects, gets it back as long as the metadata has it. A name that can't
 //! be read is not taken for one that is not there.
 
-use std::time::Duration;
-
-use dl_format::{DatasetId, DatasetName, NameRecord, NameState, Stamp, name_key};
-use dl_meta::{Damage, DatasetRecord, DatasetState};
+use dl_format::{DatasetId, DatasetName, NameRecord, NameState, name_key};
+use dl_meta::{DatasetRecord, DatasetState};
 use dl_proto::{Kind, Role};
 use futures::stream::{self, StreamExt};
 
@@ -20,30 +18,17 @@ use crate::leftovers;
 use crate::names::{self, Deleted, Named, Names, Past};
 use crate::parts::{Parts, key};
 
-/// How long after its name said that a dataset is deleted something may still be left of it in metadata
-/// that lost nothing: what is left goes within the hour, where servers and Redis run all the time.
-const ENDS_WITHIN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-
 /// Deleted datasets that are looked for in the metadata at once.
 const LOOKED_AT_ONCE: usize = 64;
 
-/// Ends the datasets in the metadata that were deleted; of those that it does not know any more, it may
-/// have rows unless they ended long before what was lost in the `damage`. Whoever asked for a recovery may
-/// not know of all of them: none is named but in the log.
-pub(super) async fn end_deleted(parts: &Parts, damage: Option<Damage>) -> Result<(), Error> {
-    let may_have_rows = |ended: Stamp| {
-        damage.is_some_and(|damage| {
-            let ended = ended.time() + ENDS_WITHIN;
-            damage.since.is_none_or(|since| ended >= since.time())
-        })
-    };
+/// Ends the datasets in the metadata that were deleted. Damaged metadata may have rows of deleted datasets
+/// without their records: these go as well.
+pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), Error> {
     let names::Deletions { found, used_again } = names::deleted(parts, Past::All).await?;
     let by_id = stream::iter(found).map(|Deleted { name, named, .. }| async move {
-        let (id, ended) = (named.record.dataset, named.record.created);
+        let id = named.record.dataset;
         let record = match parts.meta.record(id).await {
-            Ok(None) if may_have_rows(ended) => {
-                leftovers::forget(parts, &name, id).await.map(|()| None)
-            }
+            Ok(None) if is_damaged => leftovers::forget(parts, &name, id).await.map(|()| None),
             record => record.map_err(|error| Error::meta("find deleted dataset", &name, error)),
         };
         (name, record)
@@ -146,13 +131,10 @@ pub(super) fn is_nameless(names: &Names, dataset: &DatasetRecord) -> bool {
     !is_unread && named.is_none()
 }
 
-/// The datasets that are left in metadata which lacks something, if it does. Of one that lost its name
-/// no recovery brings back what it lacks before it has one again.
-pub(super) async fn remnants(
-    parts: &Parts,
-    damage: Option<Damage>,
-) -> Result<Vec<DatasetRecord>, Error> {
-    if damage.is_none() {
+/// The datasets that are left in damaged metadata. A dataset without a name is not recovered before it has
+/// one again.
+pub(super) async fn remnants(parts: &Parts, is_damaged: bool) -> Result<Vec<DatasetRecord>, Error> {
+    if !is_damaged {
         return Ok(Vec::new());
     }
     let left = parts.meta.remnants().await;

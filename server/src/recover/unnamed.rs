@@ -66,7 +66,7 @@ pub(super) async fn set_aside(parts: &Parts, mut found: BTreeSet<DatasetId>) -> 
 }
 
 /// Tells of those that neither a name nor a deletion explains, once the others are recovered.
-pub(super) async fn tell(
+pub(super) async fn report(
     parts: &Parts,
     mut found: BTreeSet<DatasetId>,
     progress: &Listener<'_, RecoverProgress>,
@@ -95,7 +95,7 @@ pub(super) async fn tell(
         let told = Progress::of(&dataset, progress);
         match problem(parts, &names, dataset).await {
             Ok(None) => {}
-            Ok(Some(problem)) => told.tell_problem(problem).await,
+            Ok(Some(problem)) => told.report(problem).await,
             Err(error) => told.fail(&error).await,
         }
     }
