@@ -141,8 +141,6 @@ pub enum Damage {
 pub enum Refusal {
     /// Its memory is full. Deletes go on.
     Full(String),
-    /// So much more memory is used than it is to have that deletes are refused as well. Datasets end.
-    Over(String),
     /// It takes no writes at all, which may pass by itself.
     All(String),
 }
@@ -151,7 +149,7 @@ impl Refusal {
     /// The kind of error with which an object is refused.
     pub fn kind(&self) -> Kind {
         match self {
-            Self::Full(_) | Self::Over(_) => Kind::Full,
+            Self::Full(_) => Kind::Full,
             Self::All(_) => Kind::Unavailable,
         }
     }
@@ -159,7 +157,7 @@ impl Refusal {
 
 impl Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Full(why) | Self::Over(why) | Self::All(why)) = self;
+        let (Self::Full(why) | Self::All(why)) = self;
         f.write_str(why)
     }
 }

@@ -18,7 +18,6 @@ use crate::identity::refuse_lost;
 use crate::leftovers::{self, Leftovers, forget};
 use crate::names::{self, Named};
 use crate::parts::Parts;
-use crate::refusals::kind_of;
 
 /// A recovery that comes upon a dataset which was just made is through with it in a moment.
 const REBUILT_WITHIN: Duration = Duration::from_secs(2);
@@ -268,8 +267,8 @@ pub(crate) async fn create(
             }
         }
         let refused = |kind, why| Err(Error::new(kind, "create dataset", name, why));
-        if let Some(refusal) = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
-            return refused(kind_of(&refusal), refusal.to_string());
+        if let Ok(Some(refusal)) = parts.meta.refusal().await {
+            return refused(Error::kind_of(&refusal), refusal.to_string());
         }
         let generation = match live {
             Some(named) => named.generation,
@@ -389,8 +388,7 @@ pub(crate) async fn delete(
         // Metadata that lacks it is to be recovered, before and after.
         let before = record.map_or(DatasetState::Recovering, |record| record.state);
         // A full one takes this.
-        let refusal = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await;
-        if let Some(Refusal::All(why)) = refusal {
+        if let Ok(Some(Refusal::All(why))) = parts.meta.refusal().await {
             return Err(Error::new(Kind::Unavailable, "delete dataset", name, why));
         }
         // First nobody may begin to write into it any more.

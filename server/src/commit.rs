@@ -22,7 +22,6 @@ use crate::error::Error;
 use crate::headers::read_header;
 use crate::identity;
 use crate::parts::{Parts, object_key};
-use crate::refusals::kind_of;
 use crate::room::Taken;
 use crate::survey::logged_from;
 
@@ -78,10 +77,21 @@ pub(crate) async fn put_chunk(
     }
     check_parts(parts, header).await?;
     let _taken = take_room(parts, header).await?;
-    if let Some(refusal) = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
-        refuse_new(parts, header, kind_of(&refusal), refusal.to_string()).await?;
-    }
+    refuse_unlogged(parts, header, |_| true).await?;
     commit(parts, verified, arrived, |object| buffers.lend(object, 0)).await
+}
+
+/// Refuses an object before it is stored, where the metadata store would refuse to log it.
+async fn refuse_unlogged(
+    parts: &Parts,
+    header: &Header,
+    is_refused: impl FnOnce(&Refusal) -> bool,
+) -> Result<(), Error> {
+    // The append reports a store that does not answer.
+    let refusal = parts.meta.refusal().await.ok().flatten();
+    let Some(refusal) = refusal.filter(is_refused) else { return Ok(()) };
+    let kind = Error::kind_of(&refusal);
+    refuse_new(parts, header, kind, refusal.to_string()).await
 }
 
 /// Refuses an object, unless it is stored already.
@@ -109,38 +119,22 @@ async fn take_room(parts: &Parts, header: &Header) -> Result<Option<Taken>, Erro
 /// Commits a tombstone over the versions that a client saw.
 pub(crate) async fn delete(parts: &Parts, request: &DeleteRequest) -> Result<Stamp, Error> {
     let DeleteRequest { dataset, tombstone, ref deletions } = *request;
-    let takes_none = |refusal: &Refusal| !matches!(refusal, Refusal::Full(_));
-    tombstone_unless(parts, dataset, tombstone, deletions, takes_none).await
+    put_tombstone(parts, dataset, tombstone, deletions).await
 }
 
-/// Commits a tombstone of a purge, which gives memory back.
+/// Commits a tombstone. A metadata store with full memory takes tombstones, as deletes give memory back.
 pub(crate) async fn put_tombstone(
     parts: &Parts,
     dataset: DatasetId,
     id: ChunkId,
     deletions: &Deletions,
 ) -> Result<Stamp, Error> {
-    let takes_none = |refusal: &Refusal| matches!(refusal, Refusal::All(_));
-    tombstone_unless(parts, dataset, id, deletions, takes_none).await
-}
-
-/// Commits a tombstone, unless the metadata store refuses new objects for what `takes_none` names.
-async fn tombstone_unless(
-    parts: &Parts,
-    dataset: DatasetId,
-    id: ChunkId,
-    deletions: &Deletions,
-    takes_none: impl FnOnce(&Refusal) -> bool,
-) -> Result<Stamp, Error> {
     let object = encode_tombstone(dataset, id, deletions)
         .map_err(|error| Error::new(Kind::Invalid, "delete by", id, error))?;
     let verified = Verified::check(object)
         .map_err(|error| Error::new(Kind::Internal, "delete by", id, error))?;
-    let refusal = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await;
-    if let Some(refusal) = refusal.filter(takes_none) {
-        let kind = kind_of(&refusal);
-        refuse_new(parts, verified.header(), kind, refusal.to_string()).await?;
-    }
+    let takes_none = |refusal: &Refusal| matches!(refusal, Refusal::All(_));
+    refuse_unlogged(parts, verified.header(), takes_none).await?;
     commit(parts, verified, parts.clock.now(), Bytes::from).await
 }
 
@@ -239,12 +233,7 @@ async fn append(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
             ended?;
             Err(Error::meta(ACTION, header.id(), error))
         }
-        Err(error) => {
-            if error.kind == dl_meta::Kind::Full {
-                parts.refusals.refused(Refusal::Full(error.to_string()));
-            }
-            Err(Error::meta(ACTION, header.id(), error))
-        }
+        Err(error) => Err(Error::meta(ACTION, header.id(), error)),
     }
 }
 

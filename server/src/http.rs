@@ -321,14 +321,9 @@ impl Site {
         };
         let writes = match refusal {
             Ok(Ok(refusal)) => refusal.map(|refusal| match refusal {
-                Refusal::Full(why) => format!(
-                    "the metadata store takes no writes but deletes ({why}): give it more memory, \
-                     or delete something and run `dlcmd purge`"
-                ),
-                Refusal::Over(why) => format!(
-                    "the metadata store takes no writes, not even deletes ({why}): give it more \
-                     memory, run `dlcmd purge`, or end a dataset with `dlcmd delete-dataset`"
-                ),
+                Refusal::Full(why) => {
+                    format!("the metadata store takes no writes but deletes: {why}")
+                }
                 Refusal::All(why) => format!("the metadata store takes no writes: {why}"),
             }),
             Ok(Err(error)) => failed("metadata", &error),

@@ -135,7 +135,6 @@ mod tests {
             random: Arc::new(OsRandom),
             limits: Limits::default(),
             room: Room::default(),
-            refusals: crate::Refusals::default(),
             replaced: crate::Replaced::default(),
             settings: Settings::default(),
             roll: Roll::default(),

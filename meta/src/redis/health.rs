@@ -273,7 +273,8 @@ impl Shared {
 
     /// Notes the life of each shard, and the run of the process that holds the shard.
     pub(super) async fn begin_rebuild(&self) -> Result<Rebuild, Failure> {
-        let damage = self.look().await?;
+        let before = self.look().await?;
+        let was_bound = self.health().bound.is_some();
         let life = format!("{:016x}", self.random.u64());
         let begin = |shard| Ask::script(&BEGIN_REBUILD, &keys::mark(shard), &[]).arg(life.as_str());
         let answers = self.router.ask(Shard::all().map(begin).collect()).await?;
@@ -282,9 +283,9 @@ impl Shared {
             Ok((run, life))
         });
         let shards = shards.collect::<Result<_, Failure>>()?;
-        // From now on, nothing of a shard that is lost counts as missing.
-        self.look().await?;
-        Ok(Rebuild { damage, shards })
+        // Shards may have been lost since the first look. Of unbound metadata, the lives tell nothing.
+        let after = self.look().await?.filter(|damage| was_bound || *damage == Damage::Shards);
+        Ok(Rebuild { damage: before.or(after), shards })
     }
 
     /// Makes all shards whole that lost nothing since the rebuild began, and binds the metadata.

@@ -157,29 +157,31 @@ impl Link {
         Ok(info.run())
     }
 
-    /// What the process says of itself now.
-    pub(super) async fn info(&self, node: &Node) -> Result<Info, Verdict> {
-        info(&mut self.connection.clone(), node).await
-    }
-
-    /// Why the process takes no writes at all, if it is so; `shard` is one that it has. One that does
-    /// nothing tells: Redis refuses it as any other, after a snapshot or a log that could not be written
-    /// (MISCONF) and without enough replicas (NOREPLICAS).
-    pub(super) async fn takes_no_writes(
+    /// Why the process takes no writes of so many bytes; `shard` is a shard that it holds. The write changes
+    /// nothing, as its key does not exist. Redis refuses it like any other: for want of memory (OOM), after
+    /// a snapshot or a log that could not be written (MISCONF), without enough replicas (NOREPLICAS).
+    pub(super) async fn probe(
         &self,
         node: &Node,
         shard: Shard,
+        length: usize,
     ) -> Result<Option<Refusal>, Verdict> {
         let mut pipeline = redis::Pipeline::with_capacity(1);
-        pipeline.cmd("UNLINK").arg(keys::nothing(shard).bytes);
-        Ok(self.send(&pipeline).await?.into_iter().find_map(|answer| match answer {
-            Value::ServerError(error) if matches!(error.code(), "MISCONF" | "NOREPLICAS") => {
-                let (code, details) = (error.code(), error.details().unwrap_or_default());
-                let why = format!("the Redis at {node} takes no writes: {code} {details}");
-                Some(Refusal::All(why))
+        let set = pipeline.cmd("SET").arg(keys::nothing(shard).bytes);
+        set.arg(vec![0; length].as_slice()).arg("XX");
+        let answer = self.send(&pipeline).await?.into_iter().next();
+        let Some(Value::ServerError(error)) = answer else { return Ok(None) };
+        let details = error.details().unwrap_or_default();
+        Ok(match error.code() {
+            "OOM" => Some(Refusal::Full(format!(
+                "the Redis at {node} has reached its maxmemory: raise it, add primaries to the cluster, \
+                 or delete something and run `dlcmd purge`"
+            ))),
+            code @ ("MISCONF" | "NOREPLICAS") => {
+                Some(Refusal::All(format!("the Redis at {node} takes no writes: {code} {details}")))
             }
             _ => None,
-        }))
+        })
     }
 
     /// Refuses what would lose keys or answer for the wrong ones.

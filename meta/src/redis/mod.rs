@@ -18,7 +18,6 @@ mod home;
 mod keys;
 mod link;
 mod live;
-mod memory;
 mod read;
 mod records;
 mod retire;

@@ -5,7 +5,7 @@
 //! Redis is a cluster of one node.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,7 +20,6 @@ use super::address::{Address, Node};
 use super::command::{Ask, list};
 use super::failure::{Failure, Verdict};
 use super::link::{Dropped, Link};
-use super::memory::Memory;
 use super::slots::{SHARDS, Shard};
 use crate::{Kind, Refusal};
 
@@ -32,8 +31,10 @@ const HOPS: u32 = 3;
 const ROUNDS_MIN: u32 = 3;
 /// A map of the cluster that was asked for again is at least this old.
 const REFRESH: Duration = Duration::from_millis(50);
-/// How long a primary is asked whether it takes new objects.
+/// How long a primary is asked whether it takes writes.
 const REFUSAL: Duration = Duration::from_secs(2);
+/// Bytes of a probe after a primary had no memory for a write: more than any command of an append has.
+const PROBE: usize = 1 << 20;
 /// How long it is told what a question had to wait for.
 const TROUBLE: Duration = Duration::from_secs(30);
 
@@ -47,7 +48,8 @@ pub(super) struct Router {
     /// Counts new connections and new owners.
     changes: AtomicU64,
     dropped: Dropped,
-    memory: Memory,
+    /// A primary had no memory for a write since the last probe.
+    had_no_room: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -93,8 +95,8 @@ impl Router {
             trouble: None,
         });
         let (changes, dropped) = (AtomicU64::new(0), Dropped::default());
-        let memory = Memory::default();
-        Self { address, options, clock, random, state, changes, dropped, memory }
+        let had_no_room = AtomicBool::new(false);
+        Self { address, options, clock, random, state, changes, dropped, had_no_room }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -276,8 +278,7 @@ impl Router {
                     Verdict::Reload => self.reload(&node).await,
                     Verdict::Fatal(failure) => {
                         if failure.kind == Kind::Full {
-                            let length = pipeline.get_packed_pipeline().len();
-                            self.memory.refused(&node, length);
+                            self.had_no_room.store(true, Ordering::Release);
                         }
                         return Err(failure);
                     }
@@ -416,27 +417,26 @@ impl Router {
         Err(self.gave_up(self.options.patience, None))
     }
 
-    /// Why a primary takes no new objects: the first that takes no writes at all, or else one that is full.
-    /// Those that don't answer at once are passed over, whatever is wrong with them.
+    /// Why a primary takes no new objects: first a primary that takes no writes at all, then a full one. A
+    /// write that changes nothing tells. Primaries that don't answer in time are passed over.
     pub(super) async fn refusal(&self) -> Result<Option<Refusal>, Failure> {
         let deadline = Deadline::after(&*self.clock, self.options.patience.min(REFUSAL));
-        let ask = |node: Node| async move {
-            let mut full = None;
-            let said = deadline.bound(&*self.clock, self.refusal_of(&node, &mut full)).await;
-            (full, said)
-        };
+        // A small write may pass where there is no room for a header.
+        let had_no_room = self.had_no_room.load(Ordering::Acquire);
+        let length = if had_no_room { PROBE } else { 0 };
+        let ask = |node| deadline.bound(&*self.clock, self.refusal_of(node, length));
         let mut asked: FuturesUnordered<_> = self.primaries().into_iter().map(ask).collect();
         let (mut full, mut unfit) = (None, None);
-        while let Some((is_full, said)) = asked.next().await {
-            full = match (full, is_full) {
-                (_, over @ Some(Refusal::Over(_))) => over,
-                (full, is_full) => full.or(is_full),
-            };
+        while let Some(said) = asked.next().await {
             match said {
-                Ok(Ok(Some(all))) => return Ok(Some(all)),
+                Ok(Ok(Some(all @ Refusal::All(_)))) => return Ok(Some(all)),
+                Ok(Ok(Some(one))) => full = Some(one),
                 Ok(Err(Verdict::Fatal(failure))) => unfit = Some(failure),
                 _ => {}
             }
+        }
+        if full.is_none() && had_no_room {
+            self.had_no_room.store(false, Ordering::Release);
         }
         match (full, unfit) {
             (None, Some(failure)) => Err(failure),
@@ -444,24 +444,16 @@ impl Router {
         }
     }
 
-    /// Why a primary takes no writes at all. That it is full is told in `full`, also when it says nothing
-    /// after that.
-    async fn refusal_of(
-        &self,
-        node: &Node,
-        full: &mut Option<Refusal>,
-    ) -> Result<Option<Refusal>, Verdict> {
-        let link = self.link(node).await?;
-        let asked = async {
-            *full = self.memory.refusal(node, &link.info(node).await?);
-            match Shard::all().find(|shard| self.owner(*shard).as_ref() == Some(node)) {
-                Some(shard) => link.takes_no_writes(node, shard).await,
-                None => Ok(None),
-            }
+    /// Why a primary takes no write with so many bytes.
+    async fn refusal_of(&self, node: Node, length: usize) -> Result<Option<Refusal>, Verdict> {
+        let link = self.link(&node).await?;
+        let mut shards = Shard::all();
+        let Some(shard) = shards.find(|shard| self.owner(*shard).as_ref() == Some(&node)) else {
+            return Ok(None);
         };
-        let refusal = asked.await;
+        let refusal = link.probe(&node, shard, length).await;
         if let Err(Verdict::Lost(_)) = &refusal {
-            self.unlink(node, &link);
+            self.unlink(&node, &link);
         }
         refusal
     }

@@ -9,12 +9,11 @@ use crate::redis::slots::Shard;
 use crate::redis::sweep::Left;
 use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{
-    Damage, DatasetRecord, DatasetState, Error, Found, Kind, MetaStore, Redis,
-    RedisOptions,
+    Damage, DatasetRecord, DatasetState, Error, Found, Kind, MetaStore, Redis, RedisOptions,
 };
 
 use dl_format::{ChunkId, Committed, DatasetId, DirPath, EntryVersion, Stamp};
-use dl_runtime::{Clock, SystemClock};
+use dl_runtime::SystemClock;
 use redis::Value;
 use std::sync::Arc;
 use std::time::Duration;

@@ -64,10 +64,7 @@ async fn keep_keys(server: &Server) {
 }
 
 async fn takes_it_for_lost(store: &Redis) {
-    eventually("it is taken for lost", || async {
-        store.damage().await.unwrap().is_some()
-    })
-    .await;
+    eventually("it is taken for lost", || async { store.damage().await.unwrap().is_some() }).await;
     let error = store.lookup(id(), &[path("1/1")]).await.unwrap_err();
     let is_home = error.kind == Kind::Missing;
     let is_told = ["dlcmd recover", "are rebuilding"].map(|told| reason(&error).contains(told));

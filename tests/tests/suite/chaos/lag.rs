@@ -138,7 +138,7 @@ async fn what_a_replica_that_took_over_lacks_is_refused_until_it_is_back() -> Re
             }
         }
         // Servers may have brought it back before they were asked for the first time.
-        let is_told = refusals.iter().any(|why| why.contains("are putting them back"));
+        let is_told = refusals.iter().any(|why| why.contains("are rebuilding"));
         ensure!(is_told || refusals.is_empty(), "{refusals:?}");
         for server in [first, second] {
             scene.compare(&server)?;

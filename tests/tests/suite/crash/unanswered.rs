@@ -17,7 +17,7 @@ const OF_STORE: [&str; 3] = ["create", "settle", "delete"];
 
 /// Writes of the history to the metadata; none of it retires an object.
 const OF_METADATA: [&str; 7] =
-    ["bind", "put_dataset", "drop_dataset", "stamp", "append", "mending", "mended"];
+    ["bind", "put_dataset", "drop_dataset", "stamp", "append", "begin_rebuild", "end_rebuild"];
 
 /// Lets `before` writes of the operation pass; the answer of the next one is lost.
 fn lose<K: Copy + std::fmt::Debug>(
