@@ -136,12 +136,12 @@ pub enum Damage {
     Everything,
 }
 
-/// Why a metadata store takes no new objects at the moment. It reads as a sentence.
+/// The reason why a metadata store takes no new objects at the moment, as a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// Its memory is full. Deletes go on.
+    /// The memory is full. Deletes go on.
     Full(String),
-    /// It takes no writes at all, which may pass by itself.
+    /// The store takes no writes at all, which may pass by itself.
     All(String),
 }
 

@@ -1,11 +1,11 @@
-//! Datasets: their homes, their names, their counts and their ends.
+//! Datasets: their roots, their names, their counts and their ends.
 //!
-//! Must hold: a dataset is there when its home has a record; that is one key, so it begins and
-//! ends in one step. A name that points to a home which isn't there stands for nothing.
+//! Must hold: a dataset is there when its root has a record; that is one key, so it begins and
+//! ends in one step. A name that points to a root which isn't there stands for nothing.
 //!
 //! # Counting
 //!
-//! Files are counted by a walk over the rows, once for all who ask at the same time, and the home
+//! Files are counted by a walk over the rows, once for all who ask at the same time, and the root
 //! keeps the result until an object joins the log or leaves it. A counter can't be kept up instead:
 //! whether a row adds a file depends on the other rows of its name, on the bitmaps of deleted
 //! entries, on hashed buckets and on the log, which lie in four shards that no step changes together; each
@@ -22,10 +22,10 @@ use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, bytes, decimal, number, pairs};
+use super::dataset_root::{Counted, DatasetRoot, Doubts, STAMP_MAX};
 use super::failure::Failure;
-use super::holders::Holders;
-use super::home::{Counted, Doubts, Home, STAMP_MAX};
 use super::keys::{self, Epoch, Keys};
+use super::live_objects::LiveObjects;
 use super::read::LOG_PAGE;
 use super::records::{Named, encode_dataset};
 use super::scripts::{COUNTED, KILL, PUT, REPLACE, STAMP};
@@ -51,7 +51,7 @@ impl Shared {
             let shared = Arc::clone(self);
             dl_runtime::spawn_for_all(async move {
                 let read = async |calls: Vec<()>| {
-                    let record = shared.home(id).await?.map(|home| home.record);
+                    let record = shared.root(id).await?.map(|root| root.record);
                     Ok(vec![record; calls.len()])
                 };
                 shared.records.run(id, read).await;
@@ -66,10 +66,13 @@ impl Shared {
         bytes(answer)?.as_deref().map(Named::decode).transpose()
     }
 
-    pub(super) async fn home_named(&self, name: &DatasetName) -> Result<Option<Home>, Failure> {
+    pub(super) async fn root_named(
+        &self,
+        name: &DatasetName,
+    ) -> Result<Option<DatasetRoot>, Failure> {
         let Some(named) = self.named(name).await? else { return Ok(None) };
-        let home = self.home(named.id).await?;
-        Ok(home.filter(|home| home.record.name == *name))
+        let root = self.root(named.id).await?;
+        Ok(root.filter(|root| root.record.name == *name))
     }
 
     /// The records of all datasets, by name.
@@ -103,8 +106,8 @@ impl Shared {
         let mut names = pairs(self.router.ask_one(Ask::to(&keys::names(), "HGETALL")).await?)?;
         names.sort_unstable();
         let records = names.into_iter().map(|(name, named)| async move {
-            let home = self.home(Named::decode(&named)?.id).await?;
-            let record = home.map(|home| home.record);
+            let root = self.root(Named::decode(&named)?.id).await?;
+            let record = root.map(|root| root.record);
             Ok(record.filter(|record| record.name.as_str().as_bytes() == name))
         });
         let records = join_all(records).await;
@@ -136,27 +139,27 @@ impl Shared {
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
-            let Some(home) = self.home(id).await? else {
+            let Some(root) = self.root(id).await? else {
                 if self.is_gone(id, changes).await? {
                     return Ok(None);
                 }
                 continue;
             };
-            if let Some(counted) = home.counted
-                && counted.objects == home.objects
-                && counted.objects == self.length(home.keys).await?
+            if let Some(counted) = root.counted
+                && counted.objects == root.objects
+                && counted.objects == self.length(root.keys).await?
                 && self.is_as(changes)
             {
                 let Counted { objects, version, .. } = counted;
-                return Ok(Some(Outline { record: home.record, objects, version }));
+                return Ok(Some(Outline { record: root.record, objects, version }));
             }
-            let (objects, version) = self.version(home.keys).await?;
-            let again = self.home(id).await?;
+            let (objects, version) = self.version(root.keys).await?;
+            let again = self.root(id).await?;
             // What was read must not be a part of it, nor of a life of the dataset that is over.
             if let Some(again) =
-                again.filter(|again| again.keys == home.keys && self.is_as(changes))
+                again.filter(|again| again.keys == root.keys && self.is_as(changes))
             {
-                if let Err(short) = home.check_log(&again, objects) {
+                if let Err(short) = root.check_log(&again, objects) {
                     doubts.meet(short)?;
                     continue;
                 }
@@ -193,36 +196,36 @@ impl Shared {
     /// What a dataset adds up to; none when it was dropped.
     async fn info(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Failure> {
         let (mut rounds, mut doubts) = (self.router.rounds(), Doubts::default());
-        let mut told = None;
+        let mut known = None;
         let (record, counted, is_settled) = loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
-            let Some(home) = self.home(id).await? else {
+            let Some(root) = self.root(id).await? else {
                 if self.is_gone(id, changes).await? {
                     return Ok(None);
                 }
                 continue;
             };
-            if let Some(counted) = home.counted
-                && counted.objects == home.objects
+            if let Some(counted) = root.counted
+                && counted.objects == root.objects
                 && self.is_as(changes)
             {
-                break (home.record, counted, true);
+                break (root.record, counted, true);
             }
-            self.roll_forward(home.keys).await;
+            self.roll_forward(root.keys).await;
             let (counted, is_settled) =
-                match Box::pin(self.count(&home, changes, told.take())).await? {
+                match Box::pin(self.count(&root, changes, known.take())).await? {
                     Ok(counted) => counted,
                     Err(stale) => {
-                        told = Some(stale);
+                        known = Some(stale);
                         continue;
                     }
                 };
-            let Some(again) = self.home(id).await? else { continue };
+            let Some(again) = self.root(id).await? else { continue };
             // Deletions must not be left out, nor a life of the dataset that is over be counted.
-            let has_deletions = again.tombstones == 0 || home.tombstones > 0;
-            if again.keys == home.keys && has_deletions && self.is_as(changes) {
-                if let Err(short) = home.check_log(&again, counted.objects) {
+            let has_deletions = again.tombstones == 0 || root.tombstones > 0;
+            if again.keys == root.keys && has_deletions && self.is_as(changes) {
+                if let Err(short) = root.check_log(&again, counted.objects) {
                     doubts.meet(short)?;
                     continue;
                 }
@@ -243,40 +246,40 @@ impl Shared {
     /// walk was told.
     async fn count(
         &self,
-        home: &Home,
+        root: &DatasetRoot,
         changes: u64,
-        told: Option<Holders>,
-    ) -> Result<Result<(Counted, bool), Holders>, Failure> {
-        let was_settled = self.is_settled(home.keys).await?;
+        known: Option<LiveObjects>,
+    ) -> Result<Result<(Counted, bool), LiveObjects>, Failure> {
+        let was_settled = self.is_settled(root.keys).await?;
         let (mut files, mut size) = (0u64, 0u64);
-        let mut walk = Walk::of_everything(self, home);
-        walk.go_by(told);
+        let mut walk = Walk::of_everything(self, root);
+        walk.go_by(known);
         while let Some((_, record)) = walk.next_file().await? {
             files = files.saturating_add(1);
             size = size.saturating_add(record.length);
         }
         if walk.is_stale() {
-            return Ok(Err(walk.into_told()));
+            return Ok(Err(walk.into_live_objects()));
         }
-        // Otherwise nothing is kept, and the caller looks at its home again.
-        let is_whole = self.confirm(home.keys, walk.shards()).await? && self.is_as(changes);
-        let (objects, version) = self.version(home.keys).await?;
-        if was_settled && is_whole && objects == home.objects {
-            let ask = Ask::script(&COUNTED, &home.keys.home(), &[&home.keys.todo()])
-                .arg(home.keys.epoch.to_string())
+        // Otherwise nothing is kept, and the caller looks at its root again.
+        let is_whole = self.confirm(root.keys, walk.shards()).await? && self.is_as(changes);
+        let (objects, version) = self.version(root.keys).await?;
+        if was_settled && is_whole && objects == root.objects {
+            let ask = Ask::script(&COUNTED, &root.keys.root(), &[&root.keys.todo()])
+                .arg(root.keys.epoch.to_string())
                 .arg(objects)
                 .arg(version.to_bytes().as_slice())
                 .arg(files)
                 .arg(size)
-                .arg(home.changes);
+                .arg(root.changes);
             // Who asks wants the count: a Redis that takes no writes is no reason to refuse it.
             let clock = &*self.clock;
             let kept = Deadline::after(clock, KEEPS).bound(clock, self.router.ask_one(ask)).await;
             if let Ok(Err(failure)) = kept {
-                tracing::debug!(dataset = %home.keys.dataset, why = %failure, "a count is not kept");
+                tracing::debug!(dataset = %root.keys.dataset, why = %failure, "a count is not kept");
             }
         }
-        let is_settled = self.is_settled(home.keys).await?;
+        let is_settled = self.is_settled(root.keys).await?;
         Ok(Ok((Counted { objects, version, files, bytes: size }, is_settled)))
     }
 
@@ -313,7 +316,7 @@ impl Shared {
             let ahead = if is_whole { 0 } else { AHEAD_MICROS };
             let now = Stamp::new(now.get().saturating_add(ahead).min(STAMP_MAX));
             let now = now.max(self.stamps().floor(dataset));
-            let ask = Ask::script(&STAMP, &keys::home(dataset), &[]).arg(now.get());
+            let ask = Ask::script(&STAMP, &keys::root(dataset), &[]).arg(now.get());
             let answer = self.router.ask_one(ask).await?;
             if !self.is_as(changes) {
                 continue;
@@ -334,7 +337,7 @@ impl Shared {
         loop {
             self.router.again(&mut rounds)?;
             let named = self.named(&record.name).await?;
-            let known = self.home(record.id).await?;
+            let known = self.root(record.id).await?;
             let holder = match named {
                 Some(named) => self.holder(record, named).await?,
                 None => None,
@@ -345,17 +348,17 @@ impl Shared {
                 Err(conflict) => return Ok(Err(conflict)),
             };
             if let Some(replaced) = replaced
-                && let Some(home) = self.home(replaced).await?
+                && let Some(root) = self.root(replaced).await?
             {
-                self.kill(&home).await?;
+                self.kill(&root).await?;
             }
             let before = known.as_ref().map(|known| known.stored.as_slice()).unwrap_or_default();
             if known.is_none() && record.state == DatasetState::Recovering {
-                // Its home may have been lost with one shard, and the others have what it named.
+                // Its root may have been lost with one shard, and the others have what it named.
                 self.to_sweep(Left::Others(record.id)).await?;
             }
             let epoch = Epoch::new(self.random.u64()).to_string();
-            let ask = Ask::script(&PUT, &keys::home(record.id), &[]);
+            let ask = Ask::script(&PUT, &keys::root(record.id), &[]);
             let put = self.router.ask_one(ask.arg(before).arg(&stored).arg(epoch)).await?;
             if number(&put)? == 0 {
                 continue;
@@ -370,37 +373,37 @@ impl Shared {
             let winner = self.named(&record.name).await?;
             if known.is_none()
                 && winner.is_some_and(|winner| winner.id != record.id)
-                && let Some(home) = self.home(record.id).await?
-                && home.stored == stored
+                && let Some(root) = self.root(record.id).await?
+                && root.stored == stored
             {
-                self.kill(&home).await?;
+                self.kill(&root).await?;
             }
         }
     }
 
-    /// The record that a name stands for; when its home is gone, what the name itself says. One that was
+    /// The record that a name stands for; when its root is gone, what the name itself says. One that was
     /// lost holds its name against no other: which of them is right, the chunk store says.
     async fn holder(
         &self,
         record: &DatasetRecord,
         named: Named,
     ) -> Result<Option<DatasetRecord>, Failure> {
-        let home = self.home(named.id).await?;
-        if home.is_none() && named.generation == record.generation && named.id != record.id {
+        let root = self.root(named.id).await?;
+        if root.is_none() && named.generation == record.generation && named.id != record.id {
             return Ok(None);
         }
-        let home = home.filter(|home| home.record.name == record.name);
-        Ok(Some(home.map_or_else(
+        let root = root.filter(|root| root.record.name == record.name);
+        Ok(Some(root.map_or_else(
             || DatasetRecord { generation: named.generation, id: named.id, ..record.clone() },
-            |home| home.record,
+            |root| root.record,
         )))
     }
 
     /// Ends a dataset, and leaves word that its keys are to be removed.
-    async fn kill(&self, home: &Home) -> Result<(), Failure> {
-        let keys = home.keys;
+    async fn kill(&self, root: &DatasetRoot) -> Result<(), Failure> {
+        let keys = root.keys;
         self.to_sweep(Left::Epoch(keys)).await?;
-        let ask = Ask::script(&KILL, &keys.home(), &[&keys.log(), &keys.todo()]);
+        let ask = Ask::script(&KILL, &keys.root(), &[&keys.log(), &keys.todo()]);
         self.router.ask_one(ask.arg(keys.epoch.to_string())).await?;
         self.forget(keys.dataset);
         self.sweep_now.notify_one();
@@ -412,14 +415,14 @@ impl Shared {
         name: &DatasetName,
         id: DatasetId,
     ) -> Result<(), Failure> {
-        let home = self.home(id).await?;
-        if let Some(home) = &home {
-            self.kill(home).await?;
+        let root = self.root(id).await?;
+        if let Some(root) = &root {
+            self.kill(root).await?;
         } else if self.health().damage().is_some() {
             // It may have had one, and the word that whoever ended it left may be lost.
             self.to_sweep(Left::All(id)).await?;
         }
-        let name = home.as_ref().map_or(name, |home| &home.record.name);
+        let name = root.as_ref().map_or(name, |root| &root.record.name);
         if let Some(named) = self.named(name).await?.filter(|named| named.id == id) {
             let ask = Ask::script(&REPLACE, &keys::names(), &[]);
             self.router.ask_one(ask.arg(name.as_str()).arg(named.encode()).arg("")).await?;

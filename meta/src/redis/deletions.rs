@@ -10,8 +10,8 @@ use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, bytes};
+use super::dataset_root::{DatasetRoot, ask_epoch};
 use super::failure::Failure;
-use super::home::{Home, ask_epoch};
 use super::keys::Keys;
 use super::slots::Shard;
 
@@ -31,14 +31,14 @@ pub(super) struct Deletions {
 }
 
 impl Deletions {
-    pub(super) fn of(home: &Home) -> Self {
-        let (none, seen) = (home.tombstones == 0, HashMap::new());
-        Self { keys: home.keys, none, assured: true, is_stale: false, seen }
+    pub(super) fn of(root: &DatasetRoot) -> Self {
+        let (none, seen) = (root.tombstones == 0, HashMap::new());
+        Self { keys: root.keys, none, assured: true, is_stale: false, seen }
     }
 
     /// As far as they are there: for who may ask while some of them may be gone.
-    pub(super) fn as_they_are(home: &Home) -> Self {
-        Self { assured: false, ..Self::of(home) }
+    pub(super) fn as_they_are(root: &DatasetRoot) -> Self {
+        Self { assured: false, ..Self::of(root) }
     }
 
     /// Whether who asks has to begin anew.

@@ -12,11 +12,11 @@ use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, bytes, decimal, strings};
+use super::dataset_root::DatasetRoot;
 use super::deletions::Deletions;
 use super::failure::Failure;
-use super::holders::{Count, Holders};
-use super::home::Home;
 use super::keys::{AllRows, BUCKETS, Key};
+use super::live_objects::{Count, LiveObjects};
 use super::rows::{LARGE, Member};
 use super::slots::Shard;
 use crate::Steps;
@@ -102,13 +102,13 @@ impl Stream {
     }
 
     /// Takes note of what is dead of the rows that were read last; whether that is sure.
-    fn judge(&mut self, deletions: &Deletions, holders: &Holders) -> bool {
+    fn judge(&mut self, deletions: &Deletions, live_objects: &LiveObjects) -> bool {
         let mut is_sure = true;
         for Unjudged { row, version, holder } in std::mem::take(&mut self.unjudged) {
             if let Some(row) = self.rows.get_mut(row) {
                 let is_deleted = deletions.contain(&version);
-                row.is_dead = is_deleted || holders.lack(holder);
-                is_sure &= is_deleted || !holders.doubt(holder);
+                row.is_dead = is_deleted || live_objects.lack(holder);
+                is_sure &= is_deleted || !live_objects.doubt(holder);
             }
         }
         is_sure
@@ -197,10 +197,10 @@ impl Folder {
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
     pub(super) shared: &'a Shared,
-    pub(super) home: &'a Home,
+    pub(super) root: &'a DatasetRoot,
     all_rows: AllRows,
     pub(super) deletions: Deletions,
-    holders: Holders,
+    live_objects: LiveObjects,
     /// Whether an object may have been taken off the log behind rows of it that hold files.
     is_unsure: bool,
     /// What was read, and so what has to be whole for the answer to be.
@@ -210,29 +210,29 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(shared: &'a Shared, home: &'a Home) -> Self {
-        let (all_rows, deletions) = (home.keys.all_rows(), Deletions::of(home));
-        let holders = Holders::after(home, shared.router.changes());
+    pub(super) fn new(shared: &'a Shared, root: &'a DatasetRoot) -> Self {
+        let (all_rows, deletions) = (root.keys.all_rows(), Deletions::of(root));
+        let live_objects = LiveObjects::after(root, shared.router.changes());
         let (is_unsure, shards, steps) = (false, BTreeSet::new(), Steps::default());
-        Self { shared, home, all_rows, deletions, holders, is_unsure, shards, steps }
+        Self { shared, root, all_rows, deletions, live_objects, is_unsure, shards, steps }
     }
 
-    /// Goes by what a call was told that began before.
-    pub(super) fn go_by(&mut self, told: Option<Holders>) {
-        if let Some(told) = told {
-            self.holders = told.again(self.home, self.shared.router.changes());
+    /// Takes over the live objects that an earlier round of the call learnt.
+    pub(super) fn go_by(&mut self, known: Option<LiveObjects>) {
+        if let Some(known) = known {
+            self.live_objects = known.again(self.root, self.shared.router.changes());
         }
     }
 
-    /// What it was told, for the call when it begins anew.
-    pub(super) fn into_told(self) -> Holders {
-        self.holders
+    /// The live objects, for the next round of the call.
+    pub(super) fn into_live_objects(self) -> LiveObjects {
+        self.live_objects
     }
 
     /// Whether who asks has to begin anew: the dataset was dropped meanwhile, or files were moved away
     /// while their rows were read.
     pub(super) fn is_stale(&self) -> bool {
-        self.deletions.is_stale() || self.holders.are_stale() || self.is_unsure
+        self.deletions.is_stale() || self.live_objects.are_stale() || self.is_unsure
     }
 
     /// A folder, to be read from `from` on.
@@ -242,7 +242,7 @@ impl<'a> Reader<'a> {
             path,
             streams: vec![first],
             pages,
-            large_from: self.home.is_large.then(|| from.to_vec()),
+            large_from: self.root.is_large.then(|| from.to_vec()),
             file: None,
             folder: None,
             marked: Vec::new(),
@@ -253,7 +253,7 @@ impl<'a> Reader<'a> {
 
     /// Reads a page of every bucket that has run empty, or soon will.
     pub(super) async fn fill(&mut self, folders: &mut [Folder]) -> Result<(), Failure> {
-        let may_lack = self.home.retired > 0;
+        let may_lack = self.root.retired > 0;
         let to_judge = may_lack || !self.deletions.are_none();
         let (mut chunks, mut objects) = (BTreeSet::new(), BTreeSet::new());
         let mut beside = Count { places: self.shared.router.changes(), ..Count::default() };
@@ -269,7 +269,7 @@ impl<'a> Reader<'a> {
                 break;
             }
             self.shards.extend(asks.iter().map(|ask| ask.shard));
-            let count = || Ask::to(&self.home.keys.home(), "HGET").arg("retired");
+            let count = || Ask::to(&self.root.keys.root(), "HGET").arg("retired");
             asks.extend(may_lack.then(count));
             let mut answers = self.shared.router.ask(asks).await?;
             self.steps.step();
@@ -298,11 +298,12 @@ impl<'a> Reader<'a> {
                 }));
             }
         }
-        let holders = Box::pin(self.holders.load(self.shared, self.home, beside, objects));
-        try_join!(holders, self.deletions.load(self.shared, chunks))?;
-        self.shards.extend(self.holders.doubted(self.home));
+        let live_objects =
+            Box::pin(self.live_objects.load(self.shared, self.root, beside, objects));
+        try_join!(live_objects, self.deletions.load(self.shared, chunks))?;
+        self.shards.extend(self.live_objects.doubted(self.root));
         for stream in folders.iter_mut().flat_map(|folder| &mut folder.streams) {
-            self.is_unsure |= !stream.judge(&self.deletions, &self.holders);
+            self.is_unsure |= !stream.judge(&self.deletions, &self.live_objects);
         }
         Ok(())
     }

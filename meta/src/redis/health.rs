@@ -14,8 +14,8 @@ use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, bytes, fields, number};
+use super::dataset_root::ask_epoch;
 use super::failure::Failure;
-use super::home::ask_epoch;
 use super::keys::{self, Keys};
 use super::scripts::{BEGIN_REBUILD, CONFIRM, OTHER_LIFE, OTHER_PROCESS};
 use super::slots::Shard;
@@ -136,7 +136,7 @@ impl Shared {
         if self.health().bound.is_none() {
             return Vec::new();
         }
-        shards.map(|shard| Ask::to(&keys::mark(shard), "HGET").arg("run")).collect()
+        shards.map(|shard| Ask::to(&keys::shard_stamp(shard), "HGET").arg("run")).collect()
     }
 
     /// Whether the answers to [`Shared::ask_stamps`] name live processes. Fails when a shard lost its
@@ -180,7 +180,7 @@ impl Shared {
     pub(super) async fn look(&self) -> Result<Option<Damage>, Failure> {
         let (changes, at) = (self.router.changes(), self.clock.monotonic());
         let mut asks = vec![Ask::to(&keys::identity(), "GET")];
-        let stamp = |shard| Ask::to(&keys::mark(shard), "HMGET").arg(&["run", "life"]);
+        let stamp = |shard| Ask::to(&keys::shard_stamp(shard), "HMGET").arg(&["run", "life"]);
         asks.extend(Shard::all().map(stamp));
         let mut answers = self.router.ask(asks).await?.into_iter();
         let bound = store_id(answers.next().unwrap_or(Value::Nil))?;
@@ -234,7 +234,7 @@ impl Shared {
         }
         let now = self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let asks = shards.iter().map(|(shard, field, value, run)| {
-            let ask = Ask::script(&CONFIRM, &keys::mark(*shard), &[]);
+            let ask = Ask::script(&CONFIRM, &keys::shard_stamp(*shard), &[]);
             ask.arg(field).arg(value).arg(run).arg(id.as_bytes()).arg(&live).arg(now)
         });
         let answers = self.router.ask_within(patience, asks.collect()).await?;
@@ -276,7 +276,8 @@ impl Shared {
         let before = self.look().await?;
         let was_bound = self.health().bound.is_some();
         let life = format!("{:016x}", self.random.u64());
-        let begin = |shard| Ask::script(&BEGIN_REBUILD, &keys::mark(shard), &[]).arg(life.as_str());
+        let begin =
+            |shard| Ask::script(&BEGIN_REBUILD, &keys::shard_stamp(shard), &[]).arg(life.as_str());
         let answers = self.router.ask(Shard::all().map(begin).collect()).await?;
         let shards = answers.into_iter().map(|answer| {
             let [run, life] = fields::<2>(answer)?.map(|field| text(field.unwrap_or_default()));

@@ -45,7 +45,7 @@ pub(super) fn hold_live<'a>(
 
 async fn search(reader: &mut Reader<'_>, paths: &[Vec<u8>]) -> Result<Vec<bool>, Failure> {
     let shared = reader.shared;
-    let shares = shares(reader.home.is_large);
+    let shares = shares(reader.root.is_large);
     let searches = paths.iter().map(|path| Search::of(path, *shares.start(), reader));
     let mut searches: Vec<Search> = searches.collect();
     while !reader.is_stale() {

@@ -10,9 +10,9 @@ use dl_format::{ChunkId, Committed, DatasetId, FilePath, FileRecord};
 
 use super::Shared;
 use super::command::{Ask, bytes, number};
+use super::dataset_root::ask_root;
+use super::dataset_root::read_root;
 use super::failure::Failure;
-use super::home::ask_home;
-use super::home::read_home;
 use super::keys::{Keys, bucket_of};
 use super::records::decode_header;
 use super::rows::file;
@@ -47,9 +47,9 @@ impl Shared {
         let mut rounds = self.router.rounds();
         loop {
             self.router.again(&mut rounds)?;
-            let home = read_home(dataset, self.router.ask_one(ask_home(dataset)).await?)?;
-            let home = home.ok_or_else(Failure::missing)?;
-            let keys = home.keys;
+            let root = read_root(dataset, self.router.ask_one(ask_root(dataset)).await?)?;
+            let root = root.ok_or_else(Failure::missing)?;
+            let keys = root.keys;
             self.learn(keys);
             let objects = self.headers(keys, ids).await?;
             // One that is not there was taken off before, or its shard has lost it: its rows in other
@@ -62,7 +62,7 @@ impl Shared {
                 continue;
             }
             let asks = ids.iter().map(|id| {
-                let ask = Ask::script(&RETIRE, &keys.home(), &[&keys.log(), &keys.todo()]);
+                let ask = Ask::script(&RETIRE, &keys.root(), &[&keys.log(), &keys.todo()]);
                 ask.arg(keys.epoch.to_string()).arg(id.as_bytes())
             });
             let answers = self.router.ask(asks.collect()).await?;
@@ -76,7 +76,7 @@ impl Shared {
                 continue;
             }
             for object in &objects {
-                self.remove_rows(keys, object, home.is_large).await?;
+                self.remove_rows(keys, object, root.is_large).await?;
             }
             let headers = ids.iter().map(|id| Ask::to(&keys.header(*id), "UNLINK"));
             self.router.ask(headers.collect()).await?;

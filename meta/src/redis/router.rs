@@ -1,8 +1,8 @@
 //! Brings questions to the primaries that serve them: one connection and one pipeline per node.
 //!
-//! Must hold: a question is asked until it is answered or the patience of the call ends, whatever
-//! moves, dies or is elected meanwhile; so it may be done twice. Nothing waits longer. A single
-//! Redis is a cluster of one node.
+//! Must hold: a question is repeated until it is answered or the patience of the call ends, whatever
+//! moves, dies or is elected meanwhile; so commands may run twice. Nothing waits longer. A single Redis is
+//! a cluster of one node.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,17 +25,17 @@ use crate::{Kind, Refusal};
 
 const BACKOFF: Backoff =
     Backoff { first: Duration::from_millis(20), factor: 2, max: Duration::from_millis(400) };
-/// Redirections that are followed at once, before it is taken for a cluster in disorder.
+/// Redirections that are followed at once before a pause.
 const HOPS: u32 = 3;
-/// A call begins anew at least so often before it is given up for that.
+/// A call begins anew at least so often before it gives up.
 const ROUNDS_MIN: u32 = 3;
-/// A map of the cluster that was asked for again is at least this old.
+/// The least age of a map of the cluster before a refresh.
 const REFRESH: Duration = Duration::from_millis(50);
 /// How long a primary is asked whether it takes writes.
 const REFUSAL: Duration = Duration::from_secs(2);
 /// Bytes of a probe after a primary had no memory for a write: more than any command of an append has.
 const PROBE: usize = 1 << 20;
-/// How long it is told what a question had to wait for.
+/// How long the reason of a wait is reported.
 const TROUBLE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -57,13 +57,13 @@ struct State {
     owners: Vec<Option<Node>>,
     links: HashMap<Node, Arc<OnceCell<Link>>>,
     refreshed: Option<Duration>,
-    /// Where the next refresh begins to ask, so that one node with an old map is not asked alone.
+    /// The first node of the next refresh: one node may have an old map.
     turn: usize,
-    /// What a question had to wait for last, and when.
+    /// When the last question had to wait, and why.
     trouble: Option<(Duration, String)>,
 }
 
-/// How long a call has begun anew, and how often: what it read had changed meanwhile.
+/// The rounds of a call: each begins anew after a change of places.
 #[derive(Debug)]
 pub(super) struct Rounds {
     deadline: Deadline,
@@ -75,7 +75,7 @@ struct Pending {
     index: usize,
     cmd: Cmd,
     shard: Shard,
-    /// Ask that node this once.
+    /// The node to ask once.
     ask: Option<Node>,
 }
 
@@ -117,17 +117,17 @@ impl Router {
         self.options.patience
     }
 
-    /// For a call that is about to begin.
+    /// The rounds of a call that is about to begin.
     pub(super) fn rounds(&self) -> Rounds {
         Rounds { deadline: Deadline::after(&*self.clock, self.options.patience), count: 0 }
     }
 
-    /// Lets a call begin, or begin anew, until its patience is over. One whose rounds are long, as
-    /// that of a walk, has some nevertheless.
+    /// Lets a call begin, or begin anew, until its patience is over. Calls with long rounds, such as
+    /// walks, have a few rounds in any case.
     pub(super) fn again(&self, rounds: &mut Rounds) -> Result<(), Failure> {
         let is_over = rounds.deadline.remaining(&*self.clock).is_zero();
         if is_over && rounds.count >= ROUNDS_MIN {
-            let why = "what is read changes all the time";
+            let why = "the places of Redis shards changed in each round of the call";
             return Err(self.gave_up(self.options.patience, Some(why.to_owned())));
         }
         rounds.count += 1;
@@ -139,7 +139,7 @@ impl Router {
         self.ask_within(self.options.patience, asks).await
     }
 
-    /// The same, given up after so long.
+    /// Like [`Router::ask`], with another patience.
     pub(super) async fn ask_within(
         &self,
         patience: Duration,
@@ -195,7 +195,7 @@ impl Router {
         answers.into_iter().next().ok_or_else(Failure::unexpected)
     }
 
-    /// What a question had to wait for in the last half minute, and how long ago.
+    /// The reason of the last wait in the last half minute, and how long ago that was.
     pub(super) fn trouble(&self) -> Option<String> {
         let (at, why) = self.state().trouble.clone()?;
         let ago = self.clock.monotonic().saturating_sub(at);
@@ -335,7 +335,7 @@ impl Router {
         }
     }
 
-    /// The connection to a node, made when there is none. One caller makes it for all.
+    /// The connection to a node. One caller makes it for all.
     pub(super) async fn link(&self, node: &Node) -> Result<Link, Verdict> {
         let cell = Arc::clone(self.state().links.entry(node.clone()).or_default());
         let link = cell
@@ -348,7 +348,7 @@ impl Router {
         Ok(link.clone())
     }
 
-    /// Lets go of a connection, unless another one has taken its place.
+    /// Drops a connection, unless another connection took its place.
     fn unlink(&self, node: &Node, link: &Link) {
         let mut state = self.state();
         let same = |cell: &Arc<OnceCell<Link>>| {
@@ -359,7 +359,7 @@ impl Router {
         }
     }
 
-    /// Nodes that serve something, each once.
+    /// Nodes that serve shards, each once.
     pub(super) fn primaries(&self) -> Vec<Node> {
         let mut nodes: Vec<_> = self.state().owners.iter().flatten().cloned().collect();
         nodes.sort_unstable();
@@ -367,12 +367,12 @@ impl Router {
         nodes
     }
 
-    /// Which node serves a shard, as far as is known.
+    /// The node that serves a shard, if known.
     pub(super) fn owner(&self, shard: Shard) -> Option<Node> {
         self.state().owners.get(shard.index()).cloned().flatten()
     }
 
-    /// One answer of one node, whatever it serves.
+    /// The answer of one node, whichever shards it serves.
     pub(super) async fn ask_node(&self, node: &Node, cmd: Cmd) -> Result<Value, Failure> {
         let mut pipeline = redis::Pipeline::with_capacity(1);
         pipeline.add_command(cmd);
@@ -392,7 +392,7 @@ impl Router {
         }
     }
 
-    /// In which run the process of every primary is now.
+    /// The runs of all primaries.
     pub(super) async fn runs(&self) -> Result<HashMap<Node, Arc<str>>, Failure> {
         let deadline = Deadline::after(&*self.clock, self.options.patience);
         for failures in 0.. {
@@ -411,7 +411,7 @@ impl Router {
                 return Err(self.gave_up(self.options.patience, Some(why)));
             }
             self.clock.sleep(wait).await;
-            // What it could not learn shows in the next try.
+            // The next try reports the same failure.
             let _ = deadline.bound(&*self.clock, self.refresh()).await;
         }
         Err(self.gave_up(self.options.patience, None))
@@ -463,7 +463,7 @@ impl Router {
         match link.current_run(&self.address, &node, &self.dropped).await {
             Ok(run) => Ok((node, run)),
             Err(verdict) => {
-                // One that became unfit is asked nothing more until it is connected to anew.
+                // An unfit process is asked again only over a new connection.
                 if let Verdict::Lost(_) | Verdict::Fatal(_) = &verdict {
                     self.unlink(&node, &link);
                 }
@@ -472,8 +472,7 @@ impl Router {
         }
     }
 
-    /// Learns anew which node serves what. The first node that knows is believed: whoever serves
-    /// a slot then will say when it is wrong.
+    /// Learns anew which node serves which shard, from the first node that knows: a wrong node redirects.
     pub(super) async fn refresh(&self) -> Result<(), Verdict> {
         if !self.address.is_cluster {
             return Ok(());
@@ -501,7 +500,7 @@ impl Router {
                     self.adopt(owners);
                     return Ok(());
                 }
-                // Another node may do; what can't be mended by waiting is told rather.
+                // Another node may do. A fatal failure is reported first.
                 Err(Verdict::Fatal(failure)) => refused = Verdict::Fatal(failure),
                 Err(verdict) if !matches!(refused, Verdict::Fatal(_)) => {
                     refused = Verdict::Wait(format!("{node}: {}", text_of(verdict)));
@@ -520,11 +519,11 @@ impl Router {
         self.changed();
         state.owners = owners;
         let State { owners, links, .. } = &mut *state;
-        // A node that serves again later is another one by then: connected to anew, it says so.
+        // A node that serves again later may have another run: a new connection shows it.
         links.retain(|node, _| owners.iter().flatten().any(|owner| owner == node));
     }
 
-    /// What a node says about who serves each shard.
+    /// The nodes that serve each shard, as one node sees them.
     async fn slots(&self, node: &Node) -> Result<Vec<Option<Node>>, Verdict> {
         let link = self.link(node).await?;
         let mut pipeline = redis::Pipeline::with_capacity(1);

@@ -1,6 +1,6 @@
 //! Removes what is left of datasets that were dropped: a task beside the calls.
 //!
-//! Must hold: nothing is removed of a dataset whose home still names the epoch; word of a drop is
+//! Must hold: nothing is removed of a dataset whose root still names the epoch; word of a drop is
 //! kept until a sweep that began long after it found everything gone, so that what was still on
 //! its way then is removed too. Any server sweeps for any other.
 
@@ -99,7 +99,7 @@ impl Shared {
     }
 
     /// Removes all keys of a node whose dataset has ended, in one pass over them; of the `doubted`
-    /// datasets those of other epochs than that of their home, and where it says so, all if they have none.
+    /// datasets those of other epochs than that of their root, and where it says so, all if they have none.
     async fn sweep_node(
         &self,
         node: &Node,
@@ -119,7 +119,7 @@ impl Shared {
             };
             let odd = found.iter().map(|(_, keys)| keys).filter(|keys| is_odd(keys));
             let odd: BTreeSet<DatasetId> = odd.map(|keys| keys.dataset).collect();
-            // Behind the keys: a home names its epoch before there is anything else of it.
+            // Behind the keys: a root names its epoch before there is anything else of it.
             let odd: Vec<DatasetId> = odd.into_iter().collect();
             known.retain(|dataset, _| !odd.contains(dataset));
             known.extend(self.epochs(&odd).await?);
@@ -138,9 +138,9 @@ impl Shared {
         }
     }
 
-    /// The epochs that the homes of datasets name, of those that have one.
+    /// The epochs that the roots of datasets name, of those that have one.
     async fn epochs(&self, datasets: &[DatasetId]) -> Result<HashMap<DatasetId, Epoch>, Failure> {
-        let ask = |dataset: &DatasetId| Ask::to(&keys::home(*dataset), "HGET").arg("epoch");
+        let ask = |dataset: &DatasetId| Ask::to(&keys::root(*dataset), "HGET").arg("epoch");
         let answers = self.router.ask(datasets.iter().map(ask).collect()).await?;
         let mut epochs = HashMap::new();
         for (dataset, answer) in datasets.iter().zip(answers) {
@@ -156,9 +156,9 @@ impl Shared {
 pub(super) enum Left {
     /// This one is about to end.
     Epoch(Keys),
-    /// All but the one that the home names, once there is one.
+    /// All but the one that the root names, once there is one.
     Others(DatasetId),
-    /// All but the one that the home names, if there is one.
+    /// All but the one that the root names, if there is one.
     All(DatasetId),
 }
 

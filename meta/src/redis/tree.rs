@@ -10,11 +10,11 @@ use bytes::Bytes;
 use dl_format::{FilePath, FileRecord};
 
 use super::Shared;
+use super::dataset_root::DatasetRoot;
 use super::failure::Failure;
 use super::folders::{BEGIN, Folder, GLANCE, PAGE, Pages, Reader, Row};
-use super::holders::Holders;
-use super::home::Home;
 use super::live::hold_live;
+use super::live_objects::LiveObjects;
 use super::rows::Member;
 use super::slots::Shard;
 use crate::{ListEntry, ListQuery};
@@ -43,12 +43,16 @@ pub(super) struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     /// All files, those hidden by folders too.
-    pub(super) fn of_everything(shared: &'a Shared, home: &'a Home) -> Self {
-        Self { with_hidden: true, ..Self::new(shared, home, Vec::new(), Vec::new(), PAGE) }
+    pub(super) fn of_everything(shared: &'a Shared, root: &'a DatasetRoot) -> Self {
+        Self { with_hidden: true, ..Self::new(shared, root, Vec::new(), Vec::new(), PAGE) }
     }
 
     /// A page of a listing; none when it can't have any entries.
-    pub(super) fn of_list(shared: &'a Shared, home: &'a Home, query: &ListQuery) -> Option<Self> {
+    pub(super) fn of_list(
+        shared: &'a Shared,
+        root: &'a DatasetRoot,
+        query: &ListQuery,
+    ) -> Option<Self> {
         let prefix = query.dir.prefix();
         let after = match query.after.as_deref() {
             Some(after) if after >= prefix.as_slice() => after.strip_prefix(prefix.as_slice())?,
@@ -56,14 +60,20 @@ impl<'a> Walk<'a> {
         };
         let page = query.limit.clamp(GLANCE, PAGE);
         let path = query.dir.as_bytes().to_vec();
-        let mut walk = Self::new(shared, home, path, after.to_vec(), page);
+        let mut walk = Self::new(shared, root, path, after.to_vec(), page);
         walk.reader.steps = query.steps.clone();
         Some(Self { recursive: query.recursive, ..walk })
     }
 
-    fn new(shared: &'a Shared, home: &'a Home, path: Vec<u8>, after: Vec<u8>, page: usize) -> Self {
+    fn new(
+        shared: &'a Shared,
+        root: &'a DatasetRoot,
+        path: Vec<u8>,
+        after: Vec<u8>,
+        page: usize,
+    ) -> Self {
         Self {
-            reader: Reader::new(shared, home),
+            reader: Reader::new(shared, root),
             recursive: true,
             with_hidden: false,
             pages: Pages { first: page, hashed: SLICE.min(page) },
@@ -79,14 +89,14 @@ impl<'a> Walk<'a> {
         &self.reader.shards
     }
 
-    /// Goes by what a walk was told that had to begin anew.
-    pub(super) fn go_by(&mut self, told: Option<Holders>) {
-        self.reader.go_by(told);
+    /// Takes over the live objects that an earlier round of the walk learnt.
+    pub(super) fn go_by(&mut self, known: Option<LiveObjects>) {
+        self.reader.go_by(known);
     }
 
-    /// What it was told, for the one that begins anew.
-    pub(super) fn into_told(self) -> Holders {
-        self.reader.into_told()
+    /// The live objects, for the next round of the walk.
+    pub(super) fn into_live_objects(self) -> LiveObjects {
+        self.reader.into_live_objects()
     }
 
     /// Whether it has to begin anew.

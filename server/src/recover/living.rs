@@ -1,9 +1,8 @@
-//! Which datasets live: the chunk store's names say so, and metadata that says something else is put
-//! right.
+//! The living datasets: the names in the chunk store decide, and the metadata follows.
 //!
-//! Must hold: a dataset whose name says that it was deleted never comes back; one whose name is gone,
-//! or stands for one without objects, gets it back as long as the metadata has it. A name that can't
-//! be read is not taken for one that is not there.
+//! Must hold: a deleted dataset never comes back. A dataset whose name is lost, or stands for a dataset
+//! without objects, gets its name back as long as the metadata has the dataset. An unreadable name is not
+//! taken for a missing one.
 
 use dl_format::{DatasetId, DatasetName, NameRecord, NameState, name_key};
 use dl_meta::{DatasetRecord, DatasetState};
@@ -33,7 +32,7 @@ pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), E
         };
         (name, record)
     });
-    // Ids of what was deleted before are not kept, and those that are may not be readable.
+    // Ids of older generations are not kept, and some may not be readable.
     let by_name = stream::iter(used_again).map(|(name, newest)| async move {
         let record = parts.meta.record_named(&name).await;
         let record = record.map(|record| record.filter(|record| record.generation < newest));
@@ -53,7 +52,7 @@ pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), E
         };
         let Err(error) = ended else { continue };
         tracing::error!(%name, error = error.chain(), "a deleted dataset can't be ended");
-        // One that is damaged keeps none of the others from being recovered.
+        // A damaged dataset keeps no other from its recovery.
         if error.kind.is_retryable() {
             let why = "the metadata store did not answer for one of them; run recover again";
             return Err(Error::new(error.kind, "end", "deleted datasets", why));
@@ -62,8 +61,7 @@ pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), E
     Ok(())
 }
 
-/// Writes the names again that the chunk store lost and the metadata has; gives those that it can't
-/// write.
+/// Writes names again that the chunk store lost and the metadata has; gives the names that can't be written.
 pub(super) async fn restore_names(
     parts: &Parts,
     wanted: Option<&DatasetName>,
@@ -71,7 +69,7 @@ pub(super) async fn restore_names(
 ) -> Result<Vec<(DatasetName, Error)>, Error> {
     let records = match parts.meta.records().await {
         Ok(records) => records,
-        // Metadata that lost something is no witness.
+        // Damaged metadata proves nothing.
         Err(error) if parts.meta.damage().await.is_ok_and(|damage| damage.is_some()) => {
             tracing::warn!(%error, "names of datasets are not looked after");
             return Ok(Vec::new());
@@ -89,7 +87,7 @@ pub(super) async fn restore_names(
     let names = names::all(parts).await?;
     let mut failed = Vec::new();
     for record in records.into_iter().filter(is_wanted) {
-        // It keeps none of the others from being recovered.
+        // A failure keeps no other dataset from its recovery.
         if let Err(error) = restore(parts, &names, &record).await {
             failed.push((record.name, error));
         }
@@ -97,8 +95,8 @@ pub(super) async fn restore_names(
     Ok(failed)
 }
 
-/// Writes the name of a dataset again where it is gone, or stands for one without objects. Whether it
-/// did.
+/// Writes the name of a dataset again where the name is gone, or stands for a dataset without objects.
+/// Whether the name was written.
 pub(super) async fn restore(
     parts: &Parts,
     names: &Names,
@@ -123,8 +121,8 @@ pub(super) async fn restore(
     Ok(is_restored)
 }
 
-/// Whether a dataset of the metadata has lost its name. It is written before the record, and deleted by
-/// a generation above.
+/// Whether a dataset of the metadata has lost its name. A name is written before the record; a deletion
+/// adds a generation.
 pub(super) fn is_nameless(names: &Names, dataset: &DatasetRecord) -> bool {
     let is_unread = names.unread.iter().any(|(unread, _)| *unread == dataset.name);
     let named = names.of(&dataset.name).filter(|named| named.generation >= dataset.generation);
@@ -141,8 +139,8 @@ pub(super) async fn remnants(parts: &Parts, is_damaged: bool) -> Result<Vec<Data
     left.map_err(|error| Error::meta("list", "datasets", error))
 }
 
-/// Writes a name again, also in the place of one that stands for an `other` dataset without objects:
-/// of two that were created at once, that one is not the one that has files. Whether it did.
+/// Writes a name again, also in the place of a name of an `other` dataset without objects: of two datasets
+/// that were created at once, the one with files keeps the name. Whether the name was written.
 async fn restore_name(
     parts: &Parts,
     name: &DatasetName,
@@ -167,15 +165,14 @@ async fn restore_name(
         removed.map_err(|error| Error::store(ACTION, name, error))
     };
     if other.is_some() {
-        // Cut off here, it is a name that was lost.
+        // Cut off here, the name counts as lost.
         remove().await?;
     }
-    // False: somebody else was faster, which is as good.
+    // False: another server was faster, which is as good.
     if !names::create(parts, name, generation, record).await? {
         return Ok(false);
     }
-    // Whoever deletes it meanwhile looks at the name once the metadata has forgotten it, so that one of
-    // us sees it.
+    // A deletion at the same time looks at the name after the record is gone: one of the two sees the other.
     let known = parts.meta.record(record.dataset).await;
     let known = known.map_err(|error| Error::meta(ACTION, name, error))?;
     if known.is_none() {
@@ -184,8 +181,8 @@ async fn restore_name(
     Ok(known.is_some())
 }
 
-/// The names of all datasets, and whether those that can't be read may only be away with the store. They
-/// are tried for a while, as what they stand for is served no more then.
+/// The names of all datasets, and whether unreadable names may come back with the store. Unreadable names
+/// are tried again, as their datasets are no longer served.
 pub(super) async fn names(parts: &Parts) -> Result<(Names, bool), Error> {
     let mut names = names::all(parts).await?;
     read_again(parts, &mut names).await;
@@ -194,13 +191,13 @@ pub(super) async fn names(parts: &Parts) -> Result<(Names, bool), Error> {
     }
     let answers = identity::answers(parts).await;
     if answers {
-        // It may have come back a moment ago.
+        // The store may have come back a moment ago.
         read_again(parts, &mut names).await;
     }
     Ok((names, !answers || !identity::answers(parts).await))
 }
 
-/// Has a dataset refused that the metadata does not have. False where it does, or the dataset has ended.
+/// Has a dataset refused that the metadata lacks. False where the metadata has it, or it has ended.
 pub(super) async fn leave(parts: &Parts, name: &DatasetName, named: Named) -> Result<bool, Error> {
     let known = parts.meta.record(named.record.dataset).await;
     let known = known.map_err(|error| Error::meta("find dataset", name, error))?;
@@ -210,7 +207,7 @@ pub(super) async fn leave(parts: &Parts, name: &DatasetName, named: Named) -> Re
     }
 }
 
-/// Tries again to read those that the store failed for.
+/// Reads names again that the store failed for.
 async fn read_again(parts: &Parts, names: &mut Names) {
     let unread = stream::iter(std::mem::take(&mut names.unread)).map(|(name, error)| async move {
         if !error.kind.is_retryable() {
@@ -233,7 +230,7 @@ async fn read_again(parts: &Parts, names: &mut Names) {
     names.read.sort_by(|(name, _), (other, _)| name.cmp(other));
 }
 
-/// Has a dataset refused until it is recovered. False when that can't be written down.
+/// Has a dataset refused until its recovery. False when the metadata store takes no note of this.
 pub(super) async fn set_aside(parts: &Parts, record: DatasetRecord) -> bool {
     let aside = DatasetRecord { state: DatasetState::Recovering, ..record };
     match parts.meta.put_dataset(&aside).await {
@@ -242,8 +239,8 @@ pub(super) async fn set_aside(parts: &Parts, record: DatasetRecord) -> bool {
         Err(error) if error.kind == dl_meta::Kind::Conflict => return true,
         Err(_) => return false,
     }
-    // Whoever deletes first changes the name and then the metadata, so that one of us sees it: the next
-    // generation of a name that stood for a dataset is its deletion, also one that can't be read.
+    // A deletion changes the name before the metadata: one of the two sees the other. The next generation
+    // of a live name is its deletion, readable or not.
     match names::newest_generation(parts, &aside.name).await {
         Ok(Some(newest)) if newest > aside.generation => {
             leftovers::forget(parts, &aside.name, aside.id).await.is_ok()

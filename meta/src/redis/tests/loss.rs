@@ -92,7 +92,7 @@ async fn a_primary_that_was_flushed_is_noticed_and_nothing_is_called_missing() {
                 Err(error) => assert!(is_loss(&error), "{error:?}"),
             }
         }
-        // In whichever shard its home is, the dataset is not called missing either.
+        // In whichever shard its root is, the dataset is not called missing either.
         store.outline(id()).await.unwrap_err();
         store.dataset(id()).await.unwrap_err();
         assert!(is_loss(&store.log(id()).await.unwrap_err()));
@@ -333,8 +333,8 @@ async fn a_log_that_is_gone_counts_right_when_its_objects_were_appended_again() 
     assert_eq!(store.log(id()).await.unwrap().len(), objects.len());
     let info = store.dataset(id()).await.unwrap().unwrap();
     assert_eq!((info.objects, info.files), (objects.len() as u64, 600));
-    let home = store.shared.home(id()).await.unwrap().unwrap();
-    assert!(home.counted.is_some(), "it is counted again and again");
+    let root = store.shared.root(id()).await.unwrap().unwrap();
+    assert!(root.counted.is_some(), "it is counted again and again");
     // Whatever was counted.
     remove().await;
 }
@@ -371,7 +371,7 @@ async fn what_other_shards_had_of_a_home_that_was_lost_is_removed_after_a_recove
     let cluster = Cluster::start(3, 0).await;
     let (store, objects) = filled(&cluster.url()).await;
     let lost = store.shared.keys_of(id()).await.unwrap().unwrap();
-    let owner = store.shared.router.owner(lost.home().shard).unwrap();
+    let owner = store.shared.router.owner(lost.root().shard).unwrap();
     let owner = cluster.servers().iter().find(|server| server.port() == owner.port).unwrap();
     owner.ask(&["FLUSHALL"]).await;
     let rebuild = store.begin_rebuild().await.unwrap();
@@ -427,7 +427,7 @@ async fn a_server_that_looked_while_all_was_filled_in_lists_and_counts_all_of_it
     }
 }
 
-/// Its home went, and the word of it was lost: by a replica that took over without it, or as it was flushed.
+/// Its root went, and the word of it was lost: by a replica that took over without it, or as it was flushed.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_left_of_a_dataset_that_ended_goes_also_without_word_of_it() {
     let cluster = Cluster::start(3, 0).await;
@@ -455,7 +455,9 @@ async fn what_is_left_of_a_dataset_that_ended_goes_also_without_word_of_it() {
     let words = shared.router.ask_one(Ask::to(&keys::dropped(), "HLEN")).await.unwrap();
     assert_eq!(words, Value::Int(0));
     let keys = shared.keys_of(id()).await.unwrap().unwrap();
-    for key in [keys.home(), keys.log(), keys.todo(), keys::names(), keys::mark(Shard::FIRST)] {
+    for key in
+        [keys.root(), keys.log(), keys.todo(), keys::names(), keys::shard_stamp(Shard::FIRST)]
+    {
         shared.router.ask_one(Ask::to(&key, "UNLINK")).await.unwrap();
     }
     let gone = open(&cluster.url()).await;
@@ -489,4 +491,26 @@ async fn a_dataset_that_was_lost_holds_its_name_against_no_other() {
     server.ask(&["EVAL", lose, "0"]).await;
     store.put_dataset(&other).await.unwrap();
     assert_eq!(store.record_named(&other.name).await.unwrap(), Some(other));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stamps_given_while_something_is_lost_are_above_those_that_were() {
+    let server = Server::start(&[]).await;
+    let store = open(&server.url()).await;
+    store.bind(STORE).await.unwrap();
+    let now = |store: &Redis| Stamp::at(store.shared.clock.now()).get();
+    store.put_dataset(&record()).await.unwrap();
+    let usual = store.stamp(id(), Stamp::new(now(&store))).await.unwrap();
+    // By a server whose clock is ahead; then it is lost, as by a replica that took over too early.
+    let minutes = 10 * 60 * 1_000_000;
+    let lost = open(&server.url()).await;
+    let lost = lost.stamp(id(), Stamp::new(now(&store) + minutes)).await.unwrap();
+    assert!(lost > usual);
+    let root = String::from_utf8(keys::root(id()).bytes).unwrap();
+    server.ask(&["HSET", &root, "given", &usual.get().to_string()]).await;
+    let mark = String::from_utf8(keys::shard_stamp(Shard::FIRST).bytes).unwrap();
+    server.ask(&["HSET", &mark, "run", "other:other"]).await;
+    assert!(store.damage().await.unwrap().is_some());
+    let now = Stamp::new(now(&store));
+    assert!(store.stamp(id(), now).await.unwrap() > lost, "an overwrite would be older");
 }

@@ -162,6 +162,6 @@ async fn calls_end_in_time_when_everything_changes_all_the_time() {
     let (looked_up, listed, counted) = ended.expect("they end");
     for error in [looked_up, listed, counted].map(Result::unwrap_err) {
         assert_eq!(error.kind, Kind::Unavailable, "{error:?}");
-        assert!(reason(&error).contains("changes all the time"), "{}", reason(&error));
+        assert!(reason(&error).contains("changed in each round"), "{}", reason(&error));
     }
 }
