@@ -312,8 +312,8 @@ impl Site {
         let lost = match loss {
             Loss::None => None,
             Loss::Last => Some(
-                "the metadata store may have lost its last writes: the servers are putting them \
-                 back, which takes a moment",
+                "the metadata store may have lost writes: the servers are rebuilding it from the chunk \
+                 store, which takes a moment",
             ),
             Loss::All => Some(
                 "the metadata store lost what it held, or a part of it: run `dlcmd recover --all`",
