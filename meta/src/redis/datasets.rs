@@ -1,16 +1,15 @@
 //! Datasets: their roots, their names, their counts and their ends.
 //!
-//! Must hold: a dataset is there when its root has a record; that is one key, so it begins and
-//! ends in one step. A name that points to a root which isn't there stands for nothing.
+//! Must hold: a dataset exists while its root has a record; the root is one key, so a dataset begins and
+//! ends in one step. A name that points to a missing root stands for nothing.
 //!
 //! # Counting
 //!
-//! Files are counted by a walk over the rows, once for all who ask at the same time, and the root
-//! keeps the result until an object joins the log or leaves it. A counter can't be kept up instead:
-//! whether a row adds a file depends on the other rows of its name, on the bitmaps of deleted
-//! entries, on hashed buckets and on the log, which lie in four shards that no step changes together; each
-//! step may be done again, by anybody, in any order, so one that adds to a number elsewhere may
-//! add twice; and a delete would have to visit every row that its bitmaps kill.
+//! Files are counted by a walk over the rows, once for all calls at the same time. The root keeps the result
+//! until an object joins or leaves the log. A counter would not work: whether a row adds a file depends on
+//! other rows of its name, on bitmaps, on hashed buckets and on the log, in four shards that no step changes
+//! together. Each step may run twice, so an increment elsewhere may count twice. And a delete would have to
+//! visit every row of its bitmaps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,15 +32,14 @@ use super::sweep::Left;
 use super::tree::Walk;
 use crate::{DatasetInfo, DatasetRecord, DatasetState, Error, Kind, Outline};
 
-/// How far the clocks of two servers may be apart: each may be that of a client, give or take 15
-/// minutes.
+/// The largest distance of two servers' clocks: each may be 15 minutes off a client's clock.
 const AHEAD_MICROS: u64 = 30 * 60 * 1_000_000;
 
 /// How long to try to keep a count.
 const KEEPS: Duration = Duration::from_millis(500);
 
 impl Shared {
-    /// The record of a dataset, read once for all who ask for it at the same time.
+    /// The record of a dataset, read once for all calls at the same time.
     pub(super) async fn record_together(
         self: &Arc<Self>,
         id: DatasetId,
@@ -88,7 +86,7 @@ impl Shared {
         }
     }
 
-    /// Those of them that are there, whatever may be missing; one that is damaged costs no other.
+    /// The records that are there, whatever is missing; a damaged record costs no other.
     pub(super) async fn remnants(&self) -> Result<Vec<DatasetRecord>, Failure> {
         let mut records = Vec::new();
         for record in self.records_there().await? {
@@ -101,7 +99,7 @@ impl Shared {
         Ok(records)
     }
 
-    /// What the names stand for, in their order.
+    /// The records that the names point to, in the order of names.
     async fn records_there(&self) -> Result<Vec<Result<DatasetRecord, Failure>>, Failure> {
         let mut names = pairs(self.router.ask_one(Ask::to(&keys::names(), "HGETALL")).await?)?;
         names.sort_unstable();
@@ -114,7 +112,7 @@ impl Shared {
         Ok(records.into_iter().filter_map(Result::transpose).collect())
     }
 
-    /// Which objects the log of a dataset holds, read once for all who ask at the same time.
+    /// The objects of a log, read once for all calls at the same time.
     pub(super) async fn outline_together(
         self: &Arc<Self>,
         id: DatasetId,
@@ -133,7 +131,7 @@ impl Shared {
         waiting.answer().await
     }
 
-    /// Which objects a log holds; none when the dataset was dropped.
+    /// The objects of a log; none when the dataset was dropped.
     async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Failure> {
         let (mut rounds, mut doubts) = (self.router.rounds(), Doubts::default());
         loop {
@@ -155,7 +153,7 @@ impl Shared {
             }
             let (objects, version) = self.version(root.keys).await?;
             let again = self.root(id).await?;
-            // What was read must not be a part of it, nor of a life of the dataset that is over.
+            // The log that was read must be complete, and of the current epoch.
             if let Some(again) =
                 again.filter(|again| again.keys == root.keys && self.is_as(changes))
             {
@@ -168,13 +166,13 @@ impl Shared {
         }
     }
 
-    /// How many objects a log has.
+    /// The number of objects in a log.
     async fn length(&self, keys: Keys) -> Result<u64, Failure> {
         let length = number(&self.router.ask_one(Ask::to(&keys.log(), "ZCARD")).await?)?;
         Ok(u64::try_from(length).unwrap_or_default())
     }
 
-    /// What a dataset adds up to, counted once for all who ask at the same time.
+    /// The sums over a dataset, counted once for all calls at the same time.
     pub(super) async fn info_together(
         self: &Arc<Self>,
         id: DatasetId,
@@ -193,7 +191,7 @@ impl Shared {
         waiting.answer().await
     }
 
-    /// What a dataset adds up to; none when it was dropped.
+    /// The sums over a dataset; none when it was dropped.
     async fn info(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Failure> {
         let (mut rounds, mut doubts) = (self.router.rounds(), Doubts::default());
         let mut known = None;
@@ -222,7 +220,7 @@ impl Shared {
                     }
                 };
             let Some(again) = self.root(id).await? else { continue };
-            // Deletions must not be left out, nor a life of the dataset that is over be counted.
+            // The count must include deletions, and be of the current epoch.
             let has_deletions = again.tombstones == 0 || root.tombstones > 0;
             if again.keys == root.keys && has_deletions && self.is_as(changes) {
                 if let Err(short) = root.check_log(&again, counted.objects) {
@@ -236,14 +234,13 @@ impl Shared {
         Ok(Some(DatasetInfo { record, files, bytes, objects, version, is_settled }))
     }
 
-    /// Whether the log holds nothing whose rows may be missing.
+    /// Whether all objects of the log have their rows.
     async fn is_settled(&self, keys: Keys) -> Result<bool, Failure> {
         Ok(number(&self.router.ask_one(Ask::to(&keys.todo(), "EXISTS")).await?)? == 0)
     }
 
-    /// Walks over all files, and keeps the result unless something was appended meanwhile. Says as well
-    /// whether everything is settled that was appended until then. When it has to begin anew, what the
-    /// walk was told.
+    /// Walks over all files, and keeps the result unless an object was appended meanwhile. Gives as well
+    /// whether all earlier appends are settled. A walk that has to begin anew gives its live objects.
     async fn count(
         &self,
         root: &DatasetRoot,
@@ -261,7 +258,7 @@ impl Shared {
         if walk.is_stale() {
             return Ok(Err(walk.into_live_objects()));
         }
-        // Otherwise nothing is kept, and the caller looks at its root again.
+        // Otherwise no result is kept, and the caller looks at the root again.
         let is_whole = self.confirm(root.keys, walk.shards()).await? && self.is_as(changes);
         let (objects, version) = self.version(root.keys).await?;
         if was_settled && is_whole && objects == root.objects {
@@ -272,7 +269,7 @@ impl Shared {
                 .arg(files)
                 .arg(size)
                 .arg(root.changes);
-            // Who asks wants the count: a Redis that takes no writes is no reason to refuse it.
+            // The caller gets its count also where Redis takes no writes.
             let clock = &*self.clock;
             let kept = Deadline::after(clock, KEEPS).bound(clock, self.router.ask_one(ask)).await;
             if let Ok(Err(failure)) = kept {
@@ -283,7 +280,7 @@ impl Shared {
         Ok(Ok((Counted { objects, version, files, bytes: size }, is_settled)))
     }
 
-    /// How many objects the log holds, and which.
+    /// The number of objects in the log, and the version that they make.
     async fn version(&self, keys: Keys) -> Result<(u64, Version), Failure> {
         let (mut objects, mut version, mut after) = (0, Version::default(), None);
         loop {
@@ -311,8 +308,8 @@ impl Shared {
                 Err(_) if self.health().damage().is_some() => false,
                 Err(failure) => return Err(failure),
             };
-            // Also above what a Redis that lost its last writes has forgotten: what this server
-            // gave, and what others did whose clocks are ahead.
+            // Also above stamps that a damaged Redis forgot: stamps of this server, and of servers with
+            // clocks ahead.
             let ahead = if is_whole { 0 } else { AHEAD_MICROS };
             let now = Stamp::new(now.get().saturating_add(ahead).min(STAMP_MAX));
             let now = now.max(self.stamps().floor(dataset));
@@ -354,7 +351,7 @@ impl Shared {
             }
             let before = known.as_ref().map(|known| known.stored.as_slice()).unwrap_or_default();
             if known.is_none() && record.state == DatasetState::Recovering {
-                // Its root may have been lost with one shard, and the others have what it named.
+                // Its root may have been lost with one shard, and other shards have keys of its epoch.
                 self.to_sweep(Left::Others(record.id)).await?;
             }
             let epoch = Epoch::new(self.random.u64()).to_string();
@@ -369,7 +366,7 @@ impl Shared {
             if number(&replaced)? != 0 {
                 return Ok(Ok(()));
             }
-            // Somebody else was faster with the name. What this call made must not outlive it.
+            // Another call was faster with the name. The root of this call must not stay.
             let winner = self.named(&record.name).await?;
             if known.is_none()
                 && winner.is_some_and(|winner| winner.id != record.id)
@@ -381,8 +378,8 @@ impl Shared {
         }
     }
 
-    /// The record that a name stands for; when its root is gone, what the name itself says. One that was
-    /// lost holds its name against no other: which of them is right, the chunk store says.
+    /// The record that a name stands for; where its root is gone, a record from the name itself. A lost
+    /// dataset does not hold its name against another one: the chunk store decides between them.
     async fn holder(
         &self,
         record: &DatasetRecord,
@@ -399,7 +396,7 @@ impl Shared {
         )))
     }
 
-    /// Ends a dataset, and leaves word that its keys are to be removed.
+    /// Ends a dataset, and notes that its keys have to be removed.
     async fn kill(&self, root: &DatasetRoot) -> Result<(), Failure> {
         let keys = root.keys;
         self.to_sweep(Left::Epoch(keys)).await?;
@@ -419,7 +416,7 @@ impl Shared {
         if let Some(root) = &root {
             self.kill(root).await?;
         } else if self.health().damage().is_some() {
-            // It may have had one, and the word that whoever ended it left may be lost.
+            // There may have been a root, and the note of its end may be lost.
             self.to_sweep(Left::All(id)).await?;
         }
         let name = root.as_ref().map_or(name, |root| &root.record.name);

@@ -1,7 +1,7 @@
-//! Which versions of files are deleted: the bitmaps of chunks, read while a call needs them.
+//! Deleted versions of files: the bitmaps of chunks, read while a call needs them.
 //!
-//! Must hold: each bitmap is read after the call began, and once for many questions; that nothing is
-//! deleted is said only of shards that have lost nothing.
+//! Must hold: each bitmap is read after the call began, and once for many questions. A version counts as not
+//! deleted only where its shard lost nothing.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -15,17 +15,17 @@ use super::failure::Failure;
 use super::keys::Keys;
 use super::slots::Shard;
 
-/// Bitmaps kept at once; with more, all are let go.
+/// Most bitmaps in memory; beyond this number, all are dropped.
 const SEEN_MAX: usize = 4_096;
 
-/// Which versions are deleted, each bitmap read once for many.
+/// The bitmaps that a call has read.
 #[derive(Debug)]
 pub(super) struct Deletions {
     keys: Keys,
     none: bool,
-    /// Whether what is not deleted has to be known for sure.
+    /// Whether a missing bitmap must be certain.
     assured: bool,
-    /// Whether the dataset was dropped meanwhile, so that nothing is known.
+    /// Whether the dataset was dropped meanwhile.
     is_stale: bool,
     seen: HashMap<ChunkId, EntrySet>,
 }
@@ -36,12 +36,12 @@ impl Deletions {
         Self { keys: root.keys, none, assured: true, is_stale: false, seen }
     }
 
-    /// As far as they are there: for who may ask while some of them may be gone.
+    /// Bitmaps as far as they are there, for calls while some may be lost.
     pub(super) fn as_they_are(root: &DatasetRoot) -> Self {
         Self { assured: false, ..Self::of(root) }
     }
 
-    /// Whether who asks has to begin anew.
+    /// Whether the call has to begin anew.
     pub(super) fn is_stale(&self) -> bool {
         self.is_stale
     }
@@ -50,8 +50,8 @@ impl Deletions {
         self.none
     }
 
-    /// Reads what the questions about `chunks` need. Fails when a shard in which some of it lies lost
-    /// its mark: that nothing is deleted would be said of what may be gone.
+    /// Reads the bitmaps of `chunks`. Fails when one of their shards lost its stamp, as the bitmap may be
+    /// lost.
     pub(super) async fn load(
         &mut self,
         shared: &Shared,
@@ -92,13 +92,13 @@ impl Deletions {
         Ok(())
     }
 
-    /// Whether a version of a chunk that was loaded last is deleted.
+    /// Whether a version of a loaded chunk is deleted.
     pub(super) fn contain(&self, version: &EntryVersion) -> bool {
         let entries = self.seen.get(&version.chunk);
         entries.is_some_and(|entries| entries.contains(version.entry))
     }
 
-    /// The deleted entries of a chunk that was loaded last.
+    /// The deleted entries of a loaded chunk.
     pub(super) fn entries(&self, chunk: ChunkId) -> Option<&EntrySet> {
         self.seen.get(&chunk)
     }

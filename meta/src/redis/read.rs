@@ -1,7 +1,7 @@
 //! Lookups, listings and pages of the log.
 //!
-//! Must hold: what is not found is said only of shards that have lost nothing; otherwise the call
-//! fails and names the way out. Everything else that an answer needs is read after it was asked.
+//! Must hold: a path is reported missing only where its shards lost nothing; otherwise the call fails with a
+//! remedy. All other parts of an answer are read after the question.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,26 +26,26 @@ use super::tree::Walk;
 use crate::types::deleted_entries;
 use crate::{Found, ListEntry, ListQuery, ObjectRecord};
 
-/// Objects of the log that are read at once.
+/// Objects of a page of the log.
 pub(super) const LOG_PAGE: usize = 1_000;
 
-/// Paths of a lookup that goes to Redis together with others; one of more goes alone.
+/// Most paths of a lookup that shares its round with others; a larger lookup goes alone.
 const TOGETHER_MAX: usize = 32;
 
 /// Lookups that wait for each other, by dataset.
 pub(super) type Lookups = Gathering<DatasetId, Vec<FilePath>, Rows>;
 
-/// What the rows of one name say.
+/// The rows of one name.
 #[derive(Debug, Clone, Copy)]
 struct Named {
     is_folder: bool,
-    /// The first row of a file, which is its winner.
+    /// The first row of the file, its winner.
     winner: Option<FileRecord>,
-    /// Where the rows were asked for.
+    /// The shards that were asked for rows.
     shards: [Option<Shard>; 2],
-    /// Where a newer row would be than the one that was found.
+    /// The shard in which a newer row would be.
     newer: Option<Shard>,
-    /// The log that has not what holds the first row, which is none then.
+    /// The shard of the log that lacks the object of the first row; the row does not count then.
     log: Option<Shard>,
 }
 
@@ -56,17 +56,17 @@ struct Buckets {
     rows: Vec<(Shard, Value)>,
 }
 
-/// What the rows of some names say, read with this root.
+/// The findings about some names, read with this root.
 #[derive(Debug)]
 pub(super) struct Rows {
     root: Arc<DatasetRoot>,
     named: Vec<Named>,
-    /// What [`Shared::is_as`] wants to hear.
+    /// The count of changes for [`Shared::is_as`].
     changes: u64,
 }
 
 impl Shared {
-    /// Looks paths up, together with what others look up at the same time.
+    /// Looks paths up, together with other lookups at the same time.
     pub(super) async fn lookup_together(
         self: &Arc<Self>,
         dataset: DatasetId,
@@ -107,7 +107,7 @@ impl Shared {
         }
     }
 
-    /// The rows of the names of several calls, of each by itself.
+    /// The rows of the names of several calls, for each call.
     async fn rows_of_all(
         &self,
         dataset: DatasetId,
@@ -123,9 +123,9 @@ impl Shared {
         Ok(rows.collect())
     }
 
-    /// Reads what tells what stands at each path: the first bucket of its folder and then, where some
-    /// folder is large, the hashed one. A purge moves rows from the first to the hashed ones, in other
-    /// nodes: read in this order, they are found in one of them.
+    /// Reads the rows of each path: in the first bucket of its folder and then, with large folders, in the
+    /// hashed one. A purge moves rows from the first bucket to a hashed one on another node: in this order,
+    /// one of the two has them.
     async fn rows(&self, dataset: DatasetId, paths: &[&FilePath]) -> Result<Rows, Failure> {
         let mut rounds = self.router.rounds();
         let mut heard: Option<LiveObjects> = None;
@@ -136,14 +136,14 @@ impl Shared {
                 self.gone(dataset, changes).await?;
                 continue;
             };
-            // What another life of the dataset had, or other places have heard, says nothing.
+            // Knowledge of another epoch, or of before a change of places, is void.
             heard = heard.filter(|heard| heard.are_of(keys, changes));
             let live_objects = heard.get_or_insert_with(|| LiveObjects::heard(self, keys, changes));
             let Some(first) = self.buckets(dataset, keys, paths, |_| 0).await? else {
                 self.gone(dataset, changes).await?;
                 continue;
             };
-            // What was read is only taken when the root, read with it, says that it is all.
+            // Rows count only where the root, read with them, shows that they are complete.
             let has_moved = |root: &DatasetRoot| root.keys != keys || !self.is_as(changes);
             if has_moved(&first.root) || first.todo > 0 && self.roll_forward(keys).await {
                 continue;
@@ -198,8 +198,8 @@ impl Shared {
         Ok(Some(Buckets { root, todo, rows: shards.into_iter().zip(answers).collect() }))
     }
 
-    /// Takes deletions into account. None when a process or shard changed its place since the rows
-    /// were read, or the dataset was dropped: what was read then may lack what was written before them.
+    /// Takes deletions into account. None when a process or shard changed its place since the rows were read,
+    /// or the dataset was dropped: the rows may lack earlier writes.
     async fn found(
         &self,
         Rows { root, named, changes }: &Rows,
@@ -208,7 +208,7 @@ impl Shared {
         let mut reader = Reader::new(self, root);
         let winners = named.iter().filter_map(|named| named.winner.as_ref());
         reader.deletions.load(self, winners.map(|record| record.version.chunk)).await?;
-        // Before others are read: bitmaps are not kept.
+        // Before other bitmaps are read: these are not kept.
         let is_there = |record: &FileRecord| !reader.deletions.contain(&record.version);
         let files: Vec<_> = named.iter().map(|named| named.winner.filter(is_there)).collect();
         let folders = paths.iter().zip(named).filter(|(_, named)| named.is_folder);
@@ -299,7 +299,7 @@ impl Shared {
         Ok(objects)
     }
 
-    /// Which entries of chunks are deleted.
+    /// The deleted entries of chunks.
     pub(super) async fn deleted(
         &self,
         dataset: DatasetId,
@@ -359,7 +359,7 @@ impl Shared {
             let mut answers = self.router.ask(asks).await?.into_iter();
             let before = read_root(dataset, answers.next().unwrap_or(Value::Nil))?;
             let members = answers.next().unwrap_or(Value::Nil);
-            // Read behind it: if the dataset is still the same one, it was then.
+            // Read after the log: the dataset is still the same.
             let root = read_root(dataset, answers.next().unwrap_or(Value::Nil))?;
             let Some(root) = root else {
                 self.gone(dataset, changes).await?;
@@ -389,7 +389,7 @@ impl Shared {
         if is_gone { Err(Failure::missing()) } else { Ok(()) }
     }
 
-    /// At most `limit` objects of a log, by id, from the first one after `after`; none as deleted.
+    /// At most `limit` objects of a log, by id, from the first one after `after`; no entry counts as deleted.
     pub(super) async fn log_page(
         &self,
         keys: Keys,
@@ -406,7 +406,7 @@ impl Shared {
 }
 
 impl Named {
-    /// By rows of one name from one or two buckets, and where these are.
+    /// The finding from the rows of one name in one or two buckets, with their shards.
     fn of<'a>(buckets: impl Iterator<Item = &'a (Shard, Value)>) -> Result<Self, Failure> {
         let (mut is_folder, mut winner, mut newer) = (false, None, None);
         let mut shards = [None; 2];
@@ -418,7 +418,7 @@ impl Named {
                 if row.ends_with(&[0, 0]) && !row[..row.len() - 2].contains(&0) {
                     is_folder = true;
                 } else if winner.is_none_or(|winner| row < winner) {
-                    // Of a folder that is large by now new rows are not in the first bucket.
+                    // New rows of a folder that became large are not in the first bucket.
                     let next = buckets.peek().map(|((shard, _), _)| *shard);
                     (winner, newer) = (Some(row), next);
                 }
@@ -431,7 +431,7 @@ impl Named {
         Ok(Self { is_folder, winner, shards, newer, log: None })
     }
 
-    /// Lets go of the winner when this log has not what holds it.
+    /// Drops the winner where the log lacks its object.
     fn judge(&mut self, live_objects: &LiveObjects, log: Shard) {
         if self.winner.take_if(|winner| live_objects.lack(winner.holder.chunk)).is_some() {
             self.log = Some(log);
@@ -439,7 +439,7 @@ impl Named {
     }
 }
 
-/// Asks what paths are, one after the other, in buffers for all of them.
+/// Makes the questions for paths, in shared buffers.
 struct Spelling {
     all_rows: AllRows,
     key: Key,

@@ -1,8 +1,8 @@
-//! Takes objects off the log: the log, then the rows of the index, then the header.
+//! Takes objects off the log: first the log entry, then the rows of the index, then the header.
 //!
-//! Must hold: the step of the log is what counts; whatever a crash leaves behind it is no file. The
-//! header goes last, so that doing it again finds what was left. Marks of deleted entries and of
-//! folders stay: taken away beside an append that brings them, they would be missing.
+//! Must hold: once the log entry is gone, rows that a crash leaves behind are no files. The header goes last,
+//! so that a repetition finds the rest. Bitmaps of deleted entries and rows of folders stay: removed beside
+//! an append that writes them, they would be missing.
 
 use std::collections::HashSet;
 
@@ -19,13 +19,13 @@ use super::rows::file;
 use super::scripts::{MISSING, RETIRE, STALE};
 use crate::Found;
 
-/// Objects whose headers are held at a time.
+/// Objects whose headers are in memory at a time.
 const AT_ONCE: usize = 16;
 /// Paths that are looked up, and rows that are removed, at a time.
 const ROWS_AT_ONCE: usize = 4_096;
 
 impl Shared {
-    /// Whether a file that is not deleted lies in one of them; none was taken off then.
+    /// Whether a live file lies in one of the objects; no object was taken off then.
     pub(super) async fn retire(
         &self,
         dataset: DatasetId,
@@ -52,8 +52,8 @@ impl Shared {
             let keys = root.keys;
             self.learn(keys);
             let objects = self.headers(keys, ids).await?;
-            // One that is not there was taken off before, or its shard has lost it: its rows in other
-            // shards would then stay, and nobody knew any more that they are to go.
+            // A missing header was taken off before, or lost with its shard: its rows in other shards would
+            // then stay for ever.
             let there: HashSet<ChunkId> =
                 objects.iter().map(|object| object.header().id()).collect();
             let lacking = ids.iter().filter(|id| !there.contains(id));
@@ -95,7 +95,7 @@ impl Shared {
         Ok(headers)
     }
 
-    /// Whether a file lies in one of these objects, as far as no folder hides it.
+    /// Whether a file that no folder hides lies in one of these objects.
     async fn hold_files(&self, dataset: DatasetId, objects: &[Committed]) -> Result<bool, Failure> {
         let chunks: HashSet<ChunkId> = objects.iter().map(|object| object.header().id()).collect();
         let paths: Vec<FilePath> = objects
