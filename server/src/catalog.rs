@@ -18,7 +18,6 @@ use crate::identity::refuse_lost;
 use crate::leftovers::{self, Leftovers, forget};
 use crate::names::{self, Named};
 use crate::parts::Parts;
-use crate::refusals::kind_of;
 
 /// Time within which a recovery ends after meeting a new dataset.
 const REBUILT_WITHIN: Duration = Duration::from_secs(2);
@@ -254,8 +253,8 @@ pub(crate) async fn create(
             continue;
         }
         let refused = |kind, why| Err(Error::new(kind, CREATE, name, why));
-        if let Some(refusal) = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
-            return refused(kind_of(&refusal), refusal.to_string());
+        if let Ok(Some(refusal)) = parts.meta.refusal().await {
+            return refused(Error::kind_of(&refusal), refusal.to_string());
         }
         let generation = match live {
             Some(named) => named.generation,
@@ -417,8 +416,7 @@ async fn end(parts: &Parts, name: &DatasetName, named: Named) -> Result<Option<u
     // A dataset that the metadata lacks needs a recovery, before and after.
     let before = record.map_or(DatasetState::Recovering, |record| record.state);
     // Metadata that is full takes this.
-    let refusal = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await;
-    if let Some(Refusal::All(why)) = refusal {
+    if let Ok(Some(Refusal::All(why))) = parts.meta.refusal().await {
         return Err(Error::new(Kind::Unavailable, DELETE, name, why));
     }
     // From now on nobody begins to write into the dataset.

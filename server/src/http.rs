@@ -275,8 +275,8 @@ impl Site {
         let (meta, refusal, store, recovering) =
             future::join4(meta, refusal, store, self.recovering()).await;
         let loss = match &meta {
-            Ok(Ok((None, _) | (_, Some(Damage { since: None })))) => Loss::All,
-            Ok(Ok((_, Some(Damage { since: Some(_) })))) => Loss::Last,
+            Ok(Ok((None, _) | (_, Some(Damage::Everything)))) => Loss::All,
+            Ok(Ok((_, Some(Damage::Shards)))) => Loss::Last,
             Ok(Ok((Some(_), None))) => Loss::None,
             Ok(Err(error)) if error.kind == dl_meta::Kind::Lost => Loss::All,
             // Unknown.
@@ -320,10 +320,6 @@ impl Site {
                     "the metadata store takes no writes but deletes ({why}): give it more memory, \
                      or delete something and run `dlcmd purge`"
                 ),
-                Refusal::Over(why) => format!(
-                    "the metadata store takes no writes, not even deletes ({why}): give it more \
-                     memory, run `dlcmd purge`, or end a dataset with `dlcmd delete-dataset`"
-                ),
                 Refusal::All(why) => format!("the metadata store takes no writes: {why}"),
             }),
         }
@@ -349,8 +345,8 @@ fn lost(loss: Loss) -> Option<&'static str> {
     match loss {
         Loss::None => None,
         Loss::Last => Some(
-            "the metadata store may have lost its last writes: the servers are putting them back, \
-             which takes a moment",
+            "the metadata store may have lost writes: the servers are rebuilding it from the chunk \
+             store, which takes a moment",
         ),
         Loss::All => {
             Some("the metadata store lost what it held, or a part of it: run `dlcmd recover --all`")

@@ -104,13 +104,14 @@ pub(crate) async fn refuse_damaged(
     let damage = damage.map_err(|error| Error::meta("look for damage in", &parts.meta, error))?;
     let (kind, why) = match damage {
         None => return Ok(()),
-        Some(Damage { since: Some(_) }) => (
+        Some(Damage::Shards) => (
             Kind::Unavailable,
-            "the metadata may lack its last writes; try again when they are back",
+            "the metadata may lack writes, and the servers are rebuilding them from the chunk store; try \
+             again",
         ),
-        Some(Damage { since: None }) => (
+        Some(Damage::Everything) => (
             Kind::NeedsRecovery,
-            "the metadata lost some or all of its data; run `dlcmd recover --all`",
+            "the metadata lost its identity, or is being recovered; run `dlcmd recover --all`",
         ),
     };
     Err(Error::new(kind, action, what, why))

@@ -13,7 +13,6 @@ use dl_store::{Key, Prefix, Store};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::Error;
-use crate::refusals::Refusals;
 use crate::replaced::Replaced;
 use crate::roll::Roll;
 use crate::room::Room;
@@ -78,8 +77,6 @@ pub struct Parts {
     pub limits: Limits,
     /// What puts leave to deletes.
     pub room: Room,
-    /// Whether the index takes new objects.
-    pub refusals: Refusals,
     /// Which stored snapshots there are newer versions of.
     pub replaced: Replaced,
     /// What may change meanwhile.

@@ -26,9 +26,9 @@ use crate::http::{HttpPort, Site};
 use crate::identity::{self, Bound};
 use crate::leftovers;
 use crate::live;
-use crate::mend;
 use crate::metrics::{Gauges, Metrics, Sources, Watched};
 use crate::parts::Parts;
+use crate::rebuild;
 use crate::recover;
 use crate::service::Service;
 use crate::settings::{Live, Settings};
@@ -138,7 +138,7 @@ pub async fn start(
     });
     Ok(async move {
         tokio::select! {
-            error = mend::watch(&parts) => Err(error),
+            error = rebuild::watch(&parts) => Err(error),
             never = background => match never {},
             never = snapshot::watch(&parts) => match never {},
             never = leftovers::watch(&parts, &left) => match never {},

@@ -59,7 +59,6 @@ pub(crate) async fn rig() -> Rig {
         random: Arc::new(OsRandom),
         limits: Limits::default(),
         room: Room::default(),
-        refusals: crate::Refusals::default(),
         replaced: crate::Replaced::default(),
         settings: Settings::default(),
         roll: Roll::default(),

@@ -57,7 +57,7 @@ pub(crate) struct Gauges {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
     None,
-    /// Its last writes, which the servers put back.
+    /// Some writes: the servers rebuild the metadata.
     Last,
     /// Anything: it takes a recovery of everything.
     All,
