@@ -11,8 +11,8 @@ use clap::error::ContextValue;
 use dl_runtime::masked;
 use serde::Deserialize;
 
-use crate::parts::Limits;
 use crate::settings::Live;
+use crate::shared::parts::Limits;
 use crate::source::Source;
 
 /// For how long a bucket is given the benefit of the doubt that two servers start on it at once, or

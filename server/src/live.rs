@@ -16,10 +16,10 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use tokio::sync::Semaphore;
 
+use crate::datasets::names;
 use crate::error::Error;
-use crate::names;
-use crate::parts::{Budget, Limits, Parts, prefix};
 use crate::settings::Settings;
+use crate::shared::parts::{Budget, Limits, Parts, prefix};
 
 /// How often is looked for new datasets and new chunks to keep in the fast store.
 const PERIOD: Duration = Duration::from_secs(30);

@@ -16,25 +16,25 @@ use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::admission::RequestLimiter;
+use crate::api::admission::RequestLimiter;
+use crate::api::grpc::GrpcPort;
+use crate::api::http::{HttpPort, Site};
+use crate::api::service::Service;
 use crate::auth::{Auth, People};
-use crate::catalog;
-use crate::connections::ConnectionLimiter;
+use crate::datasets::catalog;
+use crate::datasets::identity::{self, Bound};
+use crate::datasets::leftovers;
 use crate::error::Error;
-use crate::grpc::GrpcPort;
-use crate::http::{HttpPort, Site};
-use crate::identity::{self, Bound};
-use crate::leftovers;
 use crate::live;
 use crate::metrics::{Gauges, Metrics, Sources, Watched};
-use crate::parts::Parts;
-use crate::rebuild;
-use crate::recover;
-use crate::service::Service;
+use crate::net::connections::ConnectionLimiter;
+use crate::net::tls::Certificate;
+use crate::recovery::rebuild;
+use crate::recovery::recover;
 use crate::settings::{Live, Settings};
+use crate::shared::parts::Parts;
 use crate::snapshot;
 use crate::source::Followed;
-use crate::tls::Certificate;
 
 /// Prepares the stores before the first request: checks whether they belong to each other, completes
 /// deletions that were cut off, and rolls the metadata forward when the last stop was not clean. The

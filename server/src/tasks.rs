@@ -14,7 +14,7 @@ use dl_runtime::Deadline;
 use crate::auth::Caller;
 use crate::error::Error;
 use crate::metrics::TaskMetrics;
-use crate::parts::Parts;
+use crate::shared::parts::Parts;
 use crate::snapshot::Snapshots;
 use crate::snapshot::leases::{self, Leased};
 

@@ -22,10 +22,13 @@ use dl_store::{
 };
 use futures::stream::BoxStream;
 
+use crate::Limits;
+use crate::Roll;
+use crate::Room;
+use crate::Settings;
+use crate::datasets::leftovers::Leftovers;
 use crate::error::Error;
-use crate::leftovers::Leftovers;
-use crate::parts::{Parts, object_key};
-use crate::{Limits, Roll, Room, Settings};
+use crate::shared::parts::{Parts, object_key};
 
 /// Parts, and what a test does to them.
 pub(crate) struct Rig {
@@ -74,20 +77,20 @@ pub(crate) async fn commit(
     object: Vec<u8>,
     arrived: SystemTime,
 ) -> Result<Stamp, Error> {
-    let record = crate::catalog::by_id(parts, dataset).await?;
-    crate::commit::put_chunk(parts, &Arc::default(), &record, object, arrived).await
+    let record = crate::datasets::catalog::by_id(parts, dataset).await?;
+    crate::write::commit::put_chunk(parts, &Arc::default(), &record, object, arrived).await
 }
 
 impl Rig {
     pub(crate) async fn create(&self, name: &str) -> DatasetId {
         let shape = ChunkShape::default();
-        crate::catalog::create(&self.parts, &dataset(name), shape).await.unwrap().id
+        crate::datasets::catalog::create(&self.parts, &dataset(name), shape).await.unwrap().id
     }
 
     /// Deletes it, and no job goes on with what is left.
     pub(crate) async fn delete(&self, name: &str, id: DatasetId) -> Result<DeletedDataset, Error> {
         let (left, which) = (Leftovers::default(), (&dataset(name), id));
-        crate::catalog::delete(&self.parts, &left, which).await
+        crate::datasets::catalog::delete(&self.parts, &left, which).await
     }
 
     /// Stores a sealed and stamped chunk behind the metadata's back.

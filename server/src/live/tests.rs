@@ -8,8 +8,11 @@ use dl_runtime::{Clock, ManualClock, OsRandom};
 use dl_store::{CountStore, StoreExt};
 
 use super::*;
+use crate::Limits;
+use crate::Roll;
+use crate::Room;
+use crate::prepare;
 use crate::testing::{Rig, rig};
-use crate::{Limits, Roll, Room, prepare};
 
 impl Keeper<'_> {
     /// Looks at all of them, and waits for it.
@@ -44,8 +47,8 @@ async fn a_kept_dataset_is_looked_through_when_it_changes_and_not_all_the_time()
     prepare(&parts, Stop::Fresh).await.unwrap();
     let name = dl_format::DatasetName::new("kept").unwrap();
     let shape = ChunkShape::default();
-    let dataset = crate::catalog::create(&parts, &name, shape).await.unwrap().id;
-    let object = crate::parts::key(format!("{}/00/a", dl_format::dataset_prefix(dataset)));
+    let dataset = crate::datasets::catalog::create(&parts, &name, shape).await.unwrap().id;
+    let object = crate::shared::parts::key(format!("{}/00/a", dl_format::dataset_prefix(dataset)));
     parts.store.create(&object, vec![7; 100].into()).await.unwrap();
     let keep = ["kept*".parse::<Pattern>().unwrap()];
     let mut keeper = Keeper::new(&parts, &fast);

@@ -27,12 +27,12 @@ pub(crate) use self::tasks::TaskMetrics;
 pub(crate) use self::text::CONTENT_TYPE;
 use self::text::{Kind, Text};
 use crate::auth::People;
-use crate::connections::ConnectionLimiter;
-use crate::executor::Executor;
-use crate::parts::{Budget, Parts};
+use crate::net::connections::ConnectionLimiter;
+use crate::net::tls::Certificate;
+use crate::read::executor::Executor;
 use crate::settings::Live;
+use crate::shared::parts::{Budget, Parts};
 use crate::source::Followed;
-use crate::tls::Certificate;
 
 /// All counters of a server.
 #[derive(Debug)]

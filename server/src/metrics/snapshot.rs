@@ -17,12 +17,12 @@ use crate::error::Error;
 pub(crate) struct SnapshotMetrics {
     build: Arc<Operation>,
     store: Arc<Operation>,
-    pub(super) stored_bytes: AtomicU64,
+    pub(crate) stored_bytes: AtomicU64,
 }
 
 impl SnapshotMetrics {
     /// Both operations, by name.
-    pub(super) fn operations(&self) -> [(&'static str, &Operation); 2] {
+    pub(crate) fn operations(&self) -> [(&'static str, &Operation); 2] {
         [("build", &self.build), ("store", &self.store)]
     }
 

@@ -91,7 +91,7 @@ impl TaskMetrics {
         tasks
     }
 
-    pub(super) fn write(&self, text: &mut Text) {
+    pub(crate) fn write(&self, text: &mut Text) {
         let tasks = self.living();
         let tasks: BTreeMap<_, _> = tasks.values().map(|task| (&task.labels, task)).collect();
         let labels = |[task, dataset]: &[String; 2]| [task.clone(), dataset.clone()];

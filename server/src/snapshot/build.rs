@@ -22,11 +22,11 @@ use futures::stream::{self, StreamExt};
 
 use super::emit::{Chunks, Emitter};
 use super::winners::{Folders, Found, Hasher, Live, Scan, Scanned, observe, of_kind};
+use crate::datasets::spill::{Scratch, Sizes, thread};
+use crate::datasets::survey::is_object;
 use crate::error::Error;
-use crate::parts::{Parts, object_key};
-use crate::recover;
-use crate::spill::{Scratch, Sizes, thread};
-use crate::survey::is_object;
+use crate::recovery::recover;
+use crate::shared::parts::{Parts, object_key};
 
 /// Headers that are read with one call to the store and worked on by one thread, at most.
 const BATCH: usize = 256;
@@ -37,12 +37,12 @@ const BATCHES_AT_ONCE: usize = 4;
 const ACTION: &str = "build a snapshot of dataset";
 
 /// A snapshot that is not stored yet.
-pub(super) struct Built {
-    pub(super) version: Version,
-    pub(super) files: u64,
-    pub(super) length: u64,
+pub(crate) struct Built {
+    pub(crate) version: Version,
+    pub(crate) files: u64,
+    pub(crate) length: u64,
     /// All of it, from its beginning.
-    pub(super) bytes: Box<dyn Read + Send>,
+    pub(crate) bytes: Box<dyn Read + Send>,
 }
 
 /// One cut of a dataset's log.
@@ -65,7 +65,7 @@ type Numbered = Vec<(u32, Committed)>;
 /// # Errors
 /// [`Kind::Corrupt`] when an object of the log is lost or damaged: without what it says nobody knows
 /// which versions of its paths hold.
-pub(super) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Option<Built>, Error> {
+pub(crate) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Option<Built>, Error> {
     let (dataset, shape) = (record.id, record.shape);
     let log = parts.meta.log(dataset).await;
     let log = log.map_err(|error| Error::meta("read the log of dataset", dataset, error))?;

@@ -10,7 +10,7 @@ use dl_format::snapshot::{
     snapshot_padding,
 };
 
-use crate::spill::{Partitions, Scratch, Sizes, Spool};
+use crate::datasets::spill::{Partitions, Scratch, Sizes, Spool};
 
 /// Bytes of a section that are in memory.
 const SECTION: usize = 1 << 20;
@@ -30,11 +30,11 @@ const DIRECTORIES: usize = 16 << 20;
 const DIRECTORY_NAMES: usize = 1 << 30;
 
 /// Chunks with their live files.
-pub(super) type Chunks = Vec<(SnapshotChunk, Vec<LiveFile>)>;
+pub(crate) type Chunks = Vec<(SnapshotChunk, Vec<LiveFile>)>;
 
 /// Writes a snapshot.
 #[derive(Debug)]
-pub(super) struct Emitter {
+pub(crate) struct Emitter {
     writer: SnapshotWriter,
     sections: Vec<Spool>,
     hashes: Partitions,
@@ -45,7 +45,7 @@ pub(super) struct Emitter {
 
 impl Emitter {
     /// None for more files than a snapshot has numbers.
-    pub(super) fn new(
+    pub(crate) fn new(
         of: SnapshotOf,
         observed: Observed,
         scratch: Scratch,
@@ -61,7 +61,7 @@ impl Emitter {
     }
 
     /// Adds chunks, by id.
-    pub(super) fn add(&mut self, chunks: Chunks) -> io::Result<()> {
+    pub(crate) fn add(&mut self, chunks: Chunks) -> io::Result<()> {
         for (chunk, files) in chunks {
             for (hash, number) in self.writer.chunk(&chunk, files) {
                 let mut record = [0; INDEXED];
@@ -121,7 +121,7 @@ impl Emitter {
     }
 
     /// All of it, to be read from its beginning, and its length.
-    pub(super) fn finish(mut self) -> io::Result<(Box<dyn Read + Send>, u64)> {
+    pub(crate) fn finish(mut self) -> io::Result<(Box<dyn Read + Send>, u64)> {
         self.writer.end_files();
         self.end_runs()?;
         for partition in 0..self.hashes.count() {

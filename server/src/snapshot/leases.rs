@@ -10,7 +10,7 @@ use dl_store::StoreExt;
 
 use super::stored;
 use crate::error::Error;
-use crate::parts::Parts;
+use crate::shared::parts::Parts;
 
 /// Jobs that are named one by one.
 const NAMED_MAX: usize = 20;
@@ -37,7 +37,7 @@ impl Leased {
 }
 
 /// The latest end of the leases among the objects of a version; none when all have ended.
-pub(super) fn end(objects: &[SnapshotObject], now: Stamp) -> Option<Stamp> {
+pub(crate) fn end(objects: &[SnapshotObject], now: Stamp) -> Option<Stamp> {
     let ends = objects.iter().filter_map(|object| Leased::of(Version::default(), *object));
     ends.map(|leased| leased.until).filter(|until| *until > now).max()
 }
@@ -73,7 +73,7 @@ pub(crate) async fn remove(parts: &Parts, dataset: DatasetId, leased: Leased) ->
 }
 
 /// Removes leases that have ended, from the store and from what was listed of it.
-pub(super) async fn remove_ended(
+pub(crate) async fn remove_ended(
     parts: &Parts,
     dataset: DatasetId,
     listed: &mut BTreeMap<Version, Vec<SnapshotObject>>,

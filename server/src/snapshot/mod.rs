@@ -24,13 +24,13 @@ use dl_proto::{GetSnapshotRequest, Kind, REPLY_BYTES, SnapshotPiece};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use self::build::Built;
-use crate::answer::{Reply, hand_over};
-use crate::catalog;
+use crate::answers::answer::{Reply, hand_over};
+use crate::answers::reservation::Reservation;
+use crate::datasets::catalog;
 use crate::error::Error;
 use crate::memory;
 use crate::metrics::SnapshotMetrics;
-use crate::parts::{Budget, Parts};
-use crate::reservation::Reservation;
+use crate::shared::parts::{Budget, Parts};
 
 pub(crate) use sweep::{KEPT_AT_MOST, Older, left_by_sweep, sweep, watch};
 

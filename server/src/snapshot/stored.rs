@@ -20,21 +20,21 @@ use futures::TryStreamExt;
 use tokio::task::{JoinError, JoinSet};
 
 use super::build::Built;
+use crate::datasets::spill::thread;
 use crate::error::Error;
-use crate::parts::{Parts, key, prefix};
-use crate::spill::thread;
+use crate::shared::parts::{Parts, key, prefix};
 
 /// Parts that are stored at once: so much of a snapshot is in memory.
 const PARTS_AT_ONCE: usize = 2;
 
 const ACTION: &str = "store a snapshot of dataset";
 
-pub(super) fn key_of(dataset: DatasetId, version: Version, object: SnapshotObject) -> Key {
+pub(crate) fn key_of(dataset: DatasetId, version: Version, object: SnapshotObject) -> Key {
     key(snapshot_key(dataset, version, object))
 }
 
 /// What is stored of a version; none when it is not stored.
-pub(super) async fn find(
+pub(crate) async fn find(
     parts: &Parts,
     dataset: DatasetId,
     version: Version,
@@ -64,7 +64,7 @@ pub(super) async fn find(
 /// # Errors
 /// [`Kind::Unavailable`] when it is not there as it should be: the snapshot is removed then, unless
 /// that is why.
-pub(super) async fn piece(
+pub(crate) async fn piece(
     parts: &Parts,
     manifest: &Manifest,
     number: u64,
@@ -106,7 +106,7 @@ pub(super) async fn piece(
 }
 
 /// Stores what was built. Whatever somebody else has stored of it is used.
-pub(super) async fn store(
+pub(crate) async fn store(
     parts: &Parts,
     dataset: DatasetId,
     built: Built,
@@ -190,7 +190,7 @@ async fn create(parts: &Parts, key: &Key, part: Bytes) -> Result<(), Error> {
 }
 
 /// Removes the stored snapshot of a version, but no lease on it: the snapshot may be built again.
-pub(super) async fn discard(
+pub(crate) async fn discard(
     parts: &Parts,
     dataset: DatasetId,
     version: Version,
@@ -201,7 +201,7 @@ pub(super) async fn discard(
 }
 
 /// When the snapshot of a version was stored; none where that was only begun.
-pub(super) async fn built(
+pub(crate) async fn built(
     parts: &Parts,
     dataset: DatasetId,
     version: Version,
@@ -215,7 +215,7 @@ pub(super) async fn built(
 }
 
 /// First the manifest: nobody takes what is left for a snapshot.
-pub(super) async fn remove(
+pub(crate) async fn remove(
     parts: &Parts,
     dataset: DatasetId,
     version: Version,
@@ -231,7 +231,7 @@ pub(super) async fn remove(
 }
 
 /// The objects of a dataset's snapshots, and the leases on them, by version.
-pub(super) async fn list(
+pub(crate) async fn list(
     parts: &Parts,
     dataset: DatasetId,
 ) -> Result<BTreeMap<Version, Vec<SnapshotObject>>, Error> {

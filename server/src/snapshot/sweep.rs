@@ -12,9 +12,9 @@ use dl_format::{DatasetId, SnapshotObject, Stamp, Version};
 use dl_meta::DatasetState;
 
 use super::{leases, stored};
+use crate::datasets::names;
 use crate::error::Error;
-use crate::names;
-use crate::parts::Parts;
+use crate::shared::parts::Parts;
 
 /// Versions of a dataset whose snapshots are kept for long, the newest among them.
 const FEW: usize = 3;

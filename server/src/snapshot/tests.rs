@@ -8,12 +8,14 @@ use dl_runtime::Clock;
 
 use super::*;
 use crate::auth::Caller;
-use crate::headers::read_header;
-use crate::leftovers::Leftovers;
-use crate::parts::object_key;
+use crate::datasets::headers::read_header;
+use crate::datasets::leftovers::Leftovers;
+use crate::housekeeping::purge;
+use crate::housekeeping::turns::Turns;
+use crate::housekeeping::verify;
+use crate::recovery::recover;
+use crate::shared::parts::object_key;
 use crate::testing::{self, Careless, Rig, rig};
-use crate::turns::Turns;
-use crate::{purge, recover, verify};
 
 /// A dataset whose newest chunk has a later stamp in the log than in its header. Another chunk, with a
 /// stamp between these two, has one of its files as well.

@@ -13,7 +13,7 @@ use dl_format::snapshot::Observed;
 use dl_format::{ChunkId, Committed, EntrySet, EntryVersion, FileRecord, ObjectKind, Stamp};
 use dl_meta::ObjectRecord;
 
-use crate::spill::{Partitions, Scratch, Sizes};
+use crate::datasets::spill::{Partitions, Scratch, Sizes};
 
 /// A path, as far as it is told from others.
 type PathHash = [u64; 2];
@@ -55,7 +55,7 @@ impl Row {
 
 /// Tells paths apart.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Hasher(Arc<(RandomState, RandomState)>);
+pub(crate) struct Hasher(Arc<(RandomState, RandomState)>);
 
 impl Hasher {
     fn of(&self, path: &[u8]) -> PathHash {
@@ -81,7 +81,7 @@ impl Hasher {
 
 /// What some chunks say.
 #[derive(Debug, Default)]
-pub(super) struct Scanned {
+pub(crate) struct Scanned {
     rows: Vec<Row>,
     /// Rows whose version is of another chunk, and which.
     origins: Vec<(usize, ChunkId)>,
@@ -92,7 +92,7 @@ pub(super) struct Scanned {
 
 impl Scanned {
     /// `chunks` with their numbers in the log.
-    pub(super) fn of<'a>(
+    pub(crate) fn of<'a>(
         hasher: &Hasher,
         chunks: impl IntoIterator<Item = (u32, &'a Committed)>,
     ) -> Self {
@@ -123,7 +123,7 @@ impl Scanned {
 
 /// Entries of the log that are live: a bit for each.
 #[derive(Debug)]
-pub(super) struct Live {
+pub(crate) struct Live {
     /// For each object the number of its first entry among all.
     first: Vec<u64>,
     bits: Vec<u64>,
@@ -163,7 +163,7 @@ impl Live {
     }
 
     /// Whether an entry is live, by the numbers of its object and its own.
-    pub(super) fn contains(&self, holder: (u32, u32)) -> bool {
+    pub(crate) fn contains(&self, holder: (u32, u32)) -> bool {
         self.place(holder)
             .is_some_and(|(word, bit)| self.bits.get(word).is_some_and(|word| word & bit != 0))
     }
@@ -171,7 +171,7 @@ impl Live {
 
 /// Collects what all chunks say.
 #[derive(Debug)]
-pub(super) struct Scan {
+pub(crate) struct Scan {
     log: Arc<[ObjectRecord]>,
     rows: Partitions,
     /// Chunks that versions come from and that are not in the log.
@@ -183,23 +183,23 @@ pub(super) struct Scan {
 
 /// What a dataset holds.
 #[derive(Debug)]
-pub(super) struct Found {
-    pub(super) live: Live,
+pub(crate) struct Found {
+    pub(crate) live: Live,
     /// What was observed of live files; none where not all entries were live.
-    pub(super) observed: Option<Observed>,
+    pub(crate) observed: Option<Observed>,
     /// Live files that are folders too, if what is in these is live.
-    pub(super) doubted: Vec<Doubted>,
+    pub(crate) doubted: Vec<Doubted>,
 }
 
 /// A file that may be a folder too.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Doubted {
+pub(crate) struct Doubted {
     path: PathHash,
     holder: (u32, u32),
 }
 
 impl Scan {
-    pub(super) fn new(log: &Arc<[ObjectRecord]>, scratch: Scratch) -> Self {
+    pub(crate) fn new(log: &Arc<[ObjectRecord]>, scratch: Scratch) -> Self {
         let entries: u64 = log.iter().map(|object| u64::from(object.entry_count)).sum();
         Self {
             log: Arc::clone(log),
@@ -211,7 +211,7 @@ impl Scan {
         }
     }
 
-    pub(super) fn add(&mut self, mut scanned: Scanned) -> io::Result<()> {
+    pub(crate) fn add(&mut self, mut scanned: Scanned) -> io::Result<()> {
         for (row, chunk) in scanned.origins {
             let number = self.number(chunk);
             if let Some(row) = scanned.rows.get_mut(row) {
@@ -228,7 +228,7 @@ impl Scan {
     }
 
     /// The chunks that versions come from and that are not in the log.
-    pub(super) fn others(&self) -> HashSet<ChunkId> {
+    pub(crate) fn others(&self) -> HashSet<ChunkId> {
         self.others.iter().copied().collect()
     }
 
@@ -264,7 +264,7 @@ impl Scan {
     }
 
     /// Which entries are live; `deleted` is what tombstones name.
-    pub(super) fn find(mut self, deleted: &HashMap<ChunkId, EntrySet>) -> io::Result<Found> {
+    pub(crate) fn find(mut self, deleted: &HashMap<ChunkId, EntrySet>) -> io::Result<Found> {
         let mut live = Live::new(&self.log);
         let (mut are_all_live, mut doubted) = (true, Vec::new());
         for partition in 0..self.rows.count() {
@@ -302,11 +302,11 @@ impl Scan {
 
 /// Which folders hold files that are not deleted.
 #[derive(Debug, Default)]
-pub(super) struct Folders(HashSet<PathHash>);
+pub(crate) struct Folders(HashSet<PathHash>);
 
 impl Folders {
     /// Those of some chunks.
-    pub(super) fn of<'a>(
+    pub(crate) fn of<'a>(
         hasher: &Hasher,
         live: &Live,
         chunks: impl IntoIterator<Item = (u32, &'a Committed)>,
@@ -322,14 +322,14 @@ impl Folders {
         Self(seen)
     }
 
-    pub(super) fn merge(&mut self, other: Self) {
+    pub(crate) fn merge(&mut self, other: Self) {
         self.0.extend(other.0);
     }
 }
 
 impl Live {
     /// Takes files out that are folders too: the folder holds.
-    pub(super) fn hide(&mut self, doubted: &[Doubted], folders: &Folders) {
+    pub(crate) fn hide(&mut self, doubted: &[Doubted], folders: &Folders) {
         for file in doubted.iter().filter(|file| folders.0.contains(&file.path)) {
             self.remove(file.holder);
         }
@@ -337,7 +337,7 @@ impl Live {
 }
 
 /// What is to be known of the live files of some chunks before the first is written.
-pub(super) fn observe<'a>(
+pub(crate) fn observe<'a>(
     live: &Live,
     chunks: impl IntoIterator<Item = (u32, &'a Committed)>,
 ) -> Observed {
@@ -357,7 +357,7 @@ pub(super) fn observe<'a>(
 }
 
 /// The numbers of a log's objects of a kind.
-pub(super) fn of_kind(log: &[ObjectRecord], kind: ObjectKind) -> Vec<u32> {
+pub(crate) fn of_kind(log: &[ObjectRecord], kind: ObjectKind) -> Vec<u32> {
     let numbered = (0..).zip(log);
     numbered.filter(|(_, object)| object.kind == kind).map(|(number, _)| number).collect()
 }

@@ -43,7 +43,7 @@ pub struct Address {
 impl Address {
     /// Understands `etcd[s]://[USER:PASSWORD@]HOST:PORT,.../KEY`, with
     /// `?ca=FILE&cert=FILE&key=FILE` or some of them; none when it is no address of etcd at all.
-    pub(super) fn parse(text: &str) -> Option<Result<Self, &'static str>> {
+    pub(crate) fn parse(text: &str) -> Option<Result<Self, &'static str>> {
         let (is_tls, rest) = match text.strip_prefix("etcd://") {
             Some(rest) => (false, rest),
             None => (true, text.strip_prefix("etcds://")?),
@@ -95,7 +95,7 @@ impl fmt::Debug for Address {
 
 /// One key, followed.
 #[derive(Debug)]
-pub(super) struct Etcd {
+pub(crate) struct Etcd {
     address: Address,
     clock: Arc<dyn Clock>,
     random: Arc<dyn Random>,
@@ -104,12 +104,12 @@ pub(super) struct Etcd {
 }
 
 impl Etcd {
-    pub(super) fn new(address: Address, clock: Arc<dyn Clock>, random: Arc<dyn Random>) -> Self {
+    pub(crate) fn new(address: Address, clock: Arc<dyn Clock>, random: Arc<dyn Random>) -> Self {
         Self { address, clock, random, failures: 0, events: None }
     }
 
     /// Waits for the next text, or for a reason why there is none.
-    pub(super) async fn next(&mut self) -> Result<String, String> {
+    pub(crate) async fn next(&mut self) -> Result<String, String> {
         loop {
             let Some(events) = &mut self.events else {
                 if let Some(before) = self.failures.checked_sub(1) {

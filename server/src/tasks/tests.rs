@@ -9,12 +9,15 @@ use dl_store::StoreExt;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::answer::Reply;
+use crate::answers::answer::Reply;
 use crate::auth::People;
-use crate::leftovers::Leftovers;
+use crate::datasets::catalog;
+use crate::datasets::leftovers::Leftovers;
+use crate::housekeeping::purge;
+use crate::housekeeping::turns::Turns;
+use crate::recovery::recover;
+use crate::snapshot;
 use crate::testing::{self, Rig, rig};
-use crate::turns::Turns;
-use crate::{catalog, purge, recover, snapshot};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -241,7 +244,8 @@ async fn a_leased_version_stays_until_its_lease_ends() {
     // The sweep has known for an hour that there is a newer one.
     assert_eq!(scene.swept().await, []);
     let stored = dl_format::snapshots_prefix(scene.id);
-    let stored = scene.rig.parts.store.list_sorted(&crate::parts::prefix(stored)).await.unwrap();
+    let stored =
+        scene.rig.parts.store.list_sorted(&crate::shared::parts::prefix(stored)).await.unwrap();
     assert_eq!(stored.len(), 0, "{stored:?}");
 }
 
@@ -252,7 +256,7 @@ async fn a_damaged_lease_counts_until_it_ends() {
     scene.join(1).await;
     let leased = scene.leases().await[0];
     let object = SnapshotObject::Lease { until: leased.until, task: leased.task };
-    let key = crate::parts::key(dl_format::snapshot_key(scene.id, first, object));
+    let key = crate::shared::parts::key(dl_format::snapshot_key(scene.id, first, object));
     scene.rig.parts.store.delete(&key).await.unwrap();
     scene.rig.parts.store.create(&key, "damaged".into()).await.unwrap();
     scene.change(2).await;

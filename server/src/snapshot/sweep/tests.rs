@@ -5,11 +5,12 @@ use std::sync::Arc;
 use dl_meta::{DatasetRecord, MetaStore};
 
 use super::*;
+use crate::config;
+use crate::recovery::recover;
 use crate::settings::Settings;
 use crate::snapshot::Snapshots;
 use crate::source::{Followed, Source};
 use crate::testing::{self, Rig, rig};
-use crate::{config, recover};
 
 /// Stores the snapshot of what a dataset holds now.
 async fn build(rig: &Rig, dataset: DatasetId) -> Version {
@@ -123,7 +124,7 @@ async fn one_that_was_stored_after_it_was_replaced_goes_too() {
     sweep_all(&rig.parts, &mut swept).await.unwrap();
     assert_eq!(swept.len(), 1);
     let part = dl_format::snapshot_key(dataset, Version::default(), SnapshotObject::Part(0));
-    rig.parts.store.create(&crate::parts::key(part), "late".into()).await.unwrap();
+    rig.parts.store.create(&crate::shared::parts::key(part), "late".into()).await.unwrap();
     let older = sweep(&rig.parts, dataset, newest).await.unwrap();
     assert_eq!(older, [Older { version: Version::default(), kept: KEPT + PERIOD }]);
     rig.clock.advance(KEPT);

@@ -8,7 +8,7 @@ use super::hold;
 
 const RULE: &str = "Every method of the service stands below a span of its own name:";
 
-const SERVICE: &str = "server/src/service.rs";
+const SERVICE: &str = "server/src/api/service.rs";
 const METHODS: &str = "proto/diesel.proto";
 
 #[test]

@@ -1,0 +1,355 @@
+//! The HTTP port: whether the server lives, whether it is well and, if not, which command helps, and
+//! its counts.
+//!
+//! Must hold: it answers from the moment it is open, also while the server starts and stops; no client
+//! holds it up, by many requests, slow requests or none; it says nothing of the contents of datasets,
+//! and names a dataset only beside a training job, where the server has no users.
+
+use std::convert::Infallible;
+use std::fmt::Display;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use dl_format::{IDENTITY_KEY, IdentityRecord, StoreId};
+use dl_meta::{Damage, DatasetRecord, DatasetState, Refusal};
+use dl_runtime::{Clock, Deadline, Elapsed};
+use dl_store::StoreExt;
+use futures::FutureExt;
+use futures::future::{self, BoxFuture, Shared, WeakShared};
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use crate::datasets::identity;
+use crate::error::causes;
+use crate::memory;
+use crate::metrics::{self, Loss, Metrics, Watched};
+use crate::net::connections::{ConnectionLimiter, FIRST_REQUEST, accept};
+use crate::net::socket::Socket;
+use crate::shared::parts::{Parts, key};
+
+/// How long each store may take to answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// An answer of the stores holds for so long, so that many clients are no load. Clients that come while
+/// the stores are asked wait for the same answer.
+const HOLDS: Duration = Duration::from_secs(1);
+
+/// Most time for a connection, which is for a single request.
+const CONNECTION: Duration = Duration::from_secs(10);
+
+/// Most bytes of a request.
+const REQUEST_BYTES: usize = 16 << 10;
+
+/// The subjects of the port.
+#[derive(Debug)]
+pub(crate) struct Site {
+    pub(crate) parts: Parts,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) watched: Watched,
+    pub(crate) looks: Mutex<Looks>,
+}
+
+/// The last answers of the stores.
+#[derive(Debug, Default)]
+pub(crate) struct Looks {
+    last: Option<Health>,
+    /// The question under way, which ends with the last client that waits for its answer.
+    current: Option<WeakShared<BoxFuture<'static, Health>>>,
+}
+
+/// The state of the stores.
+#[derive(Debug, Clone)]
+struct Health {
+    at: Duration,
+    /// The last known loss.
+    loss: Loss,
+    /// Datasets that are refused until they are recovered, as last known.
+    recovering: u64,
+    /// None when all is well.
+    problem: Option<String>,
+}
+
+/// An HTTP port, which answers until the last clone of it is dropped.
+#[derive(Debug, Clone)]
+pub struct HttpPort(Arc<Port>);
+
+#[derive(Debug)]
+struct Port {
+    address: SocketAddr,
+    stage: Arc<Mutex<Stage>>,
+    /// Ends with this.
+    _answering: JoinSet<Infallible>,
+}
+
+/// How far the server is.
+#[derive(Debug, Clone)]
+struct Stage {
+    /// Why the server does not serve; none while it serves.
+    pending: Option<String>,
+    /// None before the stores are open.
+    site: Option<Arc<Site>>,
+}
+
+impl HttpPort {
+    /// Begins to answer: the server lives, and is about to start.
+    ///
+    /// # Errors
+    /// When the listener has no address.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn open(listener: TcpListener, clock: Arc<dyn Clock>) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        let pending = Some("starting".to_owned());
+        let stage = Arc::new(Mutex::new(Stage { pending, site: None }));
+        let mut answering = JoinSet::new();
+        answering.spawn(serve(listener, Arc::clone(&stage), clock));
+        Ok(Self(Arc::new(Port { address, stage, _answering: answering })))
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.0.address
+    }
+
+    /// Reports the step of a start.
+    pub fn starting(&self, doing: &str) {
+        lock(&self.0.stage).pending = Some(format!("starting: {doing}"));
+    }
+
+    /// The stores are asked from now on.
+    pub(crate) fn serving(&self, site: Site) {
+        *lock(&self.0.stage) = Stage { pending: None, site: Some(Arc::new(site)) };
+    }
+
+    /// Clients should send no new requests to this server.
+    pub(crate) fn stopping(&self) {
+        let doing = "stopping: what is in flight ends within the grace period";
+        lock(&self.0.stage).pending = Some(doing.to_owned());
+    }
+}
+
+fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn serve(
+    listener: TcpListener,
+    stage: Arc<Mutex<Stage>>,
+    clock: Arc<dyn Clock>,
+) -> Infallible {
+    let wrong_method = (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are understood\n");
+    let no_such_page =
+        (StatusCode::NOT_FOUND, "this is dlserver: /healthz, /livez and /metrics are here\n");
+    let pages = Router::new()
+        .route("/livez", get("ok\n"))
+        .route("/healthz", get(healthz))
+        .route("/metrics", get(metrics))
+        .method_not_allowed_fallback(move || future::ready(wrong_method))
+        .fallback(move || future::ready(no_such_page))
+        .with_state(stage);
+    // No connection stays: the oldest ones end when many come.
+    let limiter = ConnectionLimiter::new(0, FIRST_REQUEST, Vec::new(), Arc::clone(&clock));
+    let converse = |stream| converse(limiter.clone(), stream, pages.clone(), Arc::clone(&clock));
+    accept(&listener, &*clock, &mut JoinSet::new(), converse).await
+}
+
+async fn converse(
+    limiter: ConnectionLimiter,
+    stream: TcpStream,
+    pages: Router,
+    clock: Arc<dyn Clock>,
+) {
+    let connection = limiter.enter(stream.peer_addr().ok());
+    let socket = Socket::new(stream, &connection, CONNECTION, &clock);
+    let served = http1::Builder::new()
+        .keep_alive(false)
+        .max_buf_size(REQUEST_BYTES)
+        .serve_connection(TokioIo::new(socket), TowerToHyperService::new(pages));
+    let served = Deadline::after(&*clock, CONNECTION).bound(&*clock, served);
+    // A client that breaks off or stalls knows the reason.
+    limiter.bound(&connection, served.map(drop)).await;
+}
+
+/// Whether the server is well: the reason why it does not serve, or the state of the stores.
+async fn healthz(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
+    let Stage { pending, site } = lock(&stage).clone();
+    match (pending, site) {
+        (Some(pending), _) => unwell(&pending),
+        (None, None) => unwell("starting"),
+        (None, Some(site)) => match site.look().await {
+            Health { problem: Some(problem), .. } => unwell(&problem),
+            Health { recovering: 0, .. } => "ok\n".into_response(),
+            // Other datasets are served.
+            Health { recovering, .. } => format!(
+                "ok\ndatasets that are refused until they are recovered: {recovering}; run \
+                 `dlcmd recover --all`, unless one is under way\n"
+            )
+            .into_response(),
+        },
+    }
+}
+
+/// The counts of the server, also while it stops.
+async fn metrics(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
+    let Stage { pending, site } = lock(&stage).clone();
+    let Some(site) = site else { return unwell(&pending.unwrap_or_default()) };
+    let (health, resident) = future::join(site.look(), site.resident()).await;
+    let text = site.metrics.text(&site.watched, health.loss, health.recovering, resident);
+    ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
+}
+
+fn unwell(why: &str) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response()
+}
+
+impl Site {
+    /// The problem when the metadata belongs to another chunk store.
+    fn of_another(&self, bound: Option<StoreId>, identity: &[u8]) -> Option<String> {
+        match IdentityRecord::decode(identity) {
+            Ok(IdentityRecord { store }) => {
+                let compared = identity::compare(&self.parts, bound?, store);
+                compared.err().map(|error| error.chain())
+            }
+            Err(error) => Some(format!("the chunk store's `{IDENTITY_KEY}` is damaged: {error}")),
+        }
+    }
+
+    /// Bytes of memory in use; none while all threads for blocking work wait for disks.
+    async fn resident(&self) -> u64 {
+        let clock = &*self.parts.clock;
+        let resident = Deadline::after(clock, PATIENCE).bound(clock, memory::resident());
+        resident.await.ok().flatten().unwrap_or_default()
+    }
+
+    /// How many datasets are refused until they are recovered; none where the metadata store does not say.
+    async fn recovering(&self) -> Option<u64> {
+        let clock = &*self.parts.clock;
+        let records = Deadline::after(clock, PATIENCE).bound(clock, self.parts.meta.records());
+        let records = records.await.ok()?.ok()?;
+        let is_refused = |record: &&DatasetRecord| record.state == DatasetState::Recovering;
+        Some(records.iter().filter(is_refused).count() as u64)
+    }
+
+    /// The answers of a moment ago, or the question under way.
+    fn look(self: &Arc<Self>) -> Shared<BoxFuture<'static, Health>> {
+        let mut looks = lock(&self.looks);
+        let now = self.parts.clock.monotonic();
+        if let Some(health) = looks.last.as_ref().filter(|last| now < last.at + HOLDS) {
+            return future::ready(health.clone()).boxed().shared();
+        }
+        let current = looks.current.as_ref().and_then(WeakShared::upgrade);
+        // A question that has ended is old.
+        if let Some(current) = current.filter(|current| current.peek().is_none()) {
+            return current;
+        }
+        let (site, last) = (Arc::clone(self), looks.last.clone());
+        let look = async move { site.ask(last).await }.boxed().shared();
+        looks.current = look.downgrade();
+        look
+    }
+
+    /// Asks the stores.
+    async fn ask(&self, last: Option<Health>) -> Health {
+        let clock = &*self.parts.clock;
+        let (before, refused) = last.map_or((Loss::None, 0), |last| (last.loss, last.recovering));
+        let deadline = Deadline::after(clock, PATIENCE);
+        let identity = key(IDENTITY_KEY.to_owned());
+        let meta = &*self.parts.meta;
+        // Apart: the refusal is known while a write to the metadata store waits.
+        let refusal = deadline.bound(clock, meta.refusal());
+        let meta = future::try_join(meta.identity(), meta.damage());
+        let meta = deadline.bound::<Result<_, dl_meta::Error>>(clock, meta);
+        let store = deadline.bound(clock, self.parts.store.read_all(&identity));
+        let (meta, refusal, store, recovering) =
+            future::join4(meta, refusal, store, self.recovering()).await;
+        let loss = match &meta {
+            Ok(Ok((None, _) | (_, Some(Damage::Everything)))) => Loss::All,
+            Ok(Ok((_, Some(Damage::Shards)))) => Loss::Last,
+            Ok(Ok((Some(_), None))) => Loss::None,
+            Ok(Err(error)) if error.kind == dl_meta::Kind::Lost => Loss::All,
+            // Unknown.
+            Err(_) | Ok(Err(_)) => before,
+        };
+        // Metadata that lost something, or does not answer, does not know.
+        let recovering = recovering.filter(|_| loss == Loss::None && matches!(meta, Ok(Ok(_))));
+        let problem = match (meta, store) {
+            (Err(_), _) => Some(self.refused(refusal).unwrap_or_else(|| self.silent_meta())),
+            (Ok(Err(error)), _) => Some(failed("metadata", &error)),
+            (_, Err(_)) => Some(silent("chunk")),
+            (_, Ok(Err(error))) if error.kind == dl_store::Kind::Missing => Some(format!(
+                "the chunk store has no `{IDENTITY_KEY}`: check --store; {}",
+                lost(loss).unwrap_or(
+                    "where it has all datasets that the metadata knows, the servers write it again \
+                     within two minutes, or their logs say why not"
+                )
+            )),
+            (_, Ok(Err(error))) => Some(failed("chunk", &error)),
+            (Ok(Ok((bound, _))), Ok(Ok(identity))) => match lost(loss) {
+                None => self.of_another(bound, &identity).or_else(|| self.refused(refusal)),
+                Some(lost) => Some(lost.to_owned()),
+            },
+        };
+        let recovering = recovering.unwrap_or(refused);
+        let health = Health { at: clock.monotonic(), loss, recovering, problem };
+        lock(&self.looks).last = Some(health.clone());
+        health
+    }
+
+    /// Why the metadata store takes no writes, if it takes none.
+    fn refused(
+        &self,
+        refusal: Result<Result<Option<Refusal>, dl_meta::Error>, Elapsed>,
+    ) -> Option<String> {
+        match refusal {
+            Err(Elapsed) => Some(self.silent_meta()),
+            Ok(Err(error)) => Some(failed("metadata", &error)),
+            Ok(Ok(refusal)) => Some(match refusal? {
+                Refusal::Full(why) => format!(
+                    "the metadata store takes no writes but deletes ({why}): give it more memory, \
+                     or delete something and run `dlcmd purge`"
+                ),
+                Refusal::All(why) => format!("the metadata store takes no writes: {why}"),
+            }),
+        }
+    }
+
+    fn silent_meta(&self) -> String {
+        let trouble = self.parts.meta.trouble();
+        let trouble = trouble.map(|why| format!("; last waited for: {why}"));
+        silent("metadata") + &trouble.unwrap_or_default()
+    }
+}
+
+fn silent(what: impl Display) -> String {
+    format!("the {what} store did not answer within {PATIENCE:?}")
+}
+
+fn failed(what: impl Display, error: &dyn std::error::Error) -> String {
+    format!("the {what} store can't be asked: {}", causes(error))
+}
+
+/// The meaning of a loss in the metadata store, and the command that helps.
+fn lost(loss: Loss) -> Option<&'static str> {
+    match loss {
+        Loss::None => None,
+        Loss::Last => Some(
+            "the metadata store may have lost writes: the servers are rebuilding it from the chunk \
+             store, which takes a moment",
+        ),
+        Loss::All => {
+            Some("the metadata store lost what it held, or a part of it: run `dlcmd recover --all`")
+        }
+    }
+}

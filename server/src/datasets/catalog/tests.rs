@@ -1,0 +1,263 @@
+//! Listing datasets whose metadata is missing, and deleting them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dl_meta::MetaStore;
+use dl_proto::{KeyHash, RecoverRequest, User, Users};
+use dl_runtime::SystemClock;
+use dl_runtime::fault::Fault;
+use dl_store::StoreExt;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::auth::People;
+use crate::testing::{Careless, dataset, rig};
+
+#[tokio::test]
+async fn a_listing_looks_for_the_objects_of_many_unknown_datasets_at_once() {
+    let rig = rig().await;
+    for number in 0..64 {
+        let name = format!("cut-short-{number:02}");
+        let id = rig.create(&name).await;
+        rig.memory.drop_dataset(&dataset(&name), id).await.unwrap();
+    }
+    // The names, then the objects of each.
+    let second = Some(Fault::Delay(Duration::from_secs(1)));
+    rig.store.script("list", vec![second; 65]);
+    let (listed, seconds) = rig.run(list(&rig.parts, &Caller::Everybody, Detail::Counts)).await;
+    assert_eq!(listed.unwrap().found, [], "none of them has objects");
+    assert!(seconds <= 6, "{seconds} s");
+    let last = names::newest(&rig.parts, &dataset("cut-short-63")).await.unwrap().unwrap();
+    rig.store_chunk(last.record.dataset, 1).await;
+    let (listed, _) = rig.run(list(&rig.parts, &Caller::Everybody, Detail::Counts)).await;
+    let error = listed.unwrap_err();
+    assert_eq!((error.kind, error.what.as_str()), (Kind::NeedsRecovery, "cut-short-63"));
+}
+
+/// Somebody who may read these datasets.
+fn reader(pattern: &str) -> Caller {
+    known(&format!("read:{pattern}"))
+}
+
+fn known(grant: &str) -> Caller {
+    let grants = vec![grant.parse().unwrap()];
+    let users = [("ann".parse().unwrap(), User::new(KeyHash::of_nobody(), grants))];
+    let people = People::parse(&Users(users.into_iter().collect()).to_string()).unwrap();
+    Caller::Known(people.person("ann").unwrap())
+}
+
+fn counts(listed: &[Dataset]) -> Vec<(&str, bool)> {
+    let is_known = |one: &Dataset| matches!(one.counts, Counts::Known { .. });
+    listed.iter().map(|one| (one.name.as_str(), is_known(one))).collect()
+}
+
+#[tokio::test]
+async fn a_listing_counts_what_its_caller_may_read_and_nothing_else() {
+    let rig = rig().await;
+    for name in ["apples", "big"] {
+        rig.create(name).await;
+    }
+    // The second one that is counted, and the metadata of it is damaged.
+    rig.meta.script("dataset", [None, Some(Fault::Before(dl_meta::Kind::Corrupt))]);
+    let listed = list(&rig.parts, &reader("apples"), Detail::Counts).await.unwrap();
+    assert_eq!(counts(&listed.found), [("apples", true)]);
+    // Whoever may read it is told what is wrong, and the counts of the others.
+    let listed = list(&rig.parts, &Caller::Everybody, Detail::Counts).await.unwrap();
+    assert_eq!(counts(&listed.found), [("apples", false), ("big", true)]);
+    assert!(
+        matches!(&listed.found[0].counts, Counts::Unknown(why) if why.contains("describe dataset"))
+    );
+    // What may pass is tried again by who asked.
+    rig.meta.script("dataset", [Some(Fault::Before(dl_meta::Kind::Unavailable))]);
+    let failed = list(&rig.parts, &Caller::Everybody, Detail::Counts).await.unwrap_err();
+    assert_eq!(failed.kind, Kind::Unavailable);
+}
+
+#[tokio::test]
+async fn nothing_is_counted_for_who_opens_a_dataset_or_asks_for_names() {
+    let rig = rig().await;
+    let id = rig.create("pets").await;
+    rig.meta.script("dataset", [Some(Fault::Before(dl_meta::Kind::Corrupt))]);
+    let opened = by_name(&rig.parts, &dataset("pets"), &Caller::Everybody, Detail::Outline).await;
+    let opened = opened.unwrap();
+    assert_eq!((opened.id, opened.counts), (id, Counts::Unasked));
+    assert_eq!(rig.create("pets").await, id);
+    let listed = list(&rig.parts, &Caller::Everybody, Detail::Record).await.unwrap();
+    assert_eq!(counts(&listed.found), [("pets", false)]);
+    let counted = by_name(&rig.parts, &dataset("pets"), &Caller::Everybody, Detail::Counts).await;
+    let damaged = counted.unwrap_err();
+    assert_eq!(damaged.kind, Kind::NeedsRecovery);
+    assert!(damaged.chain().contains("remove it, start again"), "{}", damaged.chain());
+}
+
+/// Keeps S-20: Rule 5. What was created or changed since under a name is not removed by a deletion.
+#[tokio::test]
+async fn a_dataset_is_deleted_by_its_own_name_alone() {
+    let rig = rig().await;
+    let (id, _) = (rig.create("foo").await, rig.create("bar").await);
+    rig.store_chunk(id, 1).await;
+    let object = crate::shared::parts::key(dl_format::name_key(&dataset("foo"), 1));
+    let named = rig.parts.store.read_all(&object).await.unwrap();
+    rig.parts.store.delete(&object).await.unwrap();
+    assert_eq!(rig.delete("bar", id).await.unwrap(), DeletedDataset::default());
+    // Somebody has copied the name of another dataset over it.
+    let other = crate::shared::parts::key(dl_format::name_key(&dataset("bar"), 1));
+    let copied = rig.parts.store.read_all(&other).await.unwrap();
+    rig.parts.store.create(&object, copied).await.unwrap();
+    let refused = rig.delete("foo", id).await.unwrap_err();
+    assert_eq!(refused.kind, Kind::Conflict);
+    let told = ["names/foo/00000001 in the chunk store", "run `dlcmd recover dl://foo`"];
+    assert!(told.iter().all(|told| refused.chain().contains(told)), "{}", refused.chain());
+    assert!(names::has_objects(&rig.parts, &dataset("foo"), id).await.unwrap());
+    rig.parts.store.delete(&object).await.unwrap();
+    rig.parts.store.create(&object, named).await.unwrap();
+    assert_eq!(rig.delete("foo", id).await.unwrap().removed, 1);
+    rig.create("foo").await;
+    assert_eq!(rig.delete("foo", id).await.unwrap(), DeletedDataset::default(), "repeated");
+}
+
+/// Keeps S-30.
+#[tokio::test]
+async fn a_recovery_that_fails_for_a_deleted_dataset_tells_nobody_which_it_was() {
+    let rig = rig().await;
+    rig.create("apples").await;
+    let id = rig.create("secret").await;
+    let record = rig.memory.record(id).await.unwrap().unwrap();
+    rig.delete("secret", id).await.unwrap();
+    for operation in ["record", "drop_dataset"] {
+        // As a Redis does that is set back.
+        rig.memory.put_dataset(&record).await.unwrap();
+        rig.meta.script(operation, [Some(Fault::Before(dl_meta::Kind::Unavailable))]);
+        let (progress, _told) = mpsc::channel(64);
+        let request = RecoverRequest { dataset: Some(dataset("apples")), since: None };
+        let caller = reader("apples");
+        let recovered = crate::recovery::recover::recover(&rig.parts, request, &caller, &progress);
+        let error = rig.run(recovered).await.0.unwrap_err();
+        assert!(error.kind.is_retryable() && rig.meta.is_used_up(operation), "{operation}");
+        let told = error.chain();
+        assert!(!told.contains("secret") && !told.contains(&id.to_string()), "{told}");
+    }
+}
+
+/// Keeps S-05: what a dataset holds is not told while its metadata is being rebuilt.
+#[tokio::test]
+async fn a_dataset_that_is_being_rebuilt_has_neither_a_version_nor_counts() {
+    let rig = rig().await;
+    let id = rig.create("pets").await;
+    rig.store_chunk(id, 1).await;
+    rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    let record = rig.memory.record(id).await.unwrap().unwrap();
+    let rebuilt = DatasetRecord { state: DatasetState::Recovering, ..record };
+    rig.memory.put_dataset(&rebuilt).await.unwrap();
+    let told = async |told| by_name(&rig.parts, &dataset("pets"), &Caller::Everybody, told).await;
+    assert_eq!(told(Detail::Counts).await.unwrap_err().kind, Kind::NeedsRecovery);
+    // It can be deleted.
+    let opened = told(Detail::Outline).await.unwrap();
+    assert_eq!((opened.id, opened.objects, opened.version), (id, 0, Version::default()));
+    assert!(matches!(&opened.counts, Counts::Unknown(why) if why.contains("being rebuilt")));
+    let listed = list(&rig.parts, &Caller::Everybody, Detail::Counts).await.unwrap();
+    assert_eq!(counts(&listed.found), [("pets", false)]);
+}
+
+#[tokio::test]
+async fn a_dataset_that_is_made_while_it_is_looked_for_is_not_called_lost() {
+    let rig = rig().await;
+    let id = rig.create("pets").await;
+    rig.store_chunk(id, 1).await;
+    let record = rig.memory.record(id).await.unwrap().unwrap();
+    let (name, shape) = (dataset("pets"), ChunkShape::default());
+    for call in 0..3 {
+        for is_made in [true, false] {
+            rig.memory.drop_dataset(&name, id).await.unwrap();
+            // Names that were listed before are too old.
+            rig.clock.advance(Duration::from_secs(60));
+            rig.store.script("list", [Some(Fault::Delay(Duration::from_secs(1)))]);
+            let mut found = Box::pin(async {
+                match call {
+                    0 => by_name(&rig.parts, &name, &Caller::Everybody, Detail::Outline).await,
+                    1 => create(&rig.parts, &name, shape).await,
+                    _ => {
+                        let listed = list(&rig.parts, &Caller::Everybody, Detail::Record).await;
+                        listed.map(|mut listed| listed.found.remove(0))
+                    }
+                }
+            });
+            while !rig.store.is_used_up("list") {
+                assert!(futures::poll!(&mut found).is_pending());
+                tokio::task::yield_now().await;
+            }
+            if is_made {
+                rig.memory.put_dataset(&record).await.unwrap();
+            }
+            let (found, _) = rig.run(found).await;
+            assert_eq!(found.as_ref().ok().map(|found| found.id), is_made.then_some(id), "{call}");
+            assert!(is_made || found.is_err_and(|error| error.kind == Kind::NeedsRecovery));
+        }
+    }
+}
+
+/// Keeps S-02: what is put into the one that loses would be gone with the metadata.
+#[tokio::test]
+async fn of_a_name_that_two_servers_create_at_once_in_a_careless_bucket_one_dataset_is_made() {
+    for round in 0..20 {
+        let rig = rig().await;
+        let store = Arc::new(Careless::new(Arc::clone(&rig.parts.store)));
+        let limits = crate::Limits { settle: Duration::from_millis(50), ..rig.parts.limits };
+        let clock = Arc::new(SystemClock::new());
+        let first = Parts { store, limits, clock, ..rig.parts.clone() };
+        let second = Parts { roll: crate::Roll::default(), ..first.clone() };
+        let name = dataset("ds");
+        let later = async {
+            // Also when the name is there already, and its record is not.
+            first.clock.sleep(Duration::from_millis(round)).await;
+            create(&second, &name, ChunkShape::default()).await
+        };
+        let made = create(&first, &name, ChunkShape::default());
+        let (one, other) = futures::future::join(made, later).await;
+        let (one, other) = (one.unwrap().id, other.unwrap().id);
+        let named = names::newest(&first, &name).await.unwrap().unwrap();
+        assert_eq!((one, other), (named.record.dataset, named.record.dataset), "{round} ms");
+    }
+}
+
+/// Keeps S-30.
+#[tokio::test]
+async fn an_id_of_before_is_refused_without_the_name_that_can_not_be_read() {
+    let rig = rig().await;
+    let before = rig.create("pets").await;
+    rig.delete("pets", before).await.unwrap();
+    let told = by_id(&rig.parts, before).await.unwrap_err();
+    assert_eq!(told.kind, Kind::NotFound, "{}", told.chain());
+    rig.create("secret").await;
+    let object = crate::shared::parts::key(dl_format::name_key(&dataset("secret"), 1));
+    rig.parts.store.delete(&object).await.unwrap();
+    rig.parts.store.create(&object, bytes::Bytes::from("damaged")).await.unwrap();
+    rig.clock.advance(Duration::from_secs(1));
+    let told = by_id(&rig.parts, before).await.unwrap_err();
+    assert_eq!(told.kind, Kind::NotFound, "{}", told.chain());
+    // Now its name says nothing of it any more: it may be the other one.
+    rig.create("pets").await;
+    rig.clock.advance(Duration::from_secs(1));
+    let told = by_id(&rig.parts, before).await.unwrap_err();
+    assert_eq!(told.kind, Kind::Corrupt, "{}", told.chain());
+    assert!(!told.chain().contains("secret"), "{}", told.chain());
+}
+
+#[tokio::test]
+async fn a_create_that_the_metadata_never_lets_through_ends_with_what_to_do() {
+    for times in [3, 1_000] {
+        let rig = rig().await;
+        let conflict = Some(Fault::Before(dl_meta::Kind::Conflict));
+        rig.meta.script("put_dataset", vec![conflict; times]);
+        let name = dataset("pets");
+        let (created, seconds) = rig.run(create(&rig.parts, &name, ChunkShape::default())).await;
+        if times == 3 {
+            created.unwrap();
+            continue;
+        }
+        let error = created.unwrap_err();
+        assert!(error.kind == Kind::NeedsRecovery && error.chain().contains("recover --all"));
+        assert!((10..15).contains(&seconds), "{seconds} s");
+    }
+}

@@ -1,0 +1,56 @@
+//! Headers read from the chunk store: at most two ranged reads each.
+//!
+//! Must hold: no header is given that was not checked as a whole.
+
+use bytes::Bytes;
+use dl_format::Header;
+use dl_proto::Kind;
+use dl_store::{ByteRange, Key, ObjectRange, StoreExt};
+
+use crate::error::Error;
+use crate::shared::parts::Parts;
+
+/// Enough for the headers of about 700 files; longer ones need a second read.
+pub(crate) const FIRST_READ: u64 = 64 << 10;
+
+/// Reads and checks the header of one object.
+pub(crate) async fn read_header(parts: &Parts, key: &Key) -> Result<Header, Error> {
+    let failed = |error| Error::store("read header", key, error);
+    let range = ByteRange::up_to(FIRST_READ).expect("more than nothing");
+    let mut head = parts.store.read_one(key, range).await.map_err(failed)?;
+    if let Some(length) = longer(&head) {
+        // From its beginning: so it is the object that is read, and not a copy of it.
+        let range = ByteRange::up_to(length).expect("more than nothing");
+        head = parts.store.read_one(key, range).await.map_err(failed)?;
+    }
+    decode(key, &head)
+}
+
+/// Reads and checks the headers of many objects with one call to the store; one result for each,
+/// in order: of those that are longer than [`FIRST_READ`], only how long they are.
+pub(crate) async fn read_headers(
+    parts: &Parts,
+    keys: &[Key],
+) -> Vec<Result<Result<Header, u64>, Error>> {
+    let range = ByteRange::up_to(FIRST_READ).expect("more than nothing");
+    let wanted: Vec<_> = keys.iter().map(|key| ObjectRange { key: key.clone(), range }).collect();
+    let heads = parts.store.read(&wanted).await;
+    let header = |(head, key): (Result<Bytes, _>, &Key)| {
+        let head = head.map_err(|error| Error::store("read header", key, error))?;
+        match longer(&head) {
+            Some(length) => Ok(Err(length)),
+            None => decode(key, &head).map(Ok),
+        }
+    };
+    heads.into_iter().zip(keys).map(header).collect()
+}
+
+/// The length of a header of which this is only the beginning.
+fn longer(head: &Bytes) -> Option<u64> {
+    let length = Header::length(head).ok()? as u64;
+    (head.len() as u64 == FIRST_READ && length > FIRST_READ).then_some(length)
+}
+
+fn decode(key: &Key, head: &Bytes) -> Result<Header, Error> {
+    Header::decode(head).map_err(|error| Error::new(Kind::Corrupt, "read header", key, error))
+}

@@ -1,0 +1,487 @@
+//! Purge: gives back the space of overwritten and deleted files (paper, 5, housekeeping).
+//!
+//! Must hold: a purge changes no answer about files, and neither does a recovery at any moment of the purge.
+//! An object leaves the log before it leaves the store, so that the next purge finds and removes the objects
+//! that a crash leaves. A survey may take hours: objects that go were old at its beginning, and files that
+//! move were looked up a moment ago (docs/decisions/0008-purge.md). A damaged dataset is refused.
+
+mod damage;
+mod estimate;
+mod leased;
+mod plan;
+mod rewrite;
+
+use std::collections::HashSet;
+use std::time::{Duration, SystemTime};
+
+use dl_format::{ChunkId, ChunkIdMaker, DatasetId, DatasetName, Deletions, Stamp};
+use dl_meta::{DatasetRecord, DatasetState};
+use dl_proto::{Kind, PurgeProgress, PurgeRequest};
+use dl_store::Key;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use tokio::sync::mpsc;
+
+use self::damage::Stop;
+use self::plan::{Ledger, PurgePlan, Rules};
+use self::rewrite::{Moved, Rewriter};
+use crate::answers::answer::Reply;
+use crate::answers::listener::Listener;
+use crate::auth::Caller;
+use crate::datasets::catalog::{self, Detail};
+use crate::datasets::identity;
+use crate::datasets::leftovers::Leftovers;
+use crate::datasets::names;
+use crate::datasets::survey::{Away, Survey};
+use crate::error::Error;
+use crate::housekeeping::turns::Turns;
+use crate::recovery::recover;
+use crate::shared::parts::Parts;
+use crate::snapshot::{self, Older};
+use crate::write::commit;
+
+/// Part of the time that ids may be off a clock, within which a copy is committed after its file was looked
+/// up. A deletion of the file after that look-up is then still there for each purge that sees the copy, as
+/// a purge removes only objects that had settled when its survey began.
+const FRESH_PART: u32 = 3;
+
+/// Objects taken off the log in a step, and parallel removals from the store.
+const REMOVED_TOGETHER: usize = 512;
+const REMOVALS_AT_ONCE: usize = 16;
+
+const ACTION: &str = "purge dataset";
+
+/// The receiver of the messages about the progress of a purge.
+type Progress<'a> = Listener<'a, PurgeProgress>;
+
+/// Purges the datasets of a request; reports the progress through `progress`.
+pub(crate) async fn purge(
+    parts: &Parts,
+    turns: &Turns,
+    leftovers: &Leftovers,
+    request: PurgeRequest,
+    caller: &Caller,
+    progress: &mpsc::Sender<Reply<PurgeProgress>>,
+) -> Result<(), Error> {
+    let progress = Listener::new(parts, progress);
+    purge_all(parts, turns, leftovers, request, caller, &progress).await?;
+    progress.end()
+}
+
+async fn purge_all(
+    parts: &Parts,
+    turns: &Turns,
+    leftovers: &Leftovers,
+    request: PurgeRequest,
+    caller: &Caller,
+    progress: &Progress<'_>,
+) -> Result<(), Error> {
+    identity::refuse_damaged(parts, "purge", "datasets").await?;
+    if let Some(name) = &request.dataset {
+        let id = catalog::by_name(parts, name, caller, Detail::Record).await?.id;
+        let mut purge = Purge::new(parts, turns, name, &request, progress);
+        return purge.dataset(id).await;
+    }
+    let names = names::all(parts).await?;
+    let mut kinds = names.unread.iter().map(|(_, error)| error.kind);
+    let mut may_pass = kinds.find(|kind| kind.is_retryable());
+    for (name, error) in &names.unread {
+        let mut purge = Purge::new(parts, turns, name, &request, progress);
+        purge.end_with(error).await;
+    }
+    for (name, named) in names.live() {
+        parts.settings.refuse_read_only(ACTION, name)?;
+        let mut purge = Purge::new(parts, turns, name, &request, progress);
+        // A failure ends the purge of its dataset alone.
+        if let Err(error) = purge.dataset(named.record.dataset).await {
+            if error.kind == Kind::NotFound {
+                // The dataset was deleted meanwhile.
+                continue;
+            }
+            may_pass = may_pass.or(Some(error.kind).filter(|kind| kind.is_retryable()));
+            purge.end_with(&error).await;
+        }
+    }
+    if !request.dry_run {
+        let swept = leftovers.sweep_deleted(parts, names::Past::All).await?;
+        tracing::debug!(swept, "removed what deleted datasets had left");
+    }
+    match may_pass {
+        Some(kind) => {
+            let why = "not all of them could be worked on; run purge again";
+            Err(Error::new(kind, "purge", "datasets", why))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The purge of a dataset.
+struct Purge<'a> {
+    parts: &'a Parts,
+    turns: &'a Turns,
+    name: &'a DatasetName,
+    grace: Duration,
+    is_dry_run: bool,
+    /// Whether versions that training jobs lease are given up, where no reader is waited for.
+    force: bool,
+    progress: &'a Progress<'a>,
+    state: PurgeProgress,
+    /// Problems that were reported: each is reported once.
+    reported: HashSet<String>,
+}
+
+impl<'a> Purge<'a> {
+    fn new(
+        parts: &'a Parts,
+        turns: &'a Turns,
+        name: &'a DatasetName,
+        request: &PurgeRequest,
+        progress: &'a Progress<'a>,
+    ) -> Self {
+        let PurgeRequest { grace, dry_run: is_dry_run, force, .. } = *request;
+        let state = PurgeProgress { dataset: name.to_string(), ..PurgeProgress::default() };
+        let reported = HashSet::new();
+        Self { parts, turns, name, grace, is_dry_run, force, progress, state, reported }
+    }
+
+    /// Purges the dataset. Damage is reported as a problem, and is no error.
+    async fn dataset(&mut self, id: DatasetId) -> Result<(), Error> {
+        let done = match self.is_dry_run {
+            true => self.estimate(id).await,
+            false => self.rounds(id).await,
+        };
+        match done {
+            Ok(()) => {}
+            Err(Stop::Damaged(problem)) => self.problem(problem),
+            Err(Stop::Failed(error)) => {
+                return Err(catalog::explained(self.parts, id, error).await);
+            }
+        }
+        self.end().await;
+        Ok(())
+    }
+
+    async fn rounds(&mut self, id: DatasetId) -> Result<(), Stop> {
+        let _turn = self.turns.survey(self.parts, || self.is_awaited()).await?;
+        let record = catalog::by_id(self.parts, id).await?;
+        self.refuse_leased(id).await?;
+        let mut origin = [0; 9];
+        self.parts.random.fill(&mut origin);
+        let mut ids = ChunkIdMaker::new(origin);
+        // Tombstones are removed by the first round alone: a recovery that runs meanwhile may still bring
+        // back a chunk that it has read before this purge removed the chunk.
+        let mut is_first = true;
+        while self.round(&record, &mut ids, is_first).await? {
+            is_first = false;
+        }
+        self.sweep_snapshots(id).await?;
+        self.name_leases(id).await;
+        Ok(())
+    }
+
+    /// Removes stored snapshots of replaced versions, but in a dry run; gives the snapshots of older versions
+    /// that are left.
+    async fn sweep_snapshots(&self, id: DatasetId) -> Result<Vec<Older>, Error> {
+        let outline = self.parts.meta.outline(id).await;
+        let outline = outline.map_err(|error| Error::meta("describe dataset", id, error))?;
+        match outline.filter(|now| now.record.state == DatasetState::Live) {
+            Some(outline) if self.is_dry_run => {
+                snapshot::left_by_sweep(self.parts, id, outline.version).await
+            }
+            Some(outline) => snapshot::sweep(self.parts, id, outline.version).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    async fn end_with(&mut self, error: &Error) {
+        self.problem(error.chain());
+        self.end().await;
+    }
+
+    async fn end(&mut self) {
+        self.state.done = true;
+        self.tell().await;
+    }
+
+    /// Surveys the dataset, decides and acts. True when another round has more to do now.
+    async fn round(
+        &mut self,
+        record: &DatasetRecord,
+        ids: &mut ChunkIdMaker,
+        is_first: bool,
+    ) -> Result<bool, Stop> {
+        let (began, now) = (self.parts.clock.monotonic(), self.parts.clock.now());
+        let problems = recover::bring_in(self.parts, self.name).await?;
+        self.refuse_problems(&problems)?;
+        let mut survey = Survey::read(self.parts, record.id).await?;
+        let older = self.older(record.id).await;
+        let (ledger, held) = self.look(&mut survey, record).await?;
+        if survey.has_restamped {
+            recover::take_stamps(self.parts, self.name).await?;
+            return Ok(true);
+        }
+        if self.settle(record.id, &survey, &ledger).await? {
+            return Ok(true);
+        }
+        let (rules, kept) = self.rules(record, &survey, older, now, is_first);
+        let plan = ledger.plan(&survey, rules, &held);
+        if !plan.rewrite.is_empty() || !plan.remove.is_empty() {
+            // Versions that only a deleted winner hides are deleted by name before that winner may go.
+            self.put_tombstones(record.id, ledger.hidden.clone(), ids).await?;
+        }
+        if !plan.remove.is_empty() {
+            // A job may have joined since the purge began.
+            self.refuse_leased(record.id).await?;
+        }
+        // Removals come first, so that a full disk has room for the rewrites.
+        self.remove(record.id, &survey, &plan).await?;
+        let written = self.state.written;
+        let moved = self.rewrite(record, &survey, &ledger, &plan, ids, began).await?;
+        let has_changed = !plan.rewrite.is_empty() || !plan.remove.is_empty();
+        // The newest version of before is an older one now.
+        let kept = match has_changed && !self.grace.is_zero() {
+            true => kept.max(snapshot::KEPT_AT_MOST),
+            false => kept,
+        };
+        self.wait_for(&survey, &plan, &moved, kept);
+        // Without readers to wait for, the chunks of moved files may go at once.
+        Ok(self.state.written > written && self.grace.is_zero())
+    }
+
+    /// Decides when objects may go, and for how long a snapshot of an older version is kept.
+    fn rules(
+        &mut self,
+        record: &DatasetRecord,
+        survey: &Survey,
+        older: Result<Vec<Older>, Error>,
+        now: SystemTime,
+        with_tombstones: bool,
+    ) -> (Rules, Duration) {
+        let (read_until, kept) = match older {
+            Ok(older) => {
+                let kept = older.iter().map(|older| older.kept).max();
+                (plan::read_until(&survey.objects, &older), kept.unwrap_or_default())
+            }
+            Err(error) => {
+                self.problem(error.chain());
+                (Some(Stamp::default()), snapshot::KEPT_AT_MOST)
+            }
+        };
+        let rules = Rules {
+            now,
+            grace: self.grace,
+            read_until,
+            settled: self.parts.limits.settled(),
+            chunk_size: record.shape.size().into(),
+            with_tombstones,
+        };
+        (rules, kept)
+    }
+
+    /// The snapshots of older versions that readers may be using. To be called once the log is read: objects
+    /// that the newest version needs are then needed by the log, too. A purge without a grace time waits for no
+    /// reader of an older version.
+    async fn older(&self, id: DatasetId) -> Result<Vec<Older>, Error> {
+        if self.grace.is_zero() { Ok(Vec::new()) } else { self.sweep_snapshots(id).await }
+    }
+
+    /// Reads all headers; gives the states of the objects, and the tombstones still needed.
+    async fn look(
+        &mut self,
+        survey: &mut Survey,
+        record: &DatasetRecord,
+    ) -> Result<(Ledger, HashSet<usize>), Error> {
+        let mut ledger = Ledger::new(survey);
+        self.state.objects = survey.objects.len() as u64;
+        let heard = |checked| {
+            self.mention(checked);
+            self.refuse_read_only()
+        };
+        let mut shares = survey.shares(self.parts, record.shape, heard).await?;
+        self.state.checked = self.state.objects;
+        while let Some(rows) = shares.next().await? {
+            self.refuse_read_only()?;
+            for (path, winner, others) in rows.paths() {
+                ledger.add(path.len(), winner, others, &survey.deleted);
+            }
+            self.tell().await;
+        }
+        let (mut held, mut away) = (HashSet::new(), Away::default());
+        let mut tombstones = std::pin::pin!(survey.headers(self.parts, survey.tombstones()));
+        while let Some((number, header)) = tombstones.next().await {
+            // A tombstone that can't be read this time may name an entry that a chunk holds.
+            if away
+                .note(self.parts, header)
+                .await?
+                .map_or(true, |header| ledger.is_held(header.deletions()))
+            {
+                held.insert(number);
+            }
+        }
+        Ok((ledger, held))
+    }
+
+    async fn put_tombstones(
+        &self,
+        dataset: DatasetId,
+        deletions: Deletions,
+        ids: &mut ChunkIdMaker,
+    ) -> Result<(), Error> {
+        for deletions in deletions.split() {
+            self.refuse_read_only()?;
+            let id = ids.next(self.parts.clock.now());
+            commit::put_tombstone(self.parts, dataset, id, &deletions).await?;
+        }
+        Ok(())
+    }
+
+    /// Moves live files; gives the numbers of the chunks that nothing needs then. The survey began at `began`.
+    async fn rewrite(
+        &mut self,
+        record: &DatasetRecord,
+        survey: &Survey,
+        ledger: &Ledger,
+        plan: &PurgePlan,
+        ids: &mut ChunkIdMaker,
+        began: Duration,
+    ) -> Result<Vec<usize>, Stop> {
+        let mut moved = Vec::new();
+        if plan.rewrite.is_empty() {
+            return Ok(moved);
+        }
+        let bytes = rewrite::memory(record.shape);
+        let _room = self.turns.rewrite(self.parts, bytes, || self.is_awaited()).await?;
+        let mut rewriter = Rewriter::new(self.parts, record, ids, self.fresh(), began);
+        let written = self.state.written;
+        for number in &plan.rewrite {
+            let (Some(object), Some(state)) =
+                (survey.objects.get(*number), ledger.states.get(*number))
+            else {
+                continue;
+            };
+            self.refuse_read_only()?;
+            match rewriter.take(object.id, &survey.key(object), &state.kept).await? {
+                Moved::All => {
+                    moved.push(*number);
+                    self.state.rewritten += 1;
+                }
+                Moved::NotHidden => {}
+                Moved::Damaged(found) => return Err(self.damaged(&found, "--checksums ")),
+            }
+            self.state.written = written + rewriter.written;
+            self.tell().await;
+        }
+        rewriter.finish().await?;
+        self.state.written = written + rewriter.written;
+        self.tell().await;
+        Ok(moved)
+    }
+
+    /// Removes objects by the plan, first from the log and then from the chunk store.
+    async fn remove(
+        &mut self,
+        dataset: DatasetId,
+        survey: &Survey,
+        plan: &PurgePlan,
+    ) -> Result<(), Stop> {
+        for numbers in plan.remove.chunks(REMOVED_TOGETHER) {
+            self.refuse_read_only()?;
+            let objects = numbers.iter().filter_map(|number| survey.objects.get(*number));
+            let objects: Vec<_> = objects.collect();
+            let ids: Vec<ChunkId> = objects.iter().map(|object| object.id).collect();
+            self.retire(dataset, &ids).await?;
+            let keys = objects.into_iter().map(|object| (survey.key(object), object.object_length));
+            let keys: Vec<(Key, u64)> = keys.collect();
+            let (parts, name) = (self.parts, self.name);
+            let removed = stream::iter(keys).map(|(key, bytes)| async move {
+                parts.settings.refuse_read_only(ACTION, name)?;
+                let removed = parts.store.delete(&key).await;
+                removed.map(|()| bytes).map_err(|error| Error::store("remove object", key, error))
+            });
+            let removed: Vec<u64> =
+                removed.buffer_unordered(REMOVALS_AT_ONCE).try_collect().await?;
+            self.state.removed += removed.len() as u64;
+            self.state.removed_bytes += removed.iter().sum::<u64>();
+            self.tell().await;
+        }
+        Ok(())
+    }
+
+    /// Takes objects off the log.
+    async fn retire(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Stop> {
+        match self.parts.meta.retire(dataset, ids).await {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind == dl_meta::Kind::Conflict => {
+                let found =
+                    "the metadata names files in objects that no file needs by their headers";
+                Err(self.damaged(found, ""))
+            }
+            Err(error) => Err(Error::meta("take objects off the log of", dataset, error).into()),
+        }
+    }
+
+    /// Reports the objects that have to wait, and the longest time; snapshots of older versions stay for `kept`.
+    fn wait_for(&mut self, survey: &Survey, plan: &PurgePlan, moved: &[usize], kept: Duration) {
+        let waiting = plan.waiting.iter().chain(moved);
+        let waiting = waiting.filter_map(|number| survey.objects.get(*number));
+        let (mut count, mut bytes) = (0, 0);
+        for object in waiting {
+            count += 1;
+            bytes += object.object_length;
+        }
+        (self.state.waiting, self.state.waiting_bytes) = (count, bytes);
+        let now = self.parts.clock.now();
+        let mut longest = plan.until.duration_since(now).unwrap_or_default().max(kept);
+        if !moved.is_empty() {
+            // Copies have later stamps than all objects of the log, and than the clock.
+            let last = survey.version().last_stamp().unwrap_or_default().time();
+            let ahead = last.duration_since(now).unwrap_or_default();
+            longest = longest.max(self.grace.saturating_add(ahead));
+        }
+        self.state.waiting_for = if count == 0 { Duration::ZERO } else { longest };
+    }
+
+    /// Ends the purge as soon as the servers are set to read-only.
+    fn refuse_read_only(&self) -> Result<(), Error> {
+        self.parts.settings.refuse_read_only(ACTION, self.name)
+    }
+
+    /// Time for which a look-up is valid.
+    fn fresh(&self) -> Duration {
+        self.parts.limits.clock_skew / FRESH_PART
+    }
+
+    /// Reports that the purge waits for its turn; whether the client is still there.
+    fn is_awaited(&self) -> bool {
+        self.mention(self.state.checked);
+        !self.progress.is_deserted()
+    }
+
+    /// Reports how many objects were checked, unless the channel is full.
+    fn mention(&self, checked: u64) {
+        let problems = Vec::new();
+        self.progress.mention(PurgeProgress { checked, problems, ..self.state.clone() });
+    }
+
+    /// Reports a problem with the next message.
+    fn problem(&mut self, problem: String) {
+        if self.reported.insert(problem.clone()) {
+            self.state.problems.push(problem);
+        }
+    }
+
+    /// Reports the progress, and the problems since the last report.
+    async fn tell(&mut self) {
+        let mut problems = std::mem::take(&mut self.state.problems);
+        let state = &self.state;
+        let message = |problems, is_last| PurgeProgress {
+            problems,
+            done: state.done && is_last,
+            ..state.clone()
+        };
+        self.progress.tell_found(&mut problems, message).await;
+        self.state.problems = problems;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,225 @@
+//! What is told of datasets with which much is wrong.
+
+use dl_format::{Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, Sealed};
+use dl_meta::MetaStore;
+use dl_runtime::fault::Fault;
+
+use super::*;
+use crate::testing::{Rig, dataset, rig};
+
+/// Verifies; gives what was told, and how it ended.
+async fn steps(rig: &Rig, checksums: bool) -> (Vec<VerifyProgress>, Result<(), Error>) {
+    let (progress, mut told) = mpsc::channel(1_000);
+    let request = VerifyRequest { dataset: dataset("ds"), checksums };
+    let (memory, turns) = (Budget::new(64 << 20, "test"), Turns::new());
+    let with = (&memory, &turns);
+    let verified = Box::pin(verify(&rig.parts, with, request, &Caller::Everybody, &progress));
+    let (ended, _) = rig.run(verified).await;
+    drop(progress);
+    let mut steps = Vec::new();
+    while let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await {
+        steps.push(step);
+    }
+    (steps, ended)
+}
+
+fn findings(steps: &[VerifyProgress]) -> usize {
+    steps.iter().map(|step| step.findings.len()).sum()
+}
+
+#[tokio::test]
+async fn findings_come_in_messages_that_are_not_too_large() {
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    for number in 0..2_500 {
+        let stray = format!("{}/stray-{number}", dl_format::dataset_prefix(id));
+        rig.parts.store.create(&crate::shared::parts::key(stray), "x".into()).await.unwrap();
+    }
+    let (steps, ended) = steps(&rig, false).await;
+    ended.unwrap();
+    assert_eq!(findings(&steps), 2_500);
+    assert!(steps.iter().all(|step| step.findings.len() <= TOLD_TOGETHER));
+    let done: Vec<_> = steps.iter().map(|step| step.done).collect();
+    assert_eq!(done.iter().position(|done| *done), Some(steps.len() - 1), "and only the last one");
+}
+
+#[tokio::test]
+async fn objects_whose_bytes_cannot_be_read_are_told_one_by_one_unless_the_store_is_away() {
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    for number in 0..100 {
+        rig.store_chunk(id, number).await;
+    }
+    rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    let before = rig.counters.counts().ranges;
+    let (whole, ended) = steps(&rig, false).await;
+    assert!(ended.is_ok() && findings(&whole) == 0, "{whole:?}");
+    let headers = usize::try_from(rig.counters.counts().ranges - before).unwrap();
+    let unavailable = Some(Fault::Before(dl_store::Kind::Unavailable));
+    for (failures, found, is_away) in [(3, 3, false), (100, 63, true)] {
+        let passed = std::iter::repeat_n(None, headers);
+        rig.store.script("read", passed.chain(std::iter::repeat_n(unavailable, failures)));
+        let (told, ended) = steps(&rig, true).await;
+        assert_eq!(findings(&told), found, "{told:?}");
+        assert_eq!(ended.is_err_and(|error| error.kind == Kind::Unavailable), is_away);
+    }
+}
+
+#[tokio::test]
+async fn what_a_purge_removes_meanwhile_is_not_missed() {
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    let mut chunks = Vec::new();
+    for number in 0..4 {
+        chunks.push(rig.store_chunk(id, number).await);
+    }
+    // The first one is needed no more.
+    rig.clock.advance(std::time::Duration::from_secs(1));
+    chunks.push(rig.store_chunk(id, 0).await);
+    rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    let before = rig.counters.counts().ranges;
+    assert_eq!(findings(&steps(&rig, false).await.0), 0);
+    let reads = usize::try_from(rig.counters.counts().ranges - before).unwrap();
+    // All is listed, and the headers are about to be read.
+    let slow = Some(Fault::Delay(std::time::Duration::from_secs(5)));
+    rig.store.script("read", std::iter::repeat_n(None, reads - chunks.len()).chain([slow]));
+    let mut verified = Box::pin(steps(&rig, false));
+    while !rig.store.is_used_up("read") {
+        assert!(futures::poll!(&mut verified).is_pending());
+        tokio::task::yield_now().await;
+    }
+    rig.memory.retire(id, &chunks[..1]).await.unwrap();
+    let key = crate::shared::parts::object_key(id, chunks[0], ObjectKind::Chunk);
+    rig.parts.store.delete(&key).await.unwrap();
+    let (told, ended) = verified.await;
+    ended.unwrap();
+    let wrong = told.iter().flat_map(|step| &step.findings);
+    let wrong: Vec<_> = wrong.filter(|one| !one.problem.contains("was being written to")).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+#[tokio::test]
+async fn beside_damage_nobody_is_told_to_throw_the_metadata_away() {
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    rig.store_chunk(id, 0).await;
+    rig.clock.advance(std::time::Duration::from_secs(1));
+    let newer = rig.store_chunk(id, 0).await;
+    rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    let key = crate::shared::parts::object_key(id, newer, ObjectKind::Chunk);
+    let mut object = rig.parts.store.read_all(&key).await.unwrap().to_vec();
+    object[100] ^= 0xff;
+    rig.parts.store.delete(&key).await.unwrap();
+    rig.parts.store.create(&key, object.into()).await.unwrap();
+    let (told, ended) = steps(&rig, false).await;
+    ended.unwrap();
+    let found: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
+    assert!(found.iter().any(|one| one.remedy.contains("dlcmd put --checksum")), "{found:?}");
+    assert!(!found.iter().any(|one| one.problem.contains("another version")), "{found:?}");
+    assert!(!found.iter().any(|one| one.remedy.contains("empty the metadata")), "{found:?}");
+}
+
+/// Stores the file `large`, of one part and a tail; gives the key of the part and what is there.
+async fn store_large(rig: &Rig, id: DatasetId, ids: &mut ChunkIdMaker) -> (Key, Bytes) {
+    let (shape, mut next) = (ChunkShape::default(), || ids.next(rig.parts.clock.now()));
+    let (part, extent) = Sealed::part(shape, next(), id, &[1; 1_000]).unwrap();
+    let stored = rig.store_sealed(&part).await;
+    let mut last = ChunkWriter::new(shape, Vec::new());
+    let (path, attributes) = (FilePath::new("large").unwrap(), Attributes::default());
+    last.append_tail(&path, attributes, vec![extent], b"tail").unwrap();
+    rig.store_sealed(&last.seal(next(), id)).await;
+    stored
+}
+
+#[tokio::test]
+async fn a_large_file_with_a_damaged_part_is_named_whether_the_part_is_known_or_not() {
+    for is_known in [true, false] {
+        let rig = rig().await;
+        let id = rig.create("ds").await;
+        let (key, object) = store_large(&rig, id, &mut ChunkIdMaker::new([7; 9])).await;
+        let recover =
+            || async { rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0 };
+        if is_known {
+            recover().await.unwrap();
+        }
+        rig.parts.store.delete(&key).await.unwrap();
+        let damaged = if is_known { object.slice(..object.len() - 1) } else { object.slice(8..) };
+        rig.parts.store.create(&key, damaged).await.unwrap();
+        if !is_known {
+            recover().await.unwrap();
+        }
+        let (told, ended) = steps(&rig, false).await;
+        ended.unwrap();
+        let found: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
+        let says = |text: &str| found.iter().any(|one| one.problem.contains(text));
+        assert!(says("large is lost"), "{found:?}");
+        assert!(
+            says(if is_known { "cut short" } else { "no recovery brings it back" }),
+            "{found:?}"
+        );
+        assert!(!says("are not in the metadata"), "{found:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_chunk_has_too_much_is_to_be_cut_off() {
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    let chunk = rig.store_chunk(id, 1).await;
+    rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    let key = crate::shared::parts::object_key(id, chunk, ObjectKind::Chunk);
+    let object = rig.parts.store.read_all(&key).await.unwrap();
+    let (own, grown) = (object.len(), [&object[..], b"more"].concat());
+    for (bytes, is_told) in [(grown, true), (object.to_vec(), false)] {
+        rig.parts.store.delete(&key).await.unwrap();
+        rig.parts.store.create(&key, bytes.into()).await.unwrap();
+        let (told, ended) = steps(&rig, true).await;
+        ended.unwrap();
+        let remedies: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
+        let remedy = format!("restore the object, or cut off what is behind its first {own} bytes");
+        assert_eq!(!remedies.is_empty(), is_told, "{remedies:?}");
+        assert!(remedies.iter().all(|one| one.remedy == remedy), "{remedies:?}");
+    }
+    // Also of one that the metadata lacks.
+    let other = rig.store_chunk(id, 2).await;
+    let key = crate::shared::parts::object_key(id, other, ObjectKind::Chunk);
+    let object = rig.parts.store.read_all(&key).await.unwrap();
+    rig.parts.store.delete(&key).await.unwrap();
+    rig.parts.store.create(&key, [&object[..], b"more"].concat().into()).await.unwrap();
+    let (told, ended) = steps(&rig, false).await;
+    ended.unwrap();
+    let remedies: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
+    let own = object.len();
+    let is_told = |one: &&Finding| {
+        let remedy = format!("cut off what is behind its first {own} bytes, and run");
+        one.remedy.contains(&remedy)
+    };
+    assert!(remedies.iter().any(is_told), "{remedies:?}");
+}
+
+/// A recovery reads it, and says that it can't.
+#[tokio::test]
+async fn a_damaged_part_that_no_file_needs_any_more_is_told() {
+    let rig = rig().await;
+    let id = rig.create("ds").await;
+    let mut ids = ChunkIdMaker::new([7; 9]);
+    let (key, object) = store_large(&rig, id, &mut ids).await;
+    let mut newer = ChunkWriter::new(ChunkShape::default(), Vec::new());
+    newer.append(&FilePath::new("large").unwrap(), Attributes::default(), b"small").unwrap();
+    rig.store_sealed(&newer.seal(ids.next(rig.parts.clock.now()), id)).await;
+    rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    let (told, _) = steps(&rig, false).await;
+    assert_eq!(findings(&told), 0, "{told:?}");
+    let mut damaged = object.to_vec();
+    damaged[0] ^= 1;
+    rig.parts.store.delete(&key).await.unwrap();
+    rig.parts.store.create(&key, damaged.into()).await.unwrap();
+    for checksums in [false, true] {
+        let (told, ended) = steps(&rig, checksums).await;
+        ended.unwrap();
+        let found: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
+        let [only] = found[..] else { panic!("{found:?}") };
+        assert!(only.problem.ends_with("no file needs it"), "{only:?}");
+        assert!(only.problem.contains(key.as_str()), "{only:?}");
+    }
+}

@@ -1,0 +1,222 @@
+//! Reading files: from what a client asked for to pieces of answers (paper, 4, Figure 4).
+//!
+//! Must hold: each item is answered exactly once, in pieces whose order is that of its bytes; a bad
+//! item fails alone. A request holds its items and two waves of what it reads, whatever it asks for
+//! and however slowly its client takes it: its memory is taken before the first read, and a request
+//! that gets little of it reads in small waves. For files that became longer it doesn't wait.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dl_proto::{Kind, REPLY_BYTES, ReadPiece, ReadRequest};
+use tokio::sync::mpsc;
+
+use crate::answers::answer::{Reply, hand_over_all, in_messages};
+use crate::answers::reservation::Reservation;
+use crate::error::Error;
+use crate::read::executor::{Executor, Failure};
+use crate::read::moved::{Again, Next};
+pub(crate) use crate::read::plan::Pieces;
+use crate::read::plan::{Plan, Segment, Wave, WaveSize, problem};
+use crate::shared::parts::{Budget, Parts};
+
+/// Bytes that one request reads at a time; the fewer, the more others read. Two such waves of a
+/// request are in memory: one that is read while the one before it is sent.
+pub(crate) const WAVES: [u64; 3] = [4 << 20, 1 << 20, 256 << 10];
+
+/// Requests that cost more take no more memory.
+pub(crate) const COST_MAX: u64 = 2 * WAVES[0];
+
+/// Bytes of an answer in its connection, at most: a message and what is being written.
+const SENT_BYTES: u64 = 2 * REPLY_BYTES as u64;
+
+/// Memory of a request whose reads cost so much.
+pub(crate) fn memory(cost: u64, wave: u64) -> u64 {
+    cost.min(wave.saturating_mul(2)).saturating_add(cost.min(SENT_BYTES))
+}
+
+/// Answers a request through `replies`, with its memory in `reserved`.
+pub(crate) async fn read(
+    parts: &Parts,
+    executor: &Executor,
+    budget: &Budget,
+    reserved: &Reservation,
+    request: ReadRequest,
+    replies: mpsc::Sender<Reply<Pieces>>,
+) -> Result<(), Error> {
+    let dataset = request.dataset;
+    let mut plan = Plan::new(parts, request).await?;
+    let mut cost = plan.cost(COST_MAX);
+    let taken = reserved.reserve(parts, budget, &WAVES.map(|wave| memory(cost, wave))).await?;
+    let size = WaveSize::of(WAVES.get(taken).copied().unwrap_or(WAVES[0]));
+    let mut again = Again::default();
+    while !plan.is_empty() {
+        let Wave { segments, done: mut pieces, begun, mut missing } =
+            plan.next(parts, budget, size).await;
+        let mut failed = None;
+        if !segments.is_empty() {
+            let wanted: Vec<_> =
+                segments.iter().map(|segment| (segment.key.clone(), segment.span)).collect();
+            for (key, _) in wanted.chunk_by(|(a, _), (b, _)| a == b).filter_map(<[_]>::first) {
+                plan.pass_copy(parts, key);
+            }
+            let bodies = executor.read(&wanted).await;
+            for (segment, body) in segments.into_iter().zip(bodies) {
+                if failed == Some(segment.item) {
+                    continue;
+                }
+                let piece = match body {
+                    Err(failure) if failure.kind == dl_store::Kind::Missing => {
+                        failed = Some(segment.item);
+                        while pieces.pop_if(|piece| piece.item == segment.item).is_some() {}
+                        missing.push((segment.item, segment.key));
+                        continue;
+                    }
+                    body => piece(segment, body),
+                };
+                // An item's failure is its last piece.
+                if piece.data.is_err() {
+                    failed = Some(piece.item);
+                }
+                pieces.push(piece);
+            }
+        }
+        if let Some(item) = failed {
+            plan.skip(item);
+        }
+        if !missing.is_empty() {
+            let mut numbers = Vec::new();
+            let has_path = |item| plan.is_named(item);
+            for next in again.next(parts, dataset, missing, has_path, begun).await? {
+                match next {
+                    Next::LookUp(number) => numbers.push(number),
+                    Next::Tell(number, kind, why) => pieces.push(problem(number, kind, why)),
+                }
+            }
+            let has_room = |more: u64| {
+                let whole = cost.saturating_add(more).min(COST_MAX);
+                let more = memory(whole, size.bytes).saturating_sub(memory(cost, size.bytes));
+                let has_room = reserved.grow(budget, more);
+                if has_room {
+                    cost = whole;
+                }
+                has_room
+            };
+            if !plan.look_up_again(parts, &numbers, COST_MAX, has_room).await? {
+                let why = "it was moved or replaced meanwhile, and memory is short; try again";
+                let told = |number| problem(number, Kind::Unavailable, why.to_owned());
+                pieces.extend(numbers.into_iter().map(told));
+            }
+        }
+        send(parts, &replies, pieces, size, plan.is_empty()).await?;
+    }
+    Ok(())
+}
+
+/// Sends pieces in messages of a bounded size; the last ones end the answer.
+async fn send(
+    parts: &Parts,
+    replies: &mpsc::Sender<Reply<Pieces>>,
+    pieces: Pieces,
+    size: WaveSize,
+    are_last: bool,
+) -> Result<(), Error> {
+    let said =
+        |piece: &ReadPiece| piece.data.as_ref().map_or_else(|(_, why)| why.len(), Bytes::len);
+    let messages = in_messages(pieces, said, size.piece as usize);
+    hand_over_all(parts, replies, messages, are_last).await
+}
+
+fn piece(segment: Segment, body: Result<Bytes, Failure>) -> ReadPiece {
+    let Segment { item, key, last, length, crc, extent, .. } = segment;
+    let data = body.map_err(|failure| {
+        let error = Error::store("read", &key, shared(&failure));
+        // The index named the object, so its absence is damage and not an answer.
+        let kind = if error.kind == Kind::NotFound { Kind::Corrupt } else { error.kind };
+        (kind, error.chain())
+    });
+    ReadPiece { item, last: last || data.is_err(), data, length, crc, extent }
+}
+
+/// The same failure for one of those who share it.
+pub(crate) fn shared(failure: &Failure) -> dl_store::Error {
+    dl_store::Error::because(failure.kind, failure.action, &failure.key, Arc::clone(failure))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use dl_format::{
+        Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, DatasetId, FilePath, ObjectKind,
+    };
+    use dl_proto::{ReadItem, ReadSource};
+    use dl_runtime::fault::Fault;
+    use dl_store::Key;
+
+    use super::*;
+    use crate::shared::parts::object_key;
+    use crate::testing::{Rig, rig};
+
+    const BUDGET: u32 = 4 << 20;
+    const SECOND: Duration = Duration::from_secs(1);
+
+    async fn put(rig: &Rig, dataset: DatasetId, number: u8, bytes: &[u8]) -> Key {
+        let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
+        let path = FilePath::new("a").unwrap();
+        writer.append(&path, Attributes { mode: 0, mtime: 1 }, bytes).unwrap();
+        let id = ChunkIdMaker::new([number; 9]).next(rig.parts.clock.now());
+        let object = writer.seal(id, dataset).as_slice().to_vec();
+        crate::testing::commit(&rig.parts, dataset, object, rig.parts.clock.now()).await.unwrap();
+        object_key(dataset, id, ObjectKind::Chunk)
+    }
+
+    /// Reads a file of ten bytes that is replaced by a long one after it was looked up; its last
+    /// piece, and how much memory it takes then. Others may have the rest of the memory.
+    async fn replaced(others: bool) -> (ReadPiece, u64) {
+        let rig = rig().await;
+        let dataset = rig.create("ds").await;
+        let short = put(&rig, dataset, 1, &[1; 10]).await;
+        rig.store.script("read", [Some(Fault::Delay(SECOND))]);
+        let (budget, reserved) = (Budget::new(BUDGET, "test"), Arc::<Reservation>::default());
+        let (replies, mut came) = mpsc::channel(16);
+        let path = ReadSource::Path(FilePath::new("a").unwrap());
+        let request = ReadRequest {
+            dataset,
+            items: vec![ReadItem { source: path, offset: 0, length: None }],
+            pass_copies: false,
+            check_headers: false,
+        };
+        let (parts, executor) = (rig.parts.clone(), Executor::new(Arc::clone(&rig.parts.store)));
+        let reading = {
+            let (budget, reserved) = (budget.clone(), Arc::clone(&reserved));
+            dl_runtime::spawn(async move {
+                read(&parts, &executor, &budget, &reserved, request, replies).await.unwrap();
+            })
+        };
+        while budget.total_and_used().1 == 0 {
+            tokio::task::yield_now().await;
+        }
+        put(&rig, dataset, 2, &[2; 600_000]).await;
+        rig.parts.store.delete(&short).await.unwrap();
+        let (total, used) = budget.total_and_used();
+        let _others = others.then(|| budget.try_take(total - used, 0).unwrap());
+        let (done, _) = rig.run(reading).await;
+        done.unwrap();
+        let mut last = None;
+        while let Some(Reply::More(pieces) | Reply::Last(pieces)) = came.recv().await {
+            last = pieces.into_iter().next_back().or(last);
+        }
+        (last.unwrap(), budget.total_and_used().1)
+    }
+
+    #[tokio::test]
+    async fn a_file_that_became_longer_is_read_when_there_is_memory_for_it_and_else_refused() {
+        let (piece, used) = replaced(false).await;
+        assert_eq!((piece.length, piece.data.is_ok()), (600_000, true));
+        assert!(used > 600_000, "{used} bytes");
+        let (piece, used) = replaced(true).await;
+        assert_eq!(piece.data.unwrap_err().0, Kind::Unavailable);
+        assert_eq!(used, u64::from(BUDGET));
+    }
+}

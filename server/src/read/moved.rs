@@ -1,0 +1,119 @@
+//! What becomes of a read whose chunk is not in the store any more: a purge may have moved its
+//! files into another chunk after they were looked up.
+//!
+//! Must hold: a file that was asked for by its path is looked up again; bytes of two versions are
+//! never put together; a chunk that should be there is damage, and not an answer; the log is asked
+//! once for each chunk, and not for each file in it.
+
+use std::collections::{BTreeSet, HashMap};
+
+use dl_format::{DatasetId, parse_object_key};
+use dl_proto::Kind;
+use dl_store::Key;
+use futures::stream::{self, StreamExt, TryStreamExt};
+
+use crate::datasets::survey::is_logged;
+use crate::error::Error;
+use crate::shared::parts::Parts;
+
+/// How often an item is looked up again.
+const TIMES: u8 = 3;
+
+/// Chunks that the log is asked for at once.
+const AT_ONCE: usize = 16;
+
+/// How often which items were looked up again.
+#[derive(Debug, Default)]
+pub(crate) struct Again {
+    times: HashMap<u32, u8>,
+}
+
+/// What to do about an item.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Look it up again.
+    LookUp(u32),
+    /// Say why it can't be had.
+    Tell(u32, Kind, String),
+}
+
+impl Again {
+    /// What to do about items, each with the key that was not found; of the one that has `begun`,
+    /// bytes are on their way to the client.
+    pub(crate) async fn next(
+        &mut self,
+        parts: &Parts,
+        dataset: DatasetId,
+        missing: Vec<(u32, Key)>,
+        has_path: impl Fn(u32) -> bool,
+        begun: Option<u32>,
+    ) -> Result<Vec<Next>, Error> {
+        let mut next = Vec::with_capacity(missing.len());
+        let mut lost = Vec::new();
+        for (number, key) in missing {
+            let times = self.times.entry(number).or_default();
+            *times += 1;
+            if *times <= TIMES && begun != Some(number) && has_path(number) {
+                next.push(Next::LookUp(number));
+            } else {
+                lost.push((number, key));
+            }
+        }
+        // Once for all files of a chunk.
+        let keys: BTreeSet<Key> = lost.iter().map(|(_, key)| key.clone()).collect();
+        let asked = stream::iter(keys).map(|key| async move {
+            let is_expected = is_expected(parts, dataset, &key).await?;
+            Ok::<_, Error>((key, is_expected))
+        });
+        let expected: HashMap<Key, bool> = asked.buffered(AT_ONCE).try_collect().await?;
+        next.extend(lost.iter().map(|(number, key)| {
+            if expected.get(key).copied().unwrap_or(true) {
+                let why = format!("read {key}: it is not in the chunk store");
+                return Next::Tell(*number, Kind::Corrupt, why);
+            }
+            let kind = if has_path(*number) { Kind::Unavailable } else { Kind::NotFound };
+            let why = "its chunk, or a part of it, was purged since it was looked up, or is lost; look it \
+                       up again, and run `dlcmd verify` when that gives the same";
+            Next::Tell(*number, kind, why.to_owned())
+        }));
+        Ok(next)
+    }
+}
+
+/// Whether the log has the object of a key.
+async fn is_expected(parts: &Parts, dataset: DatasetId, key: &Key) -> Result<bool, Error> {
+    match parse_object_key(key.as_str()) {
+        Some((_, id, _)) => is_logged(parts, dataset, id).await,
+        None => Ok(true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use dl_format::{ChunkIdMaker, ObjectKind};
+    use dl_runtime::fault::Fault;
+
+    use super::*;
+    use crate::shared::parts::object_key;
+    use crate::testing::rig;
+
+    #[tokio::test]
+    async fn the_log_is_asked_once_for_each_chunk_that_is_not_there_and_of_many_at_once() {
+        let rig = rig().await;
+        let dataset = rig.create("ds").await;
+        let mut ids = ChunkIdMaker::new([7; 9]);
+        let keys: Vec<Key> = (0..2 * AT_ONCE)
+            .map(|_| object_key(dataset, ids.next(rig.parts.clock.now()), ObjectKind::Chunk))
+            .collect();
+        let missing: Vec<_> = (0..3_000).zip(keys.into_iter().cycle()).collect();
+        rig.meta.script("objects", [Some(Fault::Delay(Duration::from_secs(1))); 1_000]);
+        let mut again = Again::default();
+        let asked = again.next(&rig.parts, dataset, missing, |_| false, None);
+        let (next, seconds) = rig.run(asked).await;
+        let next = next.unwrap();
+        assert!(next.iter().all(|next| matches!(next, Next::Tell(_, Kind::NotFound, _))));
+        assert_eq!((next.len(), seconds), (3_000, 2));
+    }
+}

@@ -1,0 +1,540 @@
+//! What a read has to do, wave by wave: a few bytes for each item of the request, and what to read
+//! next made from them when it is to be read.
+//!
+//! Must hold: memory grows with the items and not with their files; headers, those of large files and
+//! those that are checked, are read once for neighbours, few at a time, and dropped when their items
+//! are done; a wave costs the chunk store and the memory no more than it may.
+
+mod layout;
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use dl_format::{ChunkId, Crc32c, DatasetId, Extent, FilePath, FileRecord, ObjectKind};
+use dl_meta::Found;
+use dl_proto::{Kind, REPLY_BYTES, ReadItem, ReadPiece, ReadRequest, ReadSource};
+use dl_store::Key;
+
+use self::layout::{Layout, Layouts, Part};
+use crate::error::Error;
+use crate::read::browse::look_up as look_up_paths;
+use crate::read::executor::{Span, cost};
+use crate::shared::parts::{Budget, Parts, object_key};
+
+/// A wave has a range for each so many of its bytes at most, for files of a few bytes.
+const RANGE_BYTES: u64 = 1_024;
+
+/// Items that are looked through for large files.
+const ITEMS_AHEAD: usize = 4_096;
+
+/// Paths that are looked up at once.
+const PATHS_AT_ONCE: usize = 4_096;
+
+/// What a range takes beside its bytes.
+const RANGE_COST: u64 = 256;
+
+/// Reads are done; pieces are on their way to the client.
+pub(crate) type Pieces = Vec<ReadPiece>;
+
+/// A run of bytes of one item, inside one object.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub(crate) item: u32,
+    pub(crate) key: Key,
+    pub(crate) span: Span,
+    /// Set on the item's last segment.
+    pub(crate) last: bool,
+    pub(crate) length: u64,
+    pub(crate) crc: Crc32c,
+    /// The part of a large file that ends with it.
+    pub(crate) extent: Option<Extent>,
+}
+
+/// What is read at once; the segments of an item next to each other.
+#[derive(Debug, Default)]
+pub(crate) struct Wave {
+    pub(crate) segments: Vec<Segment>,
+    /// Answers that need no reading.
+    pub(crate) done: Pieces,
+    /// The item of which bytes were in an earlier wave.
+    pub(crate) begun: Option<u32>,
+    /// Items whose holder was not found, each with the key.
+    pub(crate) missing: Vec<(u32, Key)>,
+}
+
+/// Bounds of a wave.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WaveSize {
+    /// Bytes that it reads.
+    pub(crate) bytes: u64,
+    /// Bytes of one segment, and of one message.
+    pub(crate) piece: u64,
+    /// Ranges and other answers.
+    ranges: usize,
+}
+
+impl WaveSize {
+    pub(crate) fn of(bytes: u64) -> Self {
+        let ranges = usize::try_from(bytes / RANGE_BYTES).unwrap_or(usize::MAX);
+        Self { bytes, piece: (bytes / 4).min(REPLY_BYTES as u64), ranges }
+    }
+}
+
+/// An item of a request that has not been answered.
+#[derive(Debug)]
+struct Item {
+    number: u32,
+    /// Bytes of the file that are wanted, as far as there are.
+    from: u64,
+    to: u64,
+    found: Lookup,
+}
+
+#[derive(Debug)]
+enum Lookup {
+    Missing,
+    Folder,
+    File(Place),
+}
+
+/// Where the bytes of a file lie.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    chunk: ChunkId,
+    offset: u32,
+    stored: u32,
+    has_extents: bool,
+    length: u64,
+    crc: Crc32c,
+}
+
+/// An item that was asked for by its path.
+#[derive(Debug)]
+struct Named {
+    number: u32,
+    path: FilePath,
+    from: u64,
+    to: u64,
+}
+
+/// The items of a request and how far they are answered.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    dataset: DatasetId,
+    /// By where their bytes lie; the first one may be answered in part.
+    items: VecDeque<Item>,
+    /// Bytes of the first one that were in a wave.
+    taken: u64,
+    layouts: Layouts,
+    /// By number.
+    named: Vec<Named>,
+    keys: Keys,
+    /// Whether the objects themselves are read, and no copies of them.
+    pass_copies: bool,
+    /// Whether the headers of all files are read, and of all parts.
+    check_headers: bool,
+    /// That of the last part.
+    part: Layouts,
+}
+
+impl Plan {
+    /// Drops the copy of an object that is read next, where the request wants the object itself.
+    pub(crate) fn pass_copy(&self, parts: &Parts, key: &Key) {
+        if self.pass_copies {
+            parts.store.invalidate(key);
+        }
+    }
+
+    /// Looks up what is asked for by path.
+    pub(crate) async fn new(parts: &Parts, request: ReadRequest) -> Result<Self, Error> {
+        let ReadRequest { dataset, items, pass_copies, check_headers } = request;
+        let mut named = Vec::new();
+        let mut found = Vec::with_capacity(items.len());
+        for (number, item) in (0u32..).zip(items) {
+            let ReadItem { source, offset: from, length } = item;
+            let to = length.map_or(u64::MAX, |length| from.saturating_add(length));
+            match source {
+                ReadSource::File(file) => found.push(Item::of(number, from, to, &file)),
+                ReadSource::Path(path) => named.push(Named { number, path, from, to }),
+            }
+        }
+        look_up(parts, dataset, &named.iter().collect::<Vec<_>>(), &mut found).await?;
+        let mut plan = Self {
+            dataset,
+            items: VecDeque::new(),
+            taken: 0,
+            layouts: Layouts::default(),
+            named,
+            keys: Keys { dataset, last: None },
+            pass_copies,
+            check_headers,
+            part: Layouts::default(),
+        };
+        sort(&mut found);
+        plan.add(found);
+        Ok(plan)
+    }
+
+    /// Looks items up again that were asked for by their paths: they may have become longer. Takes
+    /// them in when `has_room` for what their reads take, told as by [`Plan::cost`]; gives whether
+    /// it did.
+    pub(crate) async fn look_up_again(
+        &mut self,
+        parts: &Parts,
+        numbers: &[u32],
+        most: u64,
+        has_room: impl FnOnce(u64) -> bool,
+    ) -> Result<bool, Error> {
+        let mut found = Vec::with_capacity(numbers.len());
+        let named: Vec<_> = numbers.iter().filter_map(|number| self.named(*number)).collect();
+        look_up(parts, self.dataset, &named, &mut found).await?;
+        sort(&mut found);
+        if !has_room(cost_of(&found, most)) {
+            return Ok(false);
+        }
+        self.add(found);
+        Ok(true)
+    }
+
+    /// Adds sorted items.
+    fn add(&mut self, found: Vec<Item>) {
+        if self.items.is_empty() {
+            self.items = found.into();
+        } else {
+            self.items.extend(found);
+        }
+    }
+
+    fn named(&self, number: u32) -> Option<&Named> {
+        let at = self.named.binary_search_by_key(&number, |named| named.number).ok()?;
+        self.named.get(at)
+    }
+
+    /// Whether an item was asked for by its path.
+    pub(crate) fn is_named(&self, number: u32) -> bool {
+        self.named(number).is_some()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Leaves out what is left of an item, if it is the one that comes next.
+    pub(crate) fn skip(&mut self, number: u32) {
+        if self.items.front().is_some_and(|item| item.number == number) {
+            self.pop();
+        }
+    }
+
+    fn pop(&mut self) {
+        self.items.pop_front();
+        self.taken = 0;
+    }
+
+    /// What the reads of all items take of memory, as far as that is less than `most`.
+    pub(crate) fn cost(&self, most: u64) -> u64 {
+        let headers = if self.check_headers { layout::BYTES_AT_ONCE } else { 0 };
+        cost_of(&self.items, most).saturating_add(headers).min(most)
+    }
+
+    /// What to read next; nothing when all items are answered.
+    pub(crate) async fn next(&mut self, parts: &Parts, budget: &Budget, size: WaveSize) -> Wave {
+        let mut wave = Wave::default();
+        let mut last: Option<(ChunkId, u64)> = None;
+        let mut bytes = 0u64;
+        if self.taken > 0 {
+            wave.begun = self.items.front().map(|item| item.number);
+        }
+        while wave.segments.len() + wave.done.len() + wave.missing.len() < size.ranges {
+            let Some(item) = self.items.front() else { break };
+            let number = item.number;
+            let place = match &item.found {
+                Lookup::File(place) => *place,
+                Lookup::Missing | Lookup::Folder => {
+                    let why = self.why(item);
+                    bytes = bytes.saturating_add(why.1.len() as u64);
+                    wave.done.push(problem(number, why.0, why.1));
+                    self.pop();
+                    if bytes >= size.bytes {
+                        break;
+                    }
+                    continue;
+                }
+            };
+            let layout = if place.has_extents || self.check_headers {
+                if !self.layouts.have(place.chunk) {
+                    self.read_layouts(parts, budget, size).await;
+                }
+                match self.layouts.get(place.chunk) {
+                    Some(Ok(layout)) => Some(layout).filter(|_| place.has_extents),
+                    Some(Err(layout::Failure { key, kind: Kind::NotFound, .. })) => {
+                        wave.missing.push((number, key.clone()));
+                        self.pop();
+                        continue;
+                    }
+                    Some(Err(layout::Failure { kind, why, .. })) => {
+                        wave.done.push(problem(number, *kind, why.clone()));
+                        self.pop();
+                        continue;
+                    }
+                    None => {
+                        let why = "the store gave no answer".to_owned();
+                        wave.done.push(problem(number, Kind::Internal, why));
+                        self.pop();
+                        continue;
+                    }
+                }
+            } else {
+                None
+            };
+            let room = size.bytes.saturating_sub(self.layouts.bytes());
+            let Some(item) = self.items.front() else { break };
+            let next = item.from.saturating_add(self.taken);
+            let Some(run) = place.run(layout, next, item.to, size.piece) else {
+                // Nothing of it is wanted: bytes were in no wave, or the last one had the last flag.
+                wave.done.push(ReadPiece {
+                    item: number,
+                    data: Ok(Bytes::new()),
+                    last: true,
+                    length: place.length,
+                    crc: place.crc,
+                    extent: None,
+                });
+                self.pop();
+                continue;
+            };
+            if self.check_headers && run.object != place.chunk && !self.part.have(run.object) {
+                if !wave.segments.is_empty() {
+                    break;
+                }
+                let key = self.keys.of(run.object);
+                self.pass_copy(parts, &key);
+                self.part.read(parts, budget, self.dataset, &[run.object], true).await;
+            }
+            if let Some(Err(failure)) = self.part.get(run.object) {
+                match failure.kind {
+                    Kind::NotFound => wave.missing.push((number, failure.key.clone())),
+                    kind => wave.done.push(problem(number, kind, failure.why.clone())),
+                }
+                self.pop();
+                continue;
+            }
+            let more = cost(end_of(last, run.object), run.span);
+            if !wave.segments.is_empty() && bytes.saturating_add(more) > room {
+                break;
+            }
+            bytes = bytes.saturating_add(more);
+            last = Some(later(last, run.object, run.span));
+            let segment = Segment {
+                item: number,
+                key: self.keys.of(run.object),
+                span: run.span,
+                last: run.is_last,
+                length: place.length,
+                crc: place.crc,
+                extent: run.extent,
+            };
+            wave.segments.push(segment);
+            if run.is_last {
+                self.pop();
+            } else {
+                self.taken = self.taken.saturating_add(run.span.end - run.span.start);
+            }
+        }
+        wave
+    }
+
+    /// Why an item has no bytes, and which kind of failure that is.
+    fn why(&self, item: &Item) -> (Kind, String) {
+        let path = self.named(item.number).map(|named| &named.path);
+        let path = path.map(ToString::to_string).unwrap_or_default();
+        match &item.found {
+            Lookup::Folder => (Kind::Conflict, format!("{path} is a folder")),
+            Lookup::Missing | Lookup::File(_) => {
+                (Kind::NotFound, format!("there is no file {path}"))
+            }
+        }
+    }
+
+    /// Reads where the parts of the next large files are.
+    async fn read_layouts(&mut self, parts: &Parts, budget: &Budget, size: WaveSize) {
+        let mut chunks: Vec<ChunkId> = Vec::new();
+        let ahead = layout::at_once(size.bytes);
+        for item in self.items.iter().take(ITEMS_AHEAD) {
+            if let Lookup::File(Place { chunk, has_extents, .. }) = &item.found
+                && (*has_extents || self.check_headers)
+                && chunks.last() != Some(chunk)
+            {
+                if chunks.len() >= ahead {
+                    break;
+                }
+                chunks.push(*chunk);
+            }
+        }
+        for chunk in &chunks {
+            let key = self.keys.of(*chunk);
+            self.pass_copy(parts, &key);
+        }
+        self.layouts.read(parts, budget, self.dataset, &chunks, self.check_headers).await;
+    }
+}
+
+/// In the order in which the bytes lie, so that neighbours are read together.
+fn sort(items: &mut [Item]) {
+    items.sort_unstable_by_key(|item| (item.place(), item.number));
+}
+
+/// What the reads of sorted items take of memory, as far as that is less than `most`.
+fn cost_of<'a>(items: impl IntoIterator<Item = &'a Item>, most: u64) -> u64 {
+    let mut sum = 0u64;
+    let (mut last, mut large) = (None, None);
+    for item in items {
+        let more = match &item.found {
+            Lookup::Missing | Lookup::Folder => 0,
+            Lookup::File(place) if place.has_extents => {
+                let is_same = large.replace(place.chunk) == Some(place.chunk);
+                let header = if is_same { 0 } else { layout::FIRST_READ };
+                item.to.min(place.length).saturating_sub(item.from).saturating_add(header)
+            }
+            Lookup::File(place) => match place.span(item.from, item.to) {
+                Some(span) => {
+                    let more = cost(end_of(last, place.chunk), span);
+                    last = Some(later(last, place.chunk, span));
+                    more
+                }
+                None => 0,
+            },
+        };
+        sum = sum.saturating_add(more).saturating_add(RANGE_COST);
+        if sum >= most {
+            return most;
+        }
+    }
+    sum
+}
+
+/// Adds what is known of named items.
+async fn look_up(
+    parts: &Parts,
+    dataset: DatasetId,
+    named: &[&Named],
+    into: &mut Vec<Item>,
+) -> Result<(), Error> {
+    for group in named.chunks(PATHS_AT_ONCE) {
+        let paths: Vec<_> = group.iter().map(|named| named.path.clone()).collect();
+        let found = look_up_paths(parts, dataset, &paths).await?;
+        for (Named { number, from, to, .. }, found) in group.iter().zip(found) {
+            let (number, from, to) = (*number, *from, *to);
+            into.push(match found {
+                Found::File(file) => Item::of(number, from, to, &file),
+                Found::Folder => Item { number, from, to, found: Lookup::Folder },
+                Found::Missing => Item { number, from, to, found: Lookup::Missing },
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Where the reads of an object end, if it is the last one that was read.
+fn end_of(last: Option<(ChunkId, u64)>, object: ChunkId) -> Option<u64> {
+    last.filter(|(of, _)| *of == object).map(|(_, end)| end)
+}
+
+/// The last object after one more range of it.
+fn later(last: Option<(ChunkId, u64)>, object: ChunkId, span: Span) -> (ChunkId, u64) {
+    (object, end_of(last, object).map_or(span.end, |end| end.max(span.end)))
+}
+
+impl Item {
+    fn of(number: u32, from: u64, to: u64, file: &FileRecord) -> Self {
+        let place = Place {
+            chunk: file.holder.chunk,
+            offset: file.offset,
+            stored: file.stored,
+            has_extents: file.has_extents,
+            length: file.length,
+            crc: file.crc,
+        };
+        Self { number, from, to, found: Lookup::File(place) }
+    }
+
+    /// What it is sorted by.
+    fn place(&self) -> Option<(ChunkId, u64)> {
+        match &self.found {
+            Lookup::File(place) => {
+                Some((place.chunk, u64::from(place.offset).saturating_add(self.from)))
+            }
+            Lookup::Missing | Lookup::Folder => None,
+        }
+    }
+}
+
+/// A run of bytes of a file, inside one object.
+struct Run {
+    object: ChunkId,
+    span: Span,
+    /// Nothing that is wanted follows.
+    is_last: bool,
+    /// The part that ends with it.
+    extent: Option<Extent>,
+}
+
+impl Place {
+    /// The bytes of a file without extents.
+    fn span(&self, from: u64, to: u64) -> Option<Span> {
+        let (offset, to) = (u64::from(self.offset), to.min(u64::from(self.stored)));
+        let span = Span { start: offset.saturating_add(from), end: offset.saturating_add(to) };
+        (from < to).then_some(span)
+    }
+
+    /// The next bytes of it from `next` on, at most `piece` of them; none when there are none.
+    fn run(&self, layout: Option<&Layout>, next: u64, to: u64, piece: u64) -> Option<Run> {
+        let parts = layout.map_or(0, Layout::length);
+        // What the request says of the file may be less than the header does, and is what was paid
+        // for.
+        let to = to.min(parts.saturating_add(u64::from(self.stored))).min(self.length);
+        if next >= to {
+            return None;
+        }
+        let part = layout.and_then(|layout| layout.part(next));
+        let extent = part.as_ref().map(|part| part.extent);
+        let (object, start, end) = match part {
+            Some(Part { extent, start, end }) => (extent.part, start, end),
+            None => {
+                let offset = u64::from(self.offset).saturating_add(next.saturating_sub(parts));
+                (self.chunk, offset, to)
+            }
+        };
+        let stop = to.min(end).min(next.saturating_add(piece));
+        let span = Span { start, end: start.saturating_add(stop.saturating_sub(next)) };
+        Some(Run { object, span, is_last: stop == to, extent: extent.filter(|_| stop == end) })
+    }
+}
+
+/// Spells the key of a chunk once for all files of it that come one after the other.
+#[derive(Debug)]
+struct Keys {
+    dataset: DatasetId,
+    last: Option<(ChunkId, Key)>,
+}
+
+impl Keys {
+    fn of(&mut self, chunk: ChunkId) -> Key {
+        match &self.last {
+            Some((last, key)) if *last == chunk => key.clone(),
+            _ => {
+                let key = object_key(self.dataset, chunk, ObjectKind::Chunk);
+                self.last.insert((chunk, key)).1.clone()
+            }
+        }
+    }
+}
+
+/// The answer of an item that failed.
+pub(crate) fn problem(item: u32, kind: Kind, why: String) -> ReadPiece {
+    let data = Err((kind, why));
+    ReadPiece { item, data, last: true, length: 0, crc: Crc32c::default(), extent: None }
+}
+
+#[cfg(test)]
+mod tests;

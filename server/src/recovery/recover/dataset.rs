@@ -1,0 +1,605 @@
+//! The recovery of one dataset: headers are read and appended as its objects are found.
+//!
+//! Must hold: the numbers of headers and appends in flight are bounded; appended objects stay; until all
+//! objects are appended, the contents are not taken for complete. Objects of the log that the chunk store
+//! lacks are reported, and so are large files that lack parts.
+
+use std::fmt::Display;
+
+use dl_format::{ChunkId, DatasetId, DatasetName, FilePath, Header, ObjectKind};
+use dl_meta::{Appended, DatasetRecord, DatasetState, Found};
+use dl_proto::{Kind, RecoverProgress};
+use futures::FutureExt;
+use futures::future::{FusedFuture, ready};
+use futures::stream::{self, StreamExt, TryStreamExt};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::Reads;
+use super::found::{Listed, Lot, Search};
+use super::living;
+use super::shares::Shares;
+use crate::answers::listener::Listener;
+use crate::datasets::catalog;
+use crate::datasets::headers::read_header;
+use crate::datasets::identity;
+use crate::datasets::names::{self, Named};
+use crate::error::Error;
+use crate::shared::parts::{Parts, object_key};
+use crate::write::commit::is_committed;
+
+/// Headers of one dataset that are read at once, as far as all of them together leave it any.
+const READS_AT_ONCE: usize = 64;
+/// Lots that are found ahead of the reads.
+const LOTS_AHEAD: usize = 2;
+/// Appends in flight.
+const APPENDS_AT_ONCE: usize = 32;
+/// Objects that the store fails for and that are tried again: of more, the store is at fault.
+const LATER_MAX: usize = 64;
+/// The progress is sent after so many objects.
+const SEND_EVERY: u64 = 64;
+
+/// The common part of the recoveries of several datasets.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Recovery<'a> {
+    pub(super) parts: &'a Parts,
+    pub(super) reads: Reads,
+    /// The seconds of the oldest ids whose logged objects are read again.
+    pub(super) since: u64,
+    /// The metadata answers no questions about contents before all datasets are recovered.
+    pub(super) is_refused: bool,
+    /// Missing objects are reported.
+    pub(super) reports_missing: bool,
+    pub(super) progress: &'a Listener<'a, RecoverProgress>,
+    pub(super) shares: &'a Shares,
+}
+
+/// How far the objects of a dataset were read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Read {
+    /// As far as they can be.
+    Whole,
+    /// The store failed for some; another try may do better.
+    Interrupted,
+}
+
+/// Tells how far the recovery of a dataset is.
+#[derive(Debug)]
+pub(super) struct Progress<'a> {
+    state: RecoverProgress,
+    to: &'a Listener<'a, RecoverProgress>,
+}
+
+/// The results of all objects of a dataset.
+#[derive(Debug, Default)]
+struct Outcome {
+    /// Some objects can't be read.
+    unread: bool,
+    /// The chunk store failed; another try may do better.
+    interrupted: bool,
+    /// The log had other stamps, which may have hidden versions from it.
+    has_restamped: bool,
+    /// Objects that the store failed for, to be tried again.
+    later: Vec<(Listed, Error)>,
+    /// The number of objects that the log has and the chunk store lacks, and the first of them.
+    lost: Option<(u64, ChunkId)>,
+    /// Chunks that name parts of large files.
+    large: Vec<ChunkId>,
+}
+
+/// A part of a dataset on its way through the steps of a recovery.
+enum Step {
+    /// The summary of a lot.
+    Lot { listed: u64, to_read: u64, problems: Vec<String>, lost: Option<(u64, ChunkId)> },
+    /// A listed object.
+    Found(Listed),
+    /// An object with its header, and the place of the header in memory.
+    Read(Box<(Listed, Result<Header, Error>)>, OwnedSemaphorePermit),
+    /// An object that is done; the chunk, where it names parts.
+    Done(Done, Option<ChunkId>),
+}
+
+/// The result of an object.
+enum Done {
+    /// The object joined the log, with so many files.
+    New(u64),
+    /// The log had the object, or the object is gone.
+    Passed,
+    /// The log had the object with another stamp.
+    Restamped,
+    /// The object can't be adopted.
+    Problem(String),
+    /// The object can't be read.
+    Unread(Listed, Error),
+    /// The dataset was deleted meanwhile.
+    Ended,
+}
+
+impl Outcome {
+    /// Takes a step into account; false when the dataset has ended.
+    fn add(&mut self, step: Step, state: &mut RecoverProgress) -> bool {
+        match step {
+            Step::Lot { listed, to_read, problems, lost } => {
+                self.lost = match (self.lost, lost) {
+                    (Some((count, first)), Some((more, _))) => Some((count + more, first)),
+                    (before, lost) => before.or(lost),
+                };
+                state.listed += listed;
+                state.checked += listed.saturating_sub(to_read);
+                state.problems.extend(problems);
+            }
+            Step::Done(done, large) => {
+                state.checked += 1;
+                self.large.extend(large);
+                return self.add_done(done, state);
+            }
+            Step::Found(..) | Step::Read(..) => {}
+        }
+        true
+    }
+
+    fn add_done(&mut self, done: Done, state: &mut RecoverProgress) -> bool {
+        match done {
+            Done::New(files) => {
+                state.adopted += 1;
+                state.files += files;
+            }
+            Done::Passed => {}
+            Done::Restamped => self.has_restamped = true,
+            Done::Problem(problem) => state.problems.push(problem),
+            Done::Unread(listed, error) if error.kind.is_retryable() => {
+                if self.later.len() < LATER_MAX {
+                    self.later.push((listed, error));
+                } else {
+                    self.interrupted = true;
+                    self.unread = true;
+                    state.problems.push(error.chain());
+                }
+            }
+            Done::Unread(_, error) => {
+                self.unread |= error.kind != Kind::Corrupt;
+                state.problems.push(error.chain());
+            }
+            Done::Ended => return false,
+        }
+        true
+    }
+}
+
+impl<'a> Progress<'a> {
+    pub(super) fn of(name: &impl Display, to: &'a Listener<'a, RecoverProgress>) -> Self {
+        let state = RecoverProgress {
+            dataset: name.to_string(),
+            listed: 0,
+            checked: 0,
+            adopted: 0,
+            files: 0,
+            problems: Vec::new(),
+            done: false,
+        };
+        Self { state, to }
+    }
+
+    /// Nothing can be done for the dataset now.
+    pub(super) async fn fail(self, error: &Error) {
+        self.report(error.chain()).await;
+    }
+
+    /// The same, for another reason.
+    pub(super) async fn report(mut self, problem: String) {
+        self.state.problems.push(problem);
+        self.end().await;
+    }
+
+    async fn end(mut self) {
+        self.state.done = true;
+        self.send().await;
+    }
+
+    /// Sends the progress. Each problem is sent once.
+    async fn send(&mut self) {
+        let mut problems = std::mem::take(&mut self.state.problems);
+        let state = &self.state;
+        let message = |problems, is_last| RecoverProgress {
+            problems,
+            done: state.done && is_last,
+            ..state.clone()
+        };
+        self.to.tell_found(&mut problems, message).await;
+        self.state.problems = problems;
+    }
+
+    /// Sends the progress where there are problems; numbers alone now and then.
+    async fn send_now_and_then(&mut self) {
+        if !self.state.problems.is_empty() {
+            self.send().await;
+        } else if self.state.checked.is_multiple_of(SEND_EVERY) {
+            self.to.mention(self.state.clone());
+        }
+    }
+}
+
+impl Recovery<'_> {
+    /// Recovers one dataset.
+    pub(super) async fn dataset(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
+        let id = named.record.dataset;
+        let record = self.parts.meta.record(id).await;
+        let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
+        let is_live = record.is_some_and(|record| record.state == DatasetState::Live);
+        let is_whole = is_live && !self.is_cut_short(id).await;
+        // Until all objects are back, the contents are not taken for complete.
+        let state = if is_whole { DatasetState::Live } else { DatasetState::Recovering };
+        if (!is_whole || self.reads == Reads::Everything)
+            && !catalog::index(self.parts, name, named, state).await?
+        {
+            return self.ended(name, named).await;
+        }
+        let read_from = match self.reads {
+            Reads::Everything => Some(if is_whole { self.since } else { 0 }),
+            // Some objects may be in the log without their rows.
+            Reads::Missing if !is_whole && !self.is_settled(id).await => Some(0),
+            Reads::Missing => None,
+        };
+        let (parts, shares) = (self.parts, self.shares);
+        let search = Search { parts, name, id, read_from, shares };
+        let (mut progress, mut outcome) = (Progress::of(name, self.progress), Outcome::default());
+        if !self.read_all(search, named, &mut outcome, &mut progress).await?
+            || !self.read_later(named, &mut outcome, &mut progress.state).await?
+        {
+            return self.ended(name, named).await;
+        }
+        if outcome.has_restamped {
+            // Once more: objects appended before the stamps changed may have been hidden by them.
+            return Box::pin(self.dataset(name, named)).await;
+        }
+        if self.reports_missing {
+            self.report_missing(name, named, &mut outcome, &mut progress.state).await;
+        }
+        let read = self.finish(name, &outcome, &mut progress.state).await;
+        if !outcome.unread
+            && !is_whole
+            && !catalog::index(parts, name, named, DatasetState::Live).await?
+        {
+            return self.ended(name, named).await;
+        }
+        progress.end().await;
+        Ok(read)
+    }
+
+    /// Lists, reads and appends the objects of a dataset. False when the dataset has ended.
+    async fn read_all(
+        &self,
+        search: Search<'_>,
+        named: Named,
+        outcome: &mut Outcome,
+        progress: &mut Progress<'_>,
+    ) -> Result<bool, Error> {
+        let (sender, mut lots) = mpsc::channel(LOTS_AHEAD);
+        // Beside the reads, which would wait for each page of a listing otherwise.
+        let list = async move {
+            let mut found = std::pin::pin!(search.lots());
+            while let Some(lot) = found.next().await {
+                if sender.send(lot).await.is_err() {
+                    break;
+                }
+            }
+        };
+        let lots = stream::poll_fn(move |context| lots.poll_recv(context));
+        let mut list = list.boxed().fuse();
+        // Appends in flight are not cut off: the log would have their objects without all rows.
+        let is_awaited = |_: &Result<Step, Error>| ready(!self.progress.is_deserted());
+        let found = lots.map_ok(|lot| stream::iter(steps(lot)).map(Ok)).try_flatten();
+        let found = found.take_while(is_awaited);
+        let steps = found
+            .map_ok(|step| self.read(step))
+            .try_buffer_unordered(READS_AT_ONCE)
+            .map_ok(|step| self.adopt(named, step))
+            .try_buffer_unordered(APPENDS_AT_ONCE);
+        let mut steps = std::pin::pin!(steps);
+        loop {
+            let step = tokio::select! {
+                biased;
+                () = &mut list, if !list.is_terminated() => continue,
+                step = steps.try_next() => step,
+            };
+            let step = match step {
+                // Deleted between the steps.
+                Err(error) if error.kind == Kind::NotFound && self.is_gone(named).await? => {
+                    return Ok(false);
+                }
+                step => step?,
+            };
+            let Some(step) = step else { break };
+            if !outcome.add(step, &mut progress.state) {
+                return Ok(false);
+            }
+            progress.send_now_and_then().await;
+        }
+        if self.progress.is_deserted() {
+            let why = "nobody waits for it any more; run it again";
+            return Err(Error::new(Kind::Unavailable, "recover dataset", search.name, why));
+        }
+        Ok(true)
+    }
+
+    /// Reports objects that the chunk store lacks, and large files without all parts.
+    async fn report_missing(
+        &self,
+        name: &DatasetName,
+        named: Named,
+        outcome: &mut Outcome,
+        state: &mut RecoverProgress,
+    ) {
+        let problem = |(count, first)| {
+            format!(
+                "{count} objects that the metadata knows are not in the chunk store, such as {first}; \
+                 `dlcmd verify dl://{name}` says what that costs and what to do"
+            )
+        };
+        state.problems.extend(outcome.lost.map(problem));
+        let large = std::mem::take(&mut outcome.large);
+        state.problems.extend(self.lacking(named, large).await.into_iter().flatten());
+    }
+
+    /// Reports objects that can't be read, and has their dataset refused.
+    async fn finish(
+        &self,
+        name: &DatasetName,
+        outcome: &Outcome,
+        state: &mut RecoverProgress,
+    ) -> Read {
+        if !outcome.unread {
+            return if outcome.interrupted { Read::Interrupted } else { Read::Whole };
+        }
+        let problem = match outcome.interrupted {
+            true => "some objects could not be read; run recover again",
+            false => {
+                "some objects can't be read: make them readable, or move them away for good, then run \
+                 recover again"
+            }
+        };
+        state.problems.push(problem.to_owned());
+        match outcome.interrupted || !self.set_aside(name).await {
+            true => Read::Interrupted,
+            false => Read::Whole,
+        }
+    }
+
+    /// Reads the objects again that the store failed for, after pauses. An object that still fails while
+    /// the store answers for others is unreadable. False when the dataset has ended.
+    async fn read_later(
+        &self,
+        named: Named,
+        outcome: &mut Outcome,
+        state: &mut RecoverProgress,
+    ) -> Result<bool, Error> {
+        for pause in names::PAUSES {
+            if outcome.later.is_empty() || outcome.interrupted {
+                break;
+            }
+            self.progress.mention(state.clone());
+            self.parts.clock.sleep(pause).await;
+            if self.progress.is_deserted() || !identity::answers(self.parts).await {
+                outcome.interrupted = true;
+                break;
+            }
+            let again = std::mem::take(&mut outcome.later).into_iter().map(|(listed, _)| listed);
+            let again = stream::iter(again).map(|listed| async move {
+                let read = self.read(Step::Found(listed)).await?;
+                self.adopt(named, read).await
+            });
+            let mut again = std::pin::pin!(again.buffer_unordered(READS_AT_ONCE));
+            while let Some(step) = again.try_next().await? {
+                if let Step::Done(done, large) = step {
+                    outcome.large.extend(large);
+                    if !outcome.add_done(done, state) {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        if !outcome.later.is_empty() {
+            outcome.unread = true;
+            outcome.interrupted |= !identity::answers(self.parts).await;
+        }
+        let later = std::mem::take(&mut outcome.later);
+        state.problems.extend(later.into_iter().map(|(_, error)| error.chain()));
+        Ok(true)
+    }
+
+    /// Has a dataset refused that can't be recovered, if some of its objects may be missing: the others
+    /// are served. False when the metadata store takes no note of this.
+    pub(super) async fn set_aside(&self, name: &DatasetName) -> bool {
+        if !self.is_refused {
+            return true;
+        }
+        let record = match self.parts.meta.record_named(name).await {
+            Ok(Some(record)) => record,
+            Ok(None) => return true,
+            Err(_) => return false,
+        };
+        living::set_aside(self.parts, record).await
+    }
+
+    /// Whether the log lacks objects that were appended, and nothing else shows this: until they are back,
+    /// the contents are not complete.
+    async fn is_cut_short(&self, id: DatasetId) -> bool {
+        let is_asked = self.reads == Reads::Everything && !self.is_refused;
+        is_asked
+            && self
+                .parts
+                .meta
+                .outline(id)
+                .await
+                .is_err_and(|error| error.kind == dl_meta::Kind::Lost)
+    }
+
+    /// Whether all objects of the log have their rows.
+    async fn is_settled(&self, id: DatasetId) -> bool {
+        let counted = self.parts.meta.dataset(id).await;
+        counted.is_ok_and(|counted| counted.is_some_and(|counted| counted.is_settled))
+    }
+
+    async fn is_gone(&self, named: Named) -> Result<bool, Error> {
+        let id = named.record.dataset;
+        let record = self.parts.meta.record(id).await;
+        Ok(record.map_err(|error| Error::meta("recover dataset", id, error))?.is_none())
+    }
+
+    /// The dataset was deleted meanwhile: nothing is left to recover. Fails when its name says otherwise
+    /// and the metadata has none: it lost it, or has it under another name, which it does not tell.
+    async fn ended(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
+        let newest = names::newest(self.parts, name).await?;
+        let is_live = newest.is_some_and(|newest| newest.generation == named.generation);
+        let record = self.parts.meta.record_named(name).await;
+        let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
+        if is_live && record.is_none() {
+            let of_id = self.parts.meta.record(named.record.dataset).await;
+            let of_id = of_id.map_err(|error| Error::meta("recover dataset", name, error))?;
+            if of_id.is_some_and(|record| record.name != *name) {
+                let why = "the metadata has its dataset under another name, so this one was copied or \
+                           moved: remove it from the chunk store, and run `dlcmd recover --all`, which \
+                           writes the other name again if it is gone";
+                return Err(Error::new(Kind::Conflict, "recover dataset", name, why));
+            }
+            let why = "the metadata lost it while it was recovered; run `dlcmd recover --all`";
+            return Err(Error::new(Kind::Unavailable, "recover dataset", name, why));
+        }
+        let is_other = |record: &DatasetRecord| {
+            record.generation == named.generation && record.id != named.record.dataset
+        };
+        if is_live && record.is_some_and(|record| is_other(&record)) {
+            // One name keeps no other dataset from being served.
+            let why = "stands for another dataset than the metadata has; run `dlcmd recover --all`";
+            tracing::error!(%name, "the name in the chunk store {why}");
+        }
+        Progress::of(name, self.progress).end().await;
+        Ok(Read::Whole)
+    }
+
+    async fn read(&self, step: Step) -> Result<Step, Error> {
+        Ok(match step {
+            Step::Found(listed) => {
+                let place = self.shares.header().await;
+                let header = read_header(self.parts, &listed.object.key).await;
+                Step::Read(Box::new((listed, header)), place)
+            }
+            step => step,
+        })
+    }
+
+    /// Reports on large files of which the log lacks parts, by the chunks that name the parts.
+    async fn lacking(&self, named: Named, large: Vec<ChunkId>) -> [Option<String>; 2] {
+        let looked_at = stream::iter(large)
+            .map(|chunk| async move { (chunk, self.lacked(named, chunk).await) })
+            .buffer_unordered(READS_AT_ONCE);
+        let mut looked_at = std::pin::pin!(looked_at);
+        let (mut lacking, mut unknown) = ((0, None), (0, None));
+        while let Some((chunk, lacked)) = looked_at.next().await {
+            match lacked {
+                Ok(None) => {}
+                Ok(Some(part)) => {
+                    lacking.0 += 1;
+                    lacking.1.get_or_insert((chunk, part));
+                }
+                // What can't be learnt keeps nothing from being recovered.
+                Err(error) => {
+                    unknown.0 += 1;
+                    unknown.1.get_or_insert((chunk, error));
+                }
+            }
+        }
+        let (count, first) = lacking;
+        let lacking = first.map(|(chunk, part)| {
+            format!(
+                "{count} large files lack parts, such as that of chunk {chunk} the part {part}, which \
+                 is not in the chunk store or can't be adopted; `dlcmd verify` names the files"
+            )
+        });
+        let (count, first) = unknown;
+        let unknown = first.map(|(chunk, error)| {
+            format!(
+                "whether {count} large files have all of their parts is not known, such as that of \
+                 chunk {chunk}; `dlcmd verify` looks again: {}",
+                error.chain()
+            )
+        });
+        [lacking, unknown]
+    }
+
+    /// A part that a file in a chunk lacks.
+    async fn lacked(&self, named: Named, chunk: ChunkId) -> Result<Option<ChunkId>, Error> {
+        let (parts, dataset) = (self.parts, named.record.dataset);
+        let header = read_header(parts, &object_key(dataset, chunk, ObjectKind::Chunk)).await?;
+        for extent in header.extents() {
+            if !is_committed(parts, dataset, extent).await? {
+                // A purge removes parts before the chunks that name them.
+                let is_live = self.is_refused || is_live(parts, &header).await?;
+                return Ok(is_live.then_some(extent.part));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn adopt(&self, named: Named, step: Step) -> Result<Step, Error> {
+        let Step::Read(read, _place) = step else { return Ok(step) };
+        let (Listed { chunk, object }, header) = *read;
+        let header = match header {
+            Ok(header) => header,
+            // Removed since it was listed: with its dataset, or by a purge.
+            Err(error) if error.kind == Kind::NotFound => {
+                return Ok(Step::Done(Done::Passed, None));
+            }
+            Err(error) => {
+                return Ok(Step::Done(Done::Unread(Listed { chunk, object }, error), None));
+            }
+        };
+        let problem = |problem| Ok(Step::Done(Done::Problem(problem), None));
+        if header.dataset() != named.record.dataset || header.id() != chunk {
+            return problem(format!("{} holds another object than its key says", object.key));
+        }
+        if header.object_length() != object.size {
+            return problem(format!(
+                "{} has {} bytes and should have {}",
+                object.key,
+                object.size,
+                header.object_length()
+            ));
+        }
+        let files = u64::from(header.entry_count());
+        let large = (!header.extents().is_empty()).then_some(chunk);
+        let committed = match header.committed() {
+            Ok(committed) => committed,
+            Err(error) => {
+                let problem = Done::Problem(format!("{}: {error}", object.key));
+                return Ok(Step::Done(problem, large));
+            }
+        };
+        let _rows = self.shares.rows(committed.header().entry_count()).await;
+        let done = match self.parts.meta.append(&committed).await {
+            Ok(Appended::New) => Done::New(files),
+            Ok(Appended::Known) => Done::Passed,
+            Ok(Appended::Restamped) => Done::Restamped,
+            Err(error) if error.kind == dl_meta::Kind::Missing => Done::Ended,
+            Err(error) => return Err(Error::meta("adopt object", chunk, error)),
+        };
+        Ok(Step::Done(done, large))
+    }
+}
+
+/// Whether the metadata still names a file of this chunk.
+async fn is_live(parts: &Parts, header: &Header) -> Result<bool, Error> {
+    let paths: Vec<FilePath> = header.entries().map(|entry| entry.path).collect();
+    let found = parts.meta.lookup(header.dataset(), &paths).await;
+    let found = found.map_err(|error| Error::meta("look up files of", header.id(), error))?;
+    let is_here =
+        |found: &Found| matches!(found, Found::File(file) if file.holder.chunk == header.id());
+    Ok(found.iter().any(is_here))
+}
+
+fn steps(lot: Lot) -> impl Iterator<Item = Step> {
+    let to_read = lot.objects.len() as u64;
+    let Lot { listed, problems, lost, objects } = lot;
+    let first = Step::Lot { listed, to_read, problems, lost };
+    let objects = objects.into_iter().map(Step::Found);
+    std::iter::once(first).chain(objects)
+}

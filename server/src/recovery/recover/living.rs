@@ -1,0 +1,237 @@
+//! The living datasets: the names in the chunk store decide, and the metadata follows.
+//!
+//! Must hold: a deleted dataset never comes back. A dataset whose name is gone gets its name back as long as
+//! the metadata has the dataset. An unreadable name is not taken for a missing one. A name of another dataset
+//! is refused.
+
+use dl_format::{DatasetName, NameRecord, NameState, name_key};
+use dl_meta::{DatasetRecord, DatasetState};
+use dl_proto::{Kind, Role};
+use futures::stream::{self, StreamExt};
+
+use crate::auth::Caller;
+use crate::datasets::catalog;
+use crate::datasets::identity;
+use crate::datasets::leftovers;
+use crate::datasets::names::{self, Deleted, Named, Names, Past};
+use crate::error::Error;
+use crate::shared::parts::{Parts, key};
+
+const RESTORE: &str = "restore the name of dataset";
+
+/// Deleted datasets that are looked for in the metadata at once.
+const LOOKED_AT_ONCE: usize = 64;
+
+/// Ends the datasets in the metadata that were deleted. Damaged metadata may have rows of deleted datasets
+/// without their records: these go as well.
+pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), Error> {
+    let names::Deletions { found, used_again } = names::deleted(parts, Past::All).await?;
+    let by_id = stream::iter(found).map(|Deleted { name, named, .. }| async move {
+        let id = named.record.dataset;
+        let record = match parts.meta.record(id).await {
+            Ok(None) if is_damaged => leftovers::forget(parts, &name, id).await.map(|()| None),
+            record => record.map_err(|error| Error::meta("find deleted dataset", &name, error)),
+        };
+        (name, record)
+    });
+    // Ids of older generations are not kept, and some may not be readable.
+    let by_name = stream::iter(used_again).map(|(name, newest)| async move {
+        let record = parts.meta.record_named(&name).await;
+        let record = record.map(|record| record.filter(|record| record.generation < newest));
+        let record = record.map_err(|error| Error::meta("find deleted dataset", &name, error));
+        (name, record)
+    });
+    let by_id = by_id.buffer_unordered(LOOKED_AT_ONCE);
+    let mut found = std::pin::pin!(by_id.chain(by_name.buffer_unordered(LOOKED_AT_ONCE)));
+    while let Some((name, record)) = found.next().await {
+        let ended = match record {
+            Ok(None) => continue,
+            Ok(Some(record)) => {
+                tracing::warn!(%name, id = %record.id, "metadata had a dataset that was deleted");
+                leftovers::forget(parts, &record.name, record.id).await
+            }
+            Err(error) => Err(error),
+        };
+        let Err(error) = ended else { continue };
+        tracing::error!(%name, error = error.chain(), "a deleted dataset can't be ended");
+        // A damaged dataset keeps no other from its recovery.
+        if error.kind.is_retryable() {
+            let why = "the metadata store did not answer for one of them; run recover again";
+            return Err(Error::new(error.kind, "end", "deleted datasets", why));
+        }
+    }
+    Ok(())
+}
+
+/// Writes names again that the chunk store lost and the metadata has; gives the names that can't be written.
+pub(super) async fn restore_names(
+    parts: &Parts,
+    wanted: Option<&DatasetName>,
+    caller: &Caller,
+) -> Result<Vec<(DatasetName, Error)>, Error> {
+    let records = match parts.meta.records().await {
+        Ok(records) => records,
+        // Damaged metadata proves nothing.
+        Err(error) if parts.meta.damage().await.is_ok_and(|damage| damage.is_some()) => {
+            tracing::warn!(%error, "names of datasets are not looked after");
+            return Ok(Vec::new());
+        }
+        Err(error) if error.is_retryable() => return Err(Error::meta("list", "datasets", error)),
+        // A damaged row costs its own dataset.
+        Err(error) => {
+            tracing::error!(%error, "names of datasets can't be looked after");
+            return Ok(Vec::new());
+        }
+    };
+    let is_wanted = |record: &DatasetRecord| {
+        wanted.is_none_or(|wanted| *wanted == record.name) && caller.may(Role::Read, &record.name)
+    };
+    let names = names::all(parts).await?;
+    let mut failed = Vec::new();
+    for record in records.into_iter().filter(is_wanted) {
+        // A failure keeps no other dataset from its recovery.
+        if let Err(error) = restore(parts, &names, &record).await {
+            failed.push((record.name, error));
+        }
+    }
+    Ok(failed)
+}
+
+/// Writes the name of a dataset again where it is gone. Whether it did.
+///
+/// # Errors
+/// [`Kind::Conflict`] where the name stands for another dataset: somebody has changed its object.
+pub(super) async fn restore(
+    parts: &Parts,
+    names: &Names,
+    dataset: &DatasetRecord,
+) -> Result<bool, Error> {
+    let DatasetRecord { name, id, shape, created, generation, state } = dataset;
+    let is_changed = |named: &&Named| {
+        (named.generation, named.record.state) == (*generation, NameState::Live)
+            && named.record.dataset != *id
+            && *state == DatasetState::Live
+    };
+    if names.of(name).filter(is_changed).is_some() {
+        return Err(Error::new(Kind::Conflict, RESTORE, name, names::changed(name, *generation)));
+    }
+    if !is_nameless(names, dataset) {
+        return Ok(false);
+    }
+    let record =
+        NameRecord { state: NameState::Live, dataset: *id, shape: *shape, created: *created };
+    let is_restored = restore_name(parts, name, *generation, &record).await?;
+    if is_restored {
+        tracing::warn!(%name, "wrote the name of a dataset again");
+    }
+    Ok(is_restored)
+}
+
+/// Whether a dataset of the metadata has lost its name. A name is written before the record; a deletion
+/// adds a generation.
+pub(super) fn is_nameless(names: &Names, dataset: &DatasetRecord) -> bool {
+    let is_unread = names.unread.iter().any(|(unread, _)| *unread == dataset.name);
+    let named = names.of(&dataset.name).filter(|named| named.generation >= dataset.generation);
+    !is_unread && named.is_none()
+}
+
+/// The datasets that are left in damaged metadata. A dataset without a name is not recovered before it has
+/// one again.
+pub(super) async fn remnants(parts: &Parts, is_damaged: bool) -> Result<Vec<DatasetRecord>, Error> {
+    if !is_damaged {
+        return Ok(Vec::new());
+    }
+    let left = parts.meta.remnants().await;
+    left.map_err(|error| Error::meta("list", "datasets", error))
+}
+
+/// Writes a name again. Whether the name was written.
+async fn restore_name(
+    parts: &Parts,
+    name: &DatasetName,
+    generation: u32,
+    record: &NameRecord,
+) -> Result<bool, Error> {
+    parts.settings.refuse_read_only(RESTORE, name)?;
+    // False: another server was faster, which is as good.
+    if !names::create(parts, name, generation, record).await? {
+        return Ok(false);
+    }
+    // A deletion at the same time looks at the name after the record is gone: one of the two sees the other.
+    let known = parts.meta.record(record.dataset).await;
+    let known = known.map_err(|error| Error::meta(RESTORE, name, error))?;
+    if known.is_none() {
+        let removed = parts.store.delete(&key(name_key(name, generation))).await;
+        removed.map_err(|error| Error::store(RESTORE, name, error))?;
+    }
+    Ok(known.is_some())
+}
+
+/// The names of all datasets, and whether unreadable names may come back with the store. Unreadable names
+/// are tried again, as their datasets are no longer served.
+pub(super) async fn names(parts: &Parts) -> Result<(Names, bool), Error> {
+    let mut names = names::all(parts).await?;
+    read_again(parts, &mut names).await;
+    if !names.unread.iter().any(|(_, error)| error.kind.is_retryable()) {
+        return Ok((names, false));
+    }
+    let answers = identity::answers(parts).await;
+    if answers {
+        // The store may have come back a moment ago.
+        read_again(parts, &mut names).await;
+    }
+    Ok((names, !answers || !identity::answers(parts).await))
+}
+
+/// Has a dataset refused that the metadata lacks. False where the metadata has it, or it has ended.
+pub(super) async fn leave(parts: &Parts, name: &DatasetName, named: Named) -> Result<bool, Error> {
+    let known = parts.meta.record(named.record.dataset).await;
+    let known = known.map_err(|error| Error::meta("find dataset", name, error))?;
+    match known.map(|record| record.state) {
+        None => catalog::index(parts, name, named, DatasetState::Recovering).await,
+        Some(state) => Ok(state == DatasetState::Recovering),
+    }
+}
+
+/// Reads names again that the store failed for.
+async fn read_again(parts: &Parts, names: &mut Names) {
+    let unread = stream::iter(std::mem::take(&mut names.unread)).map(|(name, error)| async move {
+        if !error.kind.is_retryable() {
+            return (name, Err(error));
+        }
+        let named = match names::newest_generation(parts, &name).await {
+            Ok(Some(newest)) => names::read_patiently(parts, &name, newest).await,
+            Ok(None) => Err(error),
+            Err(error) => Err(error),
+        };
+        (name, named)
+    });
+    let mut read = std::pin::pin!(unread.buffer_unordered(LOOKED_AT_ONCE));
+    while let Some((name, named)) = read.next().await {
+        match named {
+            Ok(named) => names.read.push((name, named)),
+            Err(error) => names.unread.push((name, error)),
+        }
+    }
+    names.read.sort_by(|(name, _), (other, _)| name.cmp(other));
+}
+
+/// Has a dataset refused until its recovery. False when the metadata store takes no note of this.
+pub(super) async fn set_aside(parts: &Parts, record: DatasetRecord) -> bool {
+    let aside = DatasetRecord { state: DatasetState::Recovering, ..record };
+    match parts.meta.put_dataset(&aside).await {
+        Ok(()) => {}
+        // The name stands for another dataset by now.
+        Err(error) if error.kind == dl_meta::Kind::Conflict => return true,
+        Err(_) => return false,
+    }
+    // A deletion changes the name before the metadata: one of the two sees the other. The next generation
+    // of a live name is its deletion, readable or not.
+    match names::newest_generation(parts, &aside.name).await {
+        Ok(Some(newest)) if newest > aside.generation => {
+            leftovers::forget(parts, &aside.name, aside.id).await.is_ok()
+        }
+        Ok(_) => true,
+        Err(_) => false,
+    }
+}

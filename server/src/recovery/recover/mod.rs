@@ -1,0 +1,181 @@
+//! Recovery: the metadata store learns again of all objects in the chunk store (paper, 4.1.2).
+//!
+//! Must hold: a complete object of a living dataset that the log lacks is adopted, under its own stamp;
+//! nothing is ever removed; objects that can't be adopted are named. Safe on a live server, and safe to cut
+//! off and run again.
+
+mod dataset;
+mod datasets;
+mod found;
+mod living;
+mod shares;
+#[cfg(test)]
+mod tests;
+mod unnamed;
+
+use std::collections::BTreeSet;
+
+use dl_format::{DatasetId, DatasetName, NameState};
+use dl_meta::DatasetState;
+use dl_proto::{Kind, RecoverProgress, RecoverRequest, Role};
+use futures::future::{FutureExt, try_join};
+use tokio::sync::mpsc;
+
+use self::dataset::{Read, Recovery};
+use self::datasets::Job;
+use self::shares::Shares;
+use crate::answers::answer::Reply;
+use crate::answers::listener::Listener;
+use crate::auth::Caller;
+use crate::datasets::identity;
+use crate::datasets::names;
+use crate::error::Error;
+use crate::shared::parts::Parts;
+
+/// The objects whose headers are read and appended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reads {
+    /// Objects that the log lacks.
+    Missing,
+    /// All objects: rows of logged objects may be gone.
+    Everything,
+}
+
+/// Recovers the datasets that a request names. Reports to `progress`, and nothing of datasets that the
+/// caller may not read.
+pub(crate) async fn recover(
+    parts: &Parts,
+    request: RecoverRequest,
+    caller: &Caller,
+    progress: &mpsc::Sender<Reply<RecoverProgress>>,
+) -> Result<(), Error> {
+    let progress = &Listener::new(parts, progress);
+    // Nothing is written into the store of others.
+    identity::Tie::default().check(parts).await?;
+    let is_all = request.dataset.is_none() && caller.may_all(Role::Read);
+    let found = async { if is_all { unnamed::find(parts).await } else { BTreeSet::new() } };
+    let found = found.boxed().shared();
+    let job = Job { parts, request, caller, reads: Reads::Everything, progress };
+    let recovered = job.command(found.clone());
+    let (found, ()) = try_join(found.map(Ok), recovered).await?;
+    unnamed::report(parts, found, progress).await;
+    progress.end()
+}
+
+/// Adopts all objects that the logs lack, after a metadata store lost the ends of its logs. Gives their
+/// number.
+pub(crate) async fn roll_forward(parts: &Parts) -> Result<u64, Error> {
+    match quietly(parts, Reads::Missing).await {
+        // These datasets are refused until they are recovered; the others are served.
+        (Err(error), adopted) if error.kind == Kind::Unavailable => {
+            tracing::error!(error = error.chain(), "some datasets are not whole");
+            Ok(adopted)
+        }
+        (recovered, adopted) => recovered.map(|()| adopted),
+    }
+}
+
+/// Rebuilds all datasets from their headers, after the metadata store may have lost writes. Gives the
+/// number of objects that the logs lacked.
+pub(crate) async fn rebuild_all(parts: &Parts) -> Result<u64, Error> {
+    let (recovered, adopted) = quietly(parts, Reads::Everything).await;
+    recovered.map(|()| adopted)
+}
+
+/// Recovers all datasets; problems go into the log. Gives the number of adopted objects.
+async fn quietly(parts: &Parts, reads: Reads) -> (Result<(), Error>, u64) {
+    let (progress, mut done) = mpsc::channel::<Reply<RecoverProgress>>(16);
+    let adopted = async {
+        let mut adopted = 0;
+        while let Some(Reply::More(progress) | Reply::Last(progress)) = done.recv().await {
+            for problem in &progress.problems {
+                tracing::error!(dataset = progress.dataset, problem, "not all is recovered");
+            }
+            adopted += if progress.done { progress.adopted } else { 0 };
+        }
+        adopted
+    };
+    let recovered = async {
+        let listener = Listener::new(parts, &progress);
+        let (request, caller) = (RecoverRequest { dataset: None, since: None }, &Caller::Everybody);
+        let job = Job { parts, request, caller, reads, progress: &listener };
+        let recovered = match reads {
+            Reads::Missing => job.run(async { BTreeSet::<DatasetId>::new() }).await,
+            Reads::Everything => {
+                let found = unnamed::find(parts).boxed().shared();
+                let run = job.run(found.clone());
+                try_join(found.map(Ok), run).await.map(|_| ())
+            }
+        };
+        let recovered = recovered.and_then(|()| listener.end());
+        drop(progress);
+        recovered
+    };
+    tokio::join!(recovered, adopted)
+}
+
+/// Adopts all objects that the log of one dataset lacks; gives the problems of its objects.
+pub(crate) async fn bring_in(parts: &Parts, name: &DatasetName) -> Result<Vec<String>, Error> {
+    bring(parts, name, Reads::Missing).await
+}
+
+/// Appends all objects of one dataset again: the metadata takes the stamps of their headers, and shows
+/// the versions again that wrong stamps hid.
+pub(crate) async fn take_stamps(parts: &Parts, name: &DatasetName) -> Result<(), Error> {
+    bring(parts, name, Reads::Everything).await.map(drop)
+}
+
+async fn bring(parts: &Parts, name: &DatasetName, reads: Reads) -> Result<Vec<String>, Error> {
+    let named = names::newest(parts, name).await?;
+    let Some(named) = named.filter(|named| named.record.state == NameState::Live) else {
+        return Err(no_name(parts, name).await);
+    };
+    let (progress, mut done) = mpsc::channel::<Reply<RecoverProgress>>(16);
+    let problems = async {
+        let mut problems = Vec::new();
+        while let Some(Reply::More(progress) | Reply::Last(progress)) = done.recv().await {
+            problems.extend(progress.problems);
+        }
+        problems
+    };
+    let brought = async {
+        let (shares, listener) = (Shares::default(), Listener::new(parts, &progress));
+        let recovery = Recovery {
+            parts,
+            reads,
+            since: 0,
+            is_refused: false,
+            reports_missing: false,
+            progress: &listener,
+            shares: &shares,
+        };
+        let brought = recovery.dataset(name, named).await;
+        drop(progress);
+        brought
+    };
+    let (brought, problems) = tokio::join!(brought, problems);
+    match brought? {
+        Read::Whole => Ok(problems),
+        Read::Interrupted => {
+            let why = "the chunk store did not answer for all objects; try again";
+            Err(Error::new(Kind::Unavailable, "look at dataset", name, why))
+        }
+    }
+}
+
+/// The error for a dataset that has no name in the chunk store.
+async fn no_name(parts: &Parts, name: &DatasetName) -> Error {
+    let (kind, why) = match parts.meta.record_named(name).await {
+        Err(error) => return Error::meta("find dataset", name, error),
+        // The name of a deleted dataset goes first.
+        Ok(Some(record)) if record.state != DatasetState::Ending => (
+            Kind::NeedsRecovery,
+            format!(
+                "the metadata has it and its name is not in the chunk store, or says that it was \
+                 deleted; run `dlcmd recover dl://{name}`"
+            ),
+        ),
+        Ok(_) => (Kind::NotFound, "it was deleted".to_owned()),
+    };
+    Error::new(kind, "find dataset", name, why)
+}

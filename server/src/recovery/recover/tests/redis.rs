@@ -1,0 +1,162 @@
+//! Recoveries into a Redis that was emptied, or lost a part.
+
+use dl_meta::redis_testing::Server;
+
+use super::*;
+
+/// Chunks in a dataset whose metadata is in a Redis.
+const CHUNKS: usize = 500;
+
+async fn on_redis(redis: &Server) -> (Rig, DatasetId) {
+    let mut rig = rig().await;
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    rig.parts.meta = dl_meta::open(&redis.url(), Arc::clone(&clock)).await.unwrap().0;
+    rig.parts.clock = clock;
+    crate::prepare(&rig.parts, Stop::Clean).await.unwrap();
+    let id = rig.create("ds").await;
+    rig.store_chunks(id, CHUNKS).await;
+    recover_until(&rig, u64::MAX).await.0.unwrap();
+    (rig, id)
+}
+
+/// Recovers everything for somebody who goes away after so many objects; gives how many were adopted
+/// by then, and what was read.
+async fn recover_until(rig: &Rig, checked: u64) -> (Result<(), Error>, u64, u64) {
+    let (progress, mut told) = mpsc::channel(64);
+    let before = rig.counters.counts().ranges;
+    let asked = async {
+        let request = RecoverRequest { dataset: None, since: None };
+        let recovered = recover(&rig.parts, request, &Caller::Everybody, &progress).await;
+        drop(progress);
+        recovered
+    };
+    let heard = async {
+        let mut adopted = 0;
+        while let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await {
+            adopted = step.adopted;
+            if step.checked >= checked {
+                break;
+            }
+        }
+        drop(told);
+        adopted
+    };
+    let (recovered, adopted) = futures::future::join(asked, heard).await;
+    (recovered, adopted, rig.counters.counts().ranges - before)
+}
+
+/// Keeps S-02.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recovery_into_an_emptied_redis_that_was_cut_off_begins_again() {
+    let redis = Server::start(&[]).await;
+    let (rig, id) = on_redis(&redis).await;
+    let whole = rig.parts.meta.dataset(id).await.unwrap().unwrap();
+    assert_eq!(whole.files, CHUNKS as u64);
+    redis.ask(&["FLUSHALL"]).await;
+    let (recovered, brought, _) = recover_until(&rig, 64).await;
+    assert_eq!(recovered.unwrap_err().kind, Kind::Unavailable);
+    assert_eq!(rig.parts.meta.identity().await.unwrap(), None, "it is taken for whole");
+    let (recovered, rest, read) = recover_until(&rig, u64::MAX).await;
+    recovered.unwrap();
+    assert!(rest > 0 && rest + brought <= CHUNKS as u64, "{brought} and {rest}");
+    assert!(read >= CHUNKS as u64, "{read} of all headers were read");
+    assert_eq!(rig.parts.meta.dataset(id).await.unwrap().unwrap(), whole);
+    assert!(rig.parts.meta.identity().await.unwrap().is_some());
+}
+
+/// Keeps S-02: nobody would know any more that the others are missing.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_one_dataset_is_brought_into_an_emptied_redis_the_others_are_known_to_be_missing() {
+    let redis = Server::start(&[]).await;
+    let (rig, id) = on_redis(&redis).await;
+    let other = rig.create("other").await;
+    rig.store_chunks(other, 3).await;
+    recover_until(&rig, u64::MAX).await.0.unwrap();
+    let state = async |id| rig.parts.meta.record(id).await.unwrap().map(|record| record.state);
+    redis.ask(&["FLUSHALL"]).await;
+    for _ in 0..2 {
+        let (progress, _told) = mpsc::channel(1_000);
+        let request = RecoverRequest { dataset: Some("ds".parse().unwrap()), since: None };
+        let recovered = recover(&rig.parts, request, &Caller::Everybody, &progress).await;
+        if state(other).await == Some(DatasetState::Live) {
+            recovered.unwrap();
+            break;
+        }
+        assert_eq!(recovered.unwrap_err().kind, Kind::NeedsRecovery);
+        assert_eq!(state(id).await, Some(DatasetState::Live));
+        assert_eq!(state(other).await, Some(DatasetState::Recovering));
+        recover_until(&rig, u64::MAX).await.0.unwrap();
+    }
+    assert_eq!(state(other).await, Some(DatasetState::Live));
+}
+
+/// Keeps S-02: what Redis kept of a dataset is no word of what was brought in.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_left_in_a_redis_is_read_again_after_a_recovery_that_was_cut_off() {
+    let redis = Server::start(&[]).await;
+    let (rig, id) = on_redis(&redis).await;
+    let all = "return table.concat(redis.call('KEYS', '*'), '\\n')";
+    // The rows, and all that would tell of it.
+    for key in redis.text(&["EVAL", all, "0"]).await.lines() {
+        if ["}:d:", "}:identity", "}:mark"].iter().any(|lost| key.contains(lost)) {
+            redis.text(&["DEL", key]).await;
+        }
+    }
+    recover_until(&rig, 64).await.0.unwrap_err();
+    let (recovered, _, read) = recover_until(&rig, u64::MAX).await;
+    recovered.unwrap();
+    assert!(read >= CHUNKS as u64, "{read}");
+    assert_eq!(files_there(&rig, id).await, CHUNKS);
+}
+
+/// Keeps S-02: a shard that lost its stamp is rebuilt by the servers themselves.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_that_was_lost_is_rebuilt_from_the_headers() {
+    let redis = Server::start(&[]).await;
+    let (rig, id) = on_redis(&redis).await;
+    let lose = "for _, key in ipairs(redis.call('KEYS', 'dl:*')) do
+            if string.find(key, '}:d:') or string.find(key, '}:mark') then redis.call('DEL', key) end
+        end";
+    redis.ask(&["EVAL", lose, "0"]).await;
+    assert_eq!(rig.parts.meta.damage().await.unwrap(), Some(dl_meta::Damage::Shards));
+    rebuild_all(&rig.parts).await.unwrap();
+    assert_eq!(rig.parts.meta.damage().await.unwrap(), None);
+    assert_eq!(files_there(&rig, id).await, CHUNKS);
+}
+
+/// How many files are found by their paths.
+async fn files_there(rig: &Rig, id: DatasetId) -> usize {
+    let paths: Vec<_> =
+        (0..CHUNKS).map(|number| FilePath::new(format!("file-{number}")).unwrap()).collect();
+    let found = rig.parts.meta.lookup(id, &paths).await.unwrap();
+    found.iter().filter(|found| matches!(found, Found::File(_))).count()
+}
+
+/// Keeps S-02: the row of its name was lost with one shard, and its name in the chunk store too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dataset_whose_name_was_taken_by_another_one_is_told() {
+    let redis = Server::start(&[]).await;
+    let (rig, id) = on_redis(&redis).await;
+    let (name, lost) =
+        (dataset("ds"), crate::shared::parts::key(dl_format::name_key(&dataset("ds"), 1)));
+    let lose = "for _, key in ipairs(redis.call('KEYS', 'dl:*')) do
+            if redis.call('TYPE', key).ok == 'hash' then redis.call('HDEL', key, 'ds') end
+        end";
+    redis.ask(&["EVAL", lose, "0"]).await;
+    rig.parts.store.delete(&lost).await.unwrap();
+    let other = crate::datasets::catalog::create(&rig.parts, &name, ChunkShape::default())
+        .await
+        .unwrap()
+        .id;
+    assert_ne!(other, id);
+    rig.store_chunk(other, 1).await;
+    let (progress, mut told) = mpsc::channel(1_000);
+    let request = RecoverRequest { dataset: None, since: None };
+    recover(&rig.parts, request, &Caller::Everybody, &progress).await.unwrap();
+    drop(progress);
+    let problems = problems(&mut told).await;
+    assert!(
+        problems.len() == 1 && problems[0].contains("stands for another dataset"),
+        "{problems:?}"
+    );
+}

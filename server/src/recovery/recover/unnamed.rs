@@ -1,0 +1,158 @@
+//! Datasets in the chunk store without a name: their names are lost once the metadata is lost too.
+//!
+//! Must hold: datasets that were made or deleted meanwhile are not reported, and nothing is removed. The
+//! search is bounded in time. A recovery fails by it only where damaged metadata would count as whole with
+//! a dataset that could not be set aside.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use dl_format::{DatasetId, parse_object_key};
+use dl_proto::RecoverProgress;
+use dl_runtime::Deadline;
+use dl_store::Prefix;
+use futures::TryStreamExt;
+
+use super::dataset::Progress;
+use super::living;
+use crate::answers::listener::Listener;
+use crate::datasets::names::{self, Deleted, Names, Past};
+use crate::error::Error;
+use crate::shared::parts::Parts;
+
+/// The longest time of a search, which lists the whole chunk store.
+const AT_MOST: Duration = Duration::from_secs(30);
+
+/// Finds datasets that have objects, in bounded time, beside a recovery.
+pub(super) async fn find(parts: &Parts) -> BTreeSet<DatasetId> {
+    let mut found = BTreeSet::new();
+    let deadline = Deadline::after(&*parts.clock, AT_MOST);
+    match deadline.bound(&*parts.clock, search(parts, &mut found)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::warn!(error = error.chain(), "could not look for datasets without names");
+        }
+        Err(_) => tracing::info!("not all objects were looked at for datasets without names"),
+    }
+    found
+}
+
+/// Has datasets without names refused after a loss of metadata: only datasets with names are rebuilt. False
+/// when this can't be done now.
+pub(super) async fn set_aside(parts: &Parts, mut found: BTreeSet<DatasetId>) -> bool {
+    if found.is_empty() {
+        return true;
+    }
+    let names = match explain(parts, &mut found).await {
+        Ok(names) => names,
+        Err(error) => {
+            tracing::warn!(error = error.chain(), "could not look for datasets without names");
+            return false;
+        }
+    };
+    let mut is_done = true;
+    for dataset in found {
+        is_done &= match parts.meta.record(dataset).await {
+            Ok(Some(record)) if living::is_nameless(&names, &record) => {
+                living::set_aside(parts, record).await
+            }
+            Ok(_) => true,
+            // A damaged record is refused as it is.
+            Err(error) => !error.is_retryable(),
+        };
+    }
+    is_done
+}
+
+/// Reports datasets that neither a name nor a deletion explains, once the others are recovered.
+pub(super) async fn report(
+    parts: &Parts,
+    mut found: BTreeSet<DatasetId>,
+    progress: &Listener<'_, RecoverProgress>,
+) {
+    if found.is_empty() {
+        return;
+    }
+    let deadline = Deadline::after(&*parts.clock, AT_MOST);
+    let explained = deadline.bound(&*parts.clock, explain(parts, &mut found)).await;
+    let names = match explained {
+        Ok(Ok(names)) => names,
+        Ok(Err(error)) => {
+            tracing::warn!(error = error.chain(), "could not look for datasets without names");
+            return;
+        }
+        Err(_) => {
+            tracing::info!("names were not all told in time to look for datasets without them");
+            return;
+        }
+    };
+    for dataset in found {
+        if deadline.remaining(&*parts.clock).is_zero() || progress.is_deserted() {
+            tracing::info!("not all datasets without names were told of");
+            return;
+        }
+        let told = Progress::of(&dataset, progress);
+        match problem(parts, &names, dataset).await {
+            Ok(None) => {}
+            Ok(Some(problem)) => told.report(problem).await,
+            Err(error) => told.fail(&error).await,
+        }
+    }
+}
+
+async fn search(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<(), Error> {
+    let mut all = parts.store.list(&Prefix::ROOT);
+    let failed = |error| Error::store("list objects of", "all datasets", error);
+    while let Some(object) = all.try_next().await.map_err(failed)? {
+        found.extend(parse_object_key(object.key.as_str()).map(|(dataset, _, _)| dataset));
+    }
+    Ok(())
+}
+
+/// Removes datasets from `found` that have a name or a deletion; gives the names. Names are read after the
+/// objects: a dataset has a name before any object.
+async fn explain(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<Names, Error> {
+    let names = names::all(parts).await?;
+    for (_, named) in &names.read {
+        found.remove(&named.record.dataset);
+    }
+    if !found.is_empty() {
+        for Deleted { named, .. } in names::deleted(parts, Past::All).await?.found {
+            found.remove(&named.record.dataset);
+        }
+    }
+    Ok(names)
+}
+
+/// The problem of a dataset without a name; none while it is being deleted.
+async fn problem(
+    parts: &Parts,
+    names: &Names,
+    dataset: DatasetId,
+) -> Result<Option<String>, Error> {
+    let known = parts.meta.record(dataset).await;
+    let known = known.map_err(|error| Error::meta("find dataset", dataset, error))?;
+    let Some(record) = known else {
+        if !names::has_objects(parts, dataset, dataset).await? {
+            return Ok(None);
+        }
+        let why = "there are objects of it, and neither a name nor a deletion that can be read, and the \
+                   metadata does not have it; unless it was deleted, put its name back (names/NAME/ in \
+                   the chunk store) from a copy, and run `dlcmd recover --all`; its objects stay as they \
+                   are";
+        return Ok(Some(why.to_owned()));
+    };
+    // The dataset has its name, or another server is faster, or deletes it.
+    if !living::restore(parts, names, &record).await? {
+        return Ok(None);
+    }
+    // Recovery goes by names, so this dataset was not recovered.
+    let name = record.name.clone();
+    if !living::set_aside(parts, record).await {
+        return Ok(Some(format!("it has lost its name, {name}; run `dlcmd recover --all` again")));
+    }
+    Ok(Some(format!(
+        "the chunk store had lost its name, {name}, and has it again from the metadata; run \
+         `dlcmd recover dl://{name}` to bring back the rest"
+    )))
+}

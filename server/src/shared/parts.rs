@@ -1,0 +1,211 @@
+//! What every request works with: the stores, the clock, and the limits. Nothing else is kept by
+//! the process, so that any server can answer any request.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use dl_format::{ChunkId, DatasetId, ObjectKind, dataset_prefix, parse_object_key};
+use dl_meta::MetaStore;
+use dl_proto::Kind;
+use dl_runtime::{Clock, Random};
+use dl_store::{Key, Prefix, Store};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::error::Error;
+use crate::settings::Settings;
+use crate::shared::replaced::Replaced;
+use crate::shared::roll::Roll;
+use crate::shared::room::Room;
+
+/// How much a server holds in memory at once, and how long it waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of chunks that are being received or committed.
+    pub write_bytes: u32,
+    /// Bytes of files that are being read or sent.
+    pub read_bytes: u32,
+    /// How long a request waits for memory, and for the next piece from its client.
+    pub patience: Duration,
+    /// How far the seconds of a chunk id may be off the server's clock when its first piece comes.
+    /// The last one comes within as much again.
+    pub clock_skew: Duration,
+    /// How long the identity of a fresh chunk store, or a new name, is left alone before it is read
+    /// back; nothing where a create is atomic.
+    pub settle: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            write_bytes: 64 << 20,
+            read_bytes: 48 << 20,
+            patience: Duration::from_secs(30),
+            clock_skew: Duration::from_secs(15 * 60),
+            settle: Duration::ZERO,
+        }
+    }
+}
+
+impl Limits {
+    /// How long all of a chunk may take to come.
+    pub(crate) fn whole(&self) -> Duration {
+        self.clock_skew
+    }
+
+    /// How old an id is, by the clock of one server, once no server takes a put of it any more and what
+    /// was under way then has ended: the clock of its writer may be ahead of the server that takes it,
+    /// and behind this one, as far as is let pass. Two thirds of that again are for what is under way:
+    /// a commit, and a copy of what was looked up before.
+    pub(crate) fn settled(&self) -> Duration {
+        self.clock_skew * 3 + self.whole() + self.clock_skew * 2 / 3
+    }
+}
+
+/// The components of a server.
+#[derive(Debug, Clone)]
+pub struct Parts {
+    /// Where the objects are.
+    pub store: Arc<dyn Store>,
+    /// The index over them.
+    pub meta: Arc<dyn MetaStore>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Randomness.
+    pub random: Arc<dyn Random>,
+    /// Bounds.
+    pub limits: Limits,
+    /// What puts leave to deletes.
+    pub room: Room,
+    /// Which stored snapshots there are newer versions of.
+    pub replaced: Replaced,
+    /// What may change meanwhile.
+    pub settings: Settings,
+    /// What dataset names point to.
+    pub roll: Roll,
+}
+
+/// Memory for work in flight, given out in bytes.
+#[derive(Debug, Clone)]
+pub(crate) struct Budget {
+    room: Arc<Semaphore>,
+    total: Arc<AtomicU32>,
+    purpose: &'static str,
+}
+
+impl Budget {
+    pub(crate) fn new(total: u32, purpose: &'static str) -> Self {
+        let room = Arc::new(Semaphore::new(total as usize));
+        Self { room, total: Arc::new(AtomicU32::new(total)), purpose }
+    }
+
+    /// Bytes that may be given out, and that are.
+    pub(crate) fn total_and_used(&self) -> (u64, u64) {
+        let total = u64::from(self.total.load(Ordering::Relaxed));
+        (total, total.saturating_sub(self.room.available_permits() as u64))
+    }
+
+    /// Whether more is out than is left.
+    pub(crate) fn is_short(&self) -> bool {
+        let (total, used) = self.total_and_used();
+        used > total / 2
+    }
+
+    /// Gives out another number of bytes from now on. What is taken away is waited for.
+    pub(crate) fn resize(&self, total: u32) {
+        let before = self.total.swap(total, Ordering::Relaxed);
+        match total.checked_sub(before) {
+            Some(more) => self.room.add_permits(more as usize),
+            None => {
+                let room = Arc::clone(&self.room);
+                dl_runtime::spawn(async move {
+                    if let Ok(taken) = room.acquire_many_owned(before - total).await {
+                        taken.forget();
+                    }
+                });
+            }
+        }
+    }
+
+    /// Room that can be had at once, unless less than this part of all is left for others then: a
+    /// half, a quarter. With 0 nothing has to be left.
+    pub(crate) fn try_take(&self, bytes: u64, part: u32) -> Option<OwnedSemaphorePermit> {
+        let total = self.total.load(Ordering::Relaxed);
+        let left = u64::from(total.checked_div(part).unwrap_or_default());
+        if (self.room.available_permits() as u64) < bytes.saturating_add(left) {
+            return None;
+        }
+        Arc::clone(&self.room).try_acquire_many_owned(u32::try_from(bytes).ok()?).ok()
+    }
+
+    /// Waits for room; what is larger than everything takes everything.
+    pub(crate) async fn take(
+        &self,
+        bytes: u64,
+        parts: &Parts,
+    ) -> Result<OwnedSemaphorePermit, Error> {
+        self.take_within(parts.limits.patience, bytes, parts).await
+    }
+
+    /// The same, for no longer than `limit`.
+    pub(crate) async fn take_within(
+        &self,
+        limit: Duration,
+        bytes: u64,
+        parts: &Parts,
+    ) -> Result<OwnedSemaphorePermit, Error> {
+        let total = self.total.load(Ordering::Relaxed);
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(total);
+        if let Ok(permit) = Arc::clone(&self.room).try_acquire_many_owned(bytes) {
+            return Ok(permit);
+        }
+        let permit = Arc::clone(&self.room).acquire_many_owned(bytes);
+        tokio::select! {
+            permit = permit => Ok(permit.expect("the semaphore is never closed")),
+            () = parts.clock.sleep(limit) => {
+                let why = format!("{total} bytes are in use after {limit:?}; try again");
+                Err(Error::new(Kind::Unavailable, "wait for memory to", self.purpose, why))
+            }
+        }
+    }
+}
+
+/// The key of an object.
+pub(crate) fn object_key(dataset: DatasetId, id: ChunkId, kind: ObjectKind) -> Key {
+    key(dl_format::object_key(dataset, id, kind))
+}
+
+/// A key that `dl_format` spelled.
+pub(crate) fn key(text: String) -> Key {
+    Key::new(text).expect("the format's keys are plain segments")
+}
+
+/// A prefix that `dl_format` spelled.
+pub(crate) fn prefix(text: String) -> Prefix {
+    Prefix::new(text).expect("the format's keys are plain segments")
+}
+
+/// Where the other chunks lie of the dataset that a chunk is of: a fast store takes them together.
+pub fn dataset_of(chunk: &Key) -> Option<Prefix> {
+    let (dataset, _, is_tombstone) = parse_object_key(chunk.as_str())?;
+    (!is_tombstone).then(|| prefix(dataset_prefix(dataset)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_budget_that_shrinks_waits_for_what_is_out_and_one_that_grows_does_not() {
+        let budget = Budget::new(100, "test");
+        let held = Arc::clone(&budget.room).acquire_many_owned(80).await.unwrap();
+        budget.resize(50);
+        tokio::task::yield_now().await;
+        assert_eq!(budget.total_and_used(), (50, 50));
+        drop(held);
+        tokio::task::yield_now().await;
+        assert_eq!(budget.total_and_used(), (50, 0));
+        budget.resize(200);
+        assert_eq!(budget.total_and_used(), (200, 0));
+    }
+}

@@ -1,0 +1,308 @@
+//! Commits: a sealed object becomes part of its dataset (paper, 4.1, Figure 3).
+//!
+//! Must hold: an object is verified, stamped, put create-only and durable, and appended to the log; only then
+//! it is acknowledged. The same id again, through any server, ends in the same state and the same answer.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use dl_format::{
+    ChunkId, Committed, DatasetId, Deletions, Digest, Extent, Header, ObjectKind, Stamp, Verified,
+    encode_tombstone,
+};
+use dl_meta::{DatasetRecord, Refusal};
+use dl_proto::{DeleteRequest, Kind};
+use dl_runtime::{Buffers, blocking};
+use dl_store::Key;
+
+use crate::datasets::catalog;
+use crate::datasets::headers::read_header;
+use crate::datasets::identity;
+use crate::datasets::survey::logged_from;
+use crate::error::Error;
+use crate::shared::parts::{Parts, object_key};
+use crate::shared::room::Taken;
+
+const ACTION: &str = "commit object";
+
+const TOO_LARGE: &str = "it is larger than the chunks of this dataset";
+
+/// How long the upload of a large file may stand still: later, a purge removes its parts.
+pub(crate) const STANDSTILL_MAX: Duration = Duration::from_secs(22 * 60 * 60);
+
+/// Refuses an object that can't be part of the dataset, before it is received.
+pub(crate) fn admit(record: &DatasetRecord, length: u64) -> Result<(), Error> {
+    if length > u64::from(record.shape.size()) {
+        return Err(Error::new(Kind::Invalid, "receive", "a chunk", TOO_LARGE));
+    }
+    Ok(())
+}
+
+/// Commits a chunk or part as its client sealed it; gives its final stamp. `record` describes the dataset; the
+/// object began to come at `arrived`. The memory of the object goes back to `buffers`.
+pub(crate) async fn put_chunk(
+    parts: &Parts,
+    buffers: &Arc<Buffers>,
+    record: &DatasetRecord,
+    object: Vec<u8>,
+    arrived: SystemTime,
+) -> Result<Stamp, Error> {
+    let dataset = record.id;
+    let verified = blocking::run(move || Verified::check(object)).await;
+    let verified = verified
+        .map_err(|error| Error::new(Kind::Unavailable, ACTION, dataset, error))?
+        .map_err(|error| Error::new(Kind::Invalid, ACTION, dataset, error))?;
+    let header = verified.header();
+    let refuse = |why: &str| Err(Error::new(Kind::Invalid, ACTION, header.id(), why));
+    if header.dataset() != dataset {
+        return refuse("it was sealed for another dataset");
+    }
+    if header.stamp().is_some() {
+        return refuse("it carries a stamp; only servers give stamps");
+    }
+    if header.kind() == ObjectKind::Tombstone {
+        return refuse("tombstones are made by Delete");
+    }
+    if header.is_rewrite() {
+        return refuse("it claims versions of other chunks; only servers rewrite chunks");
+    }
+    if header.object_length() > u64::from(record.shape.size()) {
+        return refuse(TOO_LARGE);
+    }
+    if let Some(why) = standstill(header) {
+        refuse_new(parts, header, Kind::Invalid, why).await?;
+    }
+    check_parts(parts, header).await?;
+    let _taken = take_room(parts, header).await?;
+    refuse_unlogged(parts, header, |_| true).await?;
+    commit(parts, verified, arrived, |object| buffers.lend(object, 0)).await
+}
+
+/// Refuses an object before it is stored, where the metadata store would refuse to log it.
+async fn refuse_unlogged(
+    parts: &Parts,
+    header: &Header,
+    is_refused: impl FnOnce(&Refusal) -> bool,
+) -> Result<(), Error> {
+    // The append reports a store that does not answer.
+    let refusal = parts.meta.refusal().await.ok().flatten();
+    let Some(refusal) = refusal.filter(is_refused) else { return Ok(()) };
+    let kind = Error::kind_of(&refusal);
+    refuse_new(parts, header, kind, refusal.to_string()).await
+}
+
+/// Refuses an object, unless it is stored already.
+async fn refuse_new(parts: &Parts, header: &Header, kind: Kind, why: String) -> Result<(), Error> {
+    let key = object_key(header.dataset(), header.id(), header.kind());
+    if is_stored(parts, &key).await? {
+        return Ok(());
+    }
+    Err(Error::new(kind, ACTION, header.id(), why))
+}
+
+/// Takes room for an object; none where the object is stored already.
+async fn take_room(parts: &Parts, header: &Header) -> Result<Option<Taken>, Error> {
+    let (room, length) = (parts.room.clone(), header.object_length());
+    let taken = blocking::run(move || room.take(length)).await;
+    match taken.map_err(|error| Error::new(Kind::Unavailable, ACTION, header.id(), error))? {
+        Ok(taken) => Ok(Some(taken)),
+        Err(full) => {
+            refuse_new(parts, header, Kind::Full, full.to_string()).await?;
+            Ok(None)
+        }
+    }
+}
+
+/// Commits a tombstone for the versions that a client saw.
+pub(crate) async fn delete(parts: &Parts, request: &DeleteRequest) -> Result<Stamp, Error> {
+    let DeleteRequest { dataset, tombstone, ref deletions } = *request;
+    put_tombstone(parts, dataset, tombstone, deletions).await
+}
+
+/// Commits a tombstone. A metadata store with full memory takes tombstones, as deletes give memory back.
+pub(crate) async fn put_tombstone(
+    parts: &Parts,
+    dataset: DatasetId,
+    id: ChunkId,
+    deletions: &Deletions,
+) -> Result<Stamp, Error> {
+    let object = encode_tombstone(dataset, id, deletions)
+        .map_err(|error| Error::new(Kind::Invalid, "delete by", id, error))?;
+    let verified = Verified::check(object)
+        .map_err(|error| Error::new(Kind::Internal, "delete by", id, error))?;
+    let takes_none = |refusal: &Refusal| matches!(refusal, Refusal::All(_));
+    refuse_unlogged(parts, verified.header(), takes_none).await?;
+    commit(parts, verified, parts.clock.now(), Bytes::from).await
+}
+
+/// Commits a chunk of files that other chunks held.
+pub(crate) async fn put_rewritten(parts: &Parts, object: Vec<u8>) -> Result<Stamp, Error> {
+    let action = "commit rewritten";
+    let verified = blocking::run(move || Verified::check(object)).await;
+    let verified = verified
+        .map_err(|error| Error::new(Kind::Unavailable, action, "chunk", error))?
+        .map_err(|error| Error::new(Kind::Internal, action, "chunk", error))?;
+    let _taken = take_room(parts, verified.header()).await?;
+    commit(parts, verified, parts.clock.now(), Bytes::from).await
+}
+
+async fn commit(
+    parts: &Parts,
+    verified: Verified,
+    arrived: SystemTime,
+    share: impl FnOnce(Vec<u8>) -> Bytes,
+) -> Result<Stamp, Error> {
+    let (id, kind) = (verified.header().id(), verified.header().kind());
+    let (dataset, digest) = (verified.header().dataset(), verified.header().digest());
+    let now = parts.clock.now();
+    // A late retry of a stored object is answered like any other: a readable object may not be durable
+    // yet, and the create below makes it so.
+    if let Some(why) = untimely(parts, id, arrived, now)
+        && !is_stored(parts, &object_key(dataset, id, kind)).await?
+    {
+        return Err(Error::new(Kind::Denied, ACTION, id, why));
+    }
+    let stamp = match parts.meta.stamp(dataset, Stamp::at(now)).await {
+        Ok(stamp) => stamp,
+        Err(error) => {
+            let error = Error::meta("stamp object", id, error);
+            return Err(catalog::explained(parts, dataset, error).await);
+        }
+    };
+    let (committed, object) =
+        verified.commit(stamp).map_err(|error| Error::new(Kind::Internal, ACTION, id, error))?;
+    let key = object_key(dataset, id, kind);
+    match parts.store.create(&key, share(object)).await {
+        Ok(()) => append(parts, &committed).await,
+        Err(error) if error.kind == dl_store::Kind::Exists => {
+            committed_before(parts, dataset, id, kind, digest).await
+        }
+        // A stored object needs no room.
+        Err(error) if error.kind == dl_store::Kind::Full && is_stored(parts, &key).await? => {
+            let settled = parts.store.settle(std::slice::from_ref(&key)).await;
+            settled.map_err(|error| Error::store(ACTION, id, error))?;
+            committed_before(parts, dataset, id, kind, digest).await
+        }
+        Err(error) => Err(Error::store(ACTION, id, error)),
+    }
+}
+
+async fn is_stored(parts: &Parts, object: &Key) -> Result<bool, Error> {
+    match read_header(parts, object).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind == Kind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Answers a put of an id that is stored already, and durable now.
+async fn committed_before(
+    parts: &Parts,
+    dataset: DatasetId,
+    id: ChunkId,
+    kind: ObjectKind,
+    digest: Digest,
+) -> Result<Stamp, Error> {
+    let header = read_header(parts, &object_key(dataset, id, kind)).await?;
+    if header.digest() != digest {
+        let why = "another object has this id; seal it again under a fresh one";
+        return Err(Error::new(Kind::Conflict, ACTION, id, why));
+    }
+    let committed = header.committed();
+    let committed = committed.map_err(|error| Error::new(Kind::Corrupt, ACTION, id, error))?;
+    // Also of a logged object: its server may have died before its rows were written.
+    append(parts, &committed).await
+}
+
+/// The commit point.
+async fn append(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
+    let header = object.header();
+    match parts.meta.append(object).await {
+        Ok(_) => Ok(object.stamp()),
+        Err(error) if error.kind == dl_meta::Kind::Missing => {
+            // The dataset ended meanwhile; its sweep may have missed this object.
+            let key = object_key(header.dataset(), header.id(), header.kind());
+            let ended = catalog::by_id(parts, header.dataset()).await;
+            if matches!(&ended, Err(error) if error.kind == Kind::NotFound) {
+                let removed = parts.store.delete(&key).await;
+                removed.map_err(|error| Error::store("remove object", header.id(), error))?;
+            }
+            ended?;
+            Err(Error::meta(ACTION, header.id(), error))
+        }
+        Err(error) => Err(Error::meta(ACTION, header.id(), error)),
+    }
+}
+
+/// The reason to refuse the parts of a large file: its upload stood still, and a purge may be removing them.
+fn standstill(header: &Header) -> Option<String> {
+    let mut sealed: Vec<SystemTime> =
+        header.extents().iter().map(|extent| extent.part.sealed_at()).collect();
+    sealed.push(header.id().sealed_at());
+    sealed.sort_unstable();
+    let pauses = sealed.iter().zip(sealed.iter().skip(1));
+    let pauses = pauses.map(|(one, next)| next.duration_since(*one).unwrap_or_default());
+    let longest = pauses.max().filter(|pause| *pause > STANDSTILL_MAX)?;
+    let hours = |time: Duration| time.as_secs().div_ceil(3_600);
+    Some(format!(
+        "the upload of its file stood still for {} hours, and may for {}; put the file again",
+        hours(longest),
+        hours(STANDSTILL_MAX)
+    ))
+}
+
+/// A large file is published only when each of its parts was committed.
+async fn check_parts(parts: &Parts, header: &Header) -> Result<(), Error> {
+    for extent in header.extents() {
+        let dataset = header.dataset();
+        if is_committed(parts, dataset, extent).await? {
+            continue;
+        }
+        identity::refuse_damaged(parts, "find part", extent.part).await?;
+        // The metadata lacks nothing now.
+        if !is_committed(parts, dataset, extent).await? {
+            let why = format!("its part {} was never committed", extent.part);
+            return Err(Error::new(Kind::Invalid, ACTION, header.id(), why));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the log has a part of a large file.
+pub(crate) async fn is_committed(
+    parts: &Parts,
+    dataset: DatasetId,
+    extent: &Extent,
+) -> Result<bool, Error> {
+    let found = logged_from(parts, dataset, extent.part).await?;
+    Ok(found.is_some_and(|object| {
+        object.id == extent.part
+            && object.kind == ObjectKind::Part
+            && object.file_bytes == u64::from(extent.length)
+    }))
+}
+
+/// The reason to refuse an object by its time. Its first piece, which came at `arrived`, counts: a slow line
+/// is no wrong clock.
+fn untimely(parts: &Parts, id: ChunkId, arrived: SystemTime, now: SystemTime) -> Option<String> {
+    let (sealed, limits) = (id.sealed_at(), &parts.limits);
+    let off = arrived.duration_since(sealed).or_else(|_| sealed.duration_since(arrived));
+    let off = off.unwrap_or_default();
+    let took = now.duration_since(arrived).unwrap_or_default();
+    if off > limits.clock_skew {
+        let seconds = off.as_secs();
+        Some(format!(
+            "its id is {seconds} s off this server's clock; set the clocks of client and server, or put it \
+             again if it was on its way for that long"
+        ))
+    } else if took > limits.whole() {
+        let (took, most) = (took.as_secs(), limits.whole().as_secs());
+        Some(format!("it took {took} s to come, and may take {most}; send fewer at a time"))
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;

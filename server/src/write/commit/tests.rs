@@ -1,0 +1,53 @@
+//! Puts that are repeated.
+
+use dl_format::{Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, FilePath, Sealed};
+use dl_runtime::Clock;
+use dl_runtime::fault::Fault;
+
+use super::*;
+use crate::testing::{Rig, rig};
+
+fn chunk(rig: &Rig, dataset: DatasetId, number: u8) -> Sealed {
+    let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
+    let path = FilePath::new(format!("file-{number}")).unwrap();
+    writer.append(&path, Attributes { mode: 0o644, mtime: 1 }, b"bytes").unwrap();
+    writer.seal(ChunkIdMaker::new([number; 9]).next(rig.clock.now()), dataset)
+}
+
+async fn put(rig: &Rig, dataset: DatasetId, sealed: &Sealed) -> Result<Stamp, Error> {
+    crate::testing::commit(&rig.parts, dataset, sealed.as_slice().to_vec(), rig.clock.now()).await
+}
+
+/// Keeps S-06: I6. The first answer was lost.
+#[tokio::test]
+async fn a_put_of_what_is_stored_gets_the_same_answer_while_the_disk_is_full() {
+    let rig = rig().await;
+    let dataset = rig.create("ds").await;
+    let (stored, new) = (chunk(&rig, dataset, 1), chunk(&rig, dataset, 2));
+    let stamp = put(&rig, dataset, &stored).await.unwrap();
+    let full = || [Some(Fault::Before(dl_store::Kind::Full))];
+    rig.store.script("create", full());
+    assert_eq!(put(&rig, dataset, &stored).await.unwrap(), stamp);
+    rig.store.script("create", full());
+    assert_eq!(put(&rig, dataset, &new).await.unwrap_err().kind, Kind::Full);
+}
+
+/// Keeps S-21. The dataset ends between the object and the log.
+#[tokio::test]
+async fn an_object_of_an_ended_dataset_is_removed_while_another_name_is_damaged() {
+    let rig = rig().await;
+    let dataset = rig.create("pets").await;
+    rig.create("other").await;
+    let sealed = chunk(&rig, dataset, 1);
+    let (object, bytes) = rig.store_sealed(&sealed).await;
+    let committed = read_header(&rig.parts, &object).await.unwrap().committed().unwrap();
+    rig.delete("pets", dataset).await.unwrap();
+    // What the sweep has missed.
+    rig.parts.store.create(&object, bytes).await.unwrap();
+    let name = crate::shared::parts::key(dl_format::name_key(&"other".parse().unwrap(), 1));
+    rig.parts.store.delete(&name).await.unwrap();
+    rig.parts.store.create(&name, Bytes::from("damaged")).await.unwrap();
+    rig.clock.advance(Duration::from_secs(1));
+    assert_eq!(append(&rig.parts, &committed).await.unwrap_err().kind, Kind::NotFound);
+    assert!(!is_stored(&rig.parts, &object).await.unwrap());
+}
