@@ -248,17 +248,8 @@ impl Config {
                        all interfaces";
         let listen = socket("listen", &listen, problem)?;
         let http = http(flags.http.or(file.http))?;
-        let users = flags.users.or(file.users);
-        let users = users.map(|text| source("users", &text)).transpose()?;
         let without_keys = flags.without_keys || file.without_keys.unwrap_or(false);
-        if users.is_some() && without_keys {
-            let problem = "users are given, too, who have keys: say one of the two";
-            let value = without_keys.to_string();
-            return Err(refused("without_keys", value, problem));
-        }
-        if !listen.ip().is_loopback() && !without_keys && users.is_none() {
-            return Err(ConfigError::Open(listen));
-        }
+        let users = users(flags.users.or(file.users), without_keys, listen)?;
         let tls = tls(
             flags.tls_cert.or(file.tls_cert),
             flags.tls_key.or(file.tls_key),
@@ -436,6 +427,23 @@ fn meta_store(url: &str) -> Result<(), ConfigError> {
 /// lies in one.
 fn chunk_store<'a>(setting: &'static str, url: &'a str) -> Result<Option<&'a Path>, ConfigError> {
     dl_store::check(url).map_err(|problem| refused(setting, url, problem))
+}
+
+/// The source of the users; none for a server without keys, which other machines reach only on request.
+fn users(
+    text: Option<String>,
+    without_keys: bool,
+    listen: SocketAddr,
+) -> Result<Option<Source>, ConfigError> {
+    let users = text.map(|text| source("users", &text)).transpose()?;
+    if users.is_some() && without_keys {
+        let problem = "users with keys are given as well: give one of the two";
+        return Err(refused("without_keys", without_keys.to_string(), problem));
+    }
+    if !listen.ip().is_loopback() && !without_keys && users.is_none() {
+        return Err(ConfigError::Open(listen));
+    }
+    Ok(users)
 }
 
 fn fast_store_at(url: String, quota: u64, store: &str) -> Result<FastStore, ConfigError> {

@@ -134,25 +134,20 @@ async fn run(
     // Until the end: nobody with other metadata comes in between.
     let _served = opened.served;
     doors.fast_store = opened.fast_store;
-    let random = Arc::new(OsRandom);
-    let room = Room::of(config.folders()).with_scratch(&config.scratch);
-    let limits = config.limits;
     let following = doors.settings.clone().map(|settings| {
         // From now on: what the preparation does may have to stop, too.
         dl_runtime::spawn(async move { settings.follow().await })
     });
-    let settings = Settings::of(doors.settings.as_deref());
-    let roll = Roll::default();
     let parts = Parts {
         store,
         meta: Arc::clone(&meta),
         clock: Arc::clone(&clock),
-        random,
-        limits,
-        room,
+        random: Arc::new(OsRandom),
+        limits: config.limits,
+        room: Room::of(config.folders()).with_scratch(&config.scratch),
         replaced: Replaced::default(),
-        settings,
-        roll,
+        settings: Settings::of(doors.settings.as_deref()),
+        roll: Roll::default(),
     };
     starting("comparing the metadata with the chunk store");
     let prepared = tokio::select! {
@@ -169,10 +164,16 @@ async fn run(
         following.abort();
     }
     // Also after a failure: the next start has nothing to look for then.
-    let closed = Deadline::after(&*clock, CLOSING).bound(&*clock, meta.close()).await;
+    let closed = close(&*meta, &*clock).await;
     ended?;
-    closed.map_err(|_| anyhow::anyhow!("close {meta}: gave up after {CLOSING:?}"))??;
+    closed?;
     tracing::info!("stopped");
+    Ok(())
+}
+
+async fn close(meta: &dyn MetaStore, clock: &dyn Clock) -> anyhow::Result<()> {
+    let closed = Deadline::after(clock, CLOSING).bound(clock, meta.close()).await;
+    closed.map_err(|_| anyhow::anyhow!("close {meta}: gave up after {CLOSING:?}"))??;
     Ok(())
 }
 

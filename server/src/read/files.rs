@@ -51,39 +51,10 @@ pub(crate) async fn read(
     let size = WaveSize::of(WAVES.get(taken).copied().unwrap_or(WAVES[0]));
     let mut again = Again::default();
     while !plan.is_empty() {
-        let Wave { segments, done: mut pieces, begun, mut missing } =
-            plan.next(parts, budget, size).await;
-        let mut failed = None;
-        if !segments.is_empty() {
-            let wanted: Vec<_> =
-                segments.iter().map(|segment| (segment.key.clone(), segment.span)).collect();
-            for (key, _) in wanted.chunk_by(|(a, _), (b, _)| a == b).filter_map(<[_]>::first) {
-                plan.pass_copy(parts, key);
-            }
-            let bodies = executor.read(&wanted).await;
-            for (segment, body) in segments.into_iter().zip(bodies) {
-                if failed == Some(segment.item) {
-                    continue;
-                }
-                let piece = match body {
-                    Err(failure) if failure.kind == dl_store::Kind::Missing => {
-                        failed = Some(segment.item);
-                        while pieces.pop_if(|piece| piece.item == segment.item).is_some() {}
-                        missing.push((segment.item, segment.key));
-                        continue;
-                    }
-                    body => piece(segment, body),
-                };
-                // An item's failure is its last piece.
-                if piece.data.is_err() {
-                    failed = Some(piece.item);
-                }
-                pieces.push(piece);
-            }
-        }
-        if let Some(item) = failed {
-            plan.skip(item);
-        }
+        let mut wave = plan.next(parts, budget, size).await;
+        let segments = std::mem::take(&mut wave.segments);
+        read_segments(parts, executor, &mut plan, &mut wave, segments).await;
+        let Wave { done: mut pieces, begun, missing, .. } = wave;
         if !missing.is_empty() {
             let mut numbers = Vec::new();
             let has_path = |item| plan.is_named(item);
@@ -111,6 +82,48 @@ pub(crate) async fn read(
         send(parts, &replies, pieces, size, plan.is_empty()).await?;
     }
     Ok(())
+}
+
+/// Reads the segments of a wave; adds their pieces, and items whose object is missing, to the wave.
+async fn read_segments(
+    parts: &Parts,
+    executor: &Executor,
+    plan: &mut Plan,
+    wave: &mut Wave,
+    segments: Vec<Segment>,
+) {
+    if segments.is_empty() {
+        return;
+    }
+    let wanted: Vec<_> =
+        segments.iter().map(|segment| (segment.key.clone(), segment.span)).collect();
+    for (key, _) in wanted.chunk_by(|(a, _), (b, _)| a == b).filter_map(<[_]>::first) {
+        plan.pass_copy(parts, key);
+    }
+    let bodies = executor.read(&wanted).await;
+    let mut failed = None;
+    for (segment, body) in segments.into_iter().zip(bodies) {
+        if failed == Some(segment.item) {
+            continue;
+        }
+        let piece = match body {
+            Err(failure) if failure.kind == dl_store::Kind::Missing => {
+                failed = Some(segment.item);
+                while wave.done.pop_if(|piece| piece.item == segment.item).is_some() {}
+                wave.missing.push((segment.item, segment.key));
+                continue;
+            }
+            body => piece(segment, body),
+        };
+        // An item's failure is its last piece.
+        if piece.data.is_err() {
+            failed = Some(piece.item);
+        }
+        wave.done.push(piece);
+    }
+    if let Some(item) = failed {
+        plan.skip(item);
+    }
 }
 
 /// Sends pieces in messages of a bounded size; the last ones end the answer.

@@ -60,6 +60,32 @@ pub(crate) struct Wave {
     pub(crate) begun: Option<u32>,
     /// Items whose holder was not found, each with the key.
     pub(crate) missing: Vec<(u32, Key)>,
+    /// Cost of the segments, and bytes of the answers.
+    bytes: u64,
+    /// The object of the last segment, and where its range ends.
+    end: Option<(ChunkId, u64)>,
+}
+
+impl Wave {
+    /// Answers an item with a failure, or marks its object as missing.
+    fn fail(&mut self, number: u32, failure: &layout::Failure) {
+        match failure.kind {
+            Kind::NotFound => self.missing.push((number, failure.key.clone())),
+            kind => self.done.push(problem(number, kind, failure.why.clone())),
+        }
+    }
+
+    /// Adds a segment of an object. False where its cost does not fit into `room` any more.
+    fn add(&mut self, segment: Segment, object: ChunkId, room: u64) -> bool {
+        let bytes = self.bytes.saturating_add(cost(end_of(self.end, object), segment.span));
+        if !self.segments.is_empty() && bytes > room {
+            return false;
+        }
+        self.end = Some(later(self.end, object, segment.span));
+        self.bytes = bytes;
+        self.segments.push(segment);
+        true
+    }
 }
 
 /// Bounds of a wave.
@@ -237,69 +263,47 @@ impl Plan {
         cost_of(&self.items, most).saturating_add(headers).min(most)
     }
 
-    /// What to read next; nothing when all items are answered.
+    /// The next wave; empty when all items are answered.
     pub(crate) async fn next(&mut self, parts: &Parts, budget: &Budget, size: WaveSize) -> Wave {
         let mut wave = Wave::default();
-        let mut last: Option<(ChunkId, u64)> = None;
-        let mut bytes = 0u64;
         if self.taken > 0 {
             wave.begun = self.items.front().map(|item| item.number);
         }
         while wave.segments.len() + wave.done.len() + wave.missing.len() < size.ranges {
             let Some(item) = self.items.front() else { break };
-            let number = item.number;
-            let place = match &item.found {
-                Lookup::File(place) => *place,
-                Lookup::Missing | Lookup::Folder => {
-                    let why = self.why(item);
-                    bytes = bytes.saturating_add(why.1.len() as u64);
-                    wave.done.push(problem(number, why.0, why.1));
+            let (number, from, to) = (item.number, item.from, item.to);
+            let Lookup::File(place) = item.found else {
+                let (kind, why) = self.why(item);
+                wave.bytes = wave.bytes.saturating_add(why.len() as u64);
+                wave.done.push(problem(number, kind, why));
+                self.pop();
+                if wave.bytes >= size.bytes {
+                    break;
+                }
+                continue;
+            };
+            let needs_layout = place.has_extents || self.check_headers;
+            if needs_layout && !self.layouts.have(place.chunk) {
+                self.read_layouts(parts, budget, size).await;
+            }
+            let layout = match self.layouts.get(place.chunk) {
+                _ if !needs_layout => None,
+                Some(Ok(layout)) => Some(layout).filter(|_| place.has_extents),
+                Some(Err(failure)) => {
+                    wave.fail(number, failure);
                     self.pop();
-                    if bytes >= size.bytes {
-                        break;
-                    }
+                    continue;
+                }
+                None => {
+                    let why = "the store gave no answer".to_owned();
+                    wave.done.push(problem(number, Kind::Internal, why));
+                    self.pop();
                     continue;
                 }
             };
-            let layout = if place.has_extents || self.check_headers {
-                if !self.layouts.have(place.chunk) {
-                    self.read_layouts(parts, budget, size).await;
-                }
-                match self.layouts.get(place.chunk) {
-                    Some(Ok(layout)) => Some(layout).filter(|_| place.has_extents),
-                    Some(Err(layout::Failure { key, kind: Kind::NotFound, .. })) => {
-                        wave.missing.push((number, key.clone()));
-                        self.pop();
-                        continue;
-                    }
-                    Some(Err(layout::Failure { kind, why, .. })) => {
-                        wave.done.push(problem(number, *kind, why.clone()));
-                        self.pop();
-                        continue;
-                    }
-                    None => {
-                        let why = "the store gave no answer".to_owned();
-                        wave.done.push(problem(number, Kind::Internal, why));
-                        self.pop();
-                        continue;
-                    }
-                }
-            } else {
-                None
-            };
-            let room = size.bytes.saturating_sub(self.layouts.bytes());
-            let Some(item) = self.items.front() else { break };
-            let next = item.from.saturating_add(self.taken);
-            let Some(run) = place.run(layout, next, item.to, size.piece) else {
-                // Nothing of it is wanted: bytes were in no wave, or the last one had the last flag.
-                wave.done.push(ReadPiece {
-                    item: number,
-                    data: Ok(Bytes::new()),
-                    last: true,
-                    length: place.length,
-                    crc: place.crc,
-                    extent: None,
-                });
+            let next = from.saturating_add(self.taken);
+            let Some(run) = place.run(layout, next, to, size.piece) else {
+                wave.done.push(place.nothing(number));
                 self.pop();
                 continue;
             };
@@ -312,29 +316,14 @@ impl Plan {
                 self.part.read(parts, budget, self.dataset, &[run.object], true).await;
             }
             if let Some(Err(failure)) = self.part.get(run.object) {
-                match failure.kind {
-                    Kind::NotFound => wave.missing.push((number, failure.key.clone())),
-                    kind => wave.done.push(problem(number, kind, failure.why.clone())),
-                }
+                wave.fail(number, failure);
                 self.pop();
                 continue;
             }
-            let more = cost(end_of(last, run.object), run.span);
-            if !wave.segments.is_empty() && bytes.saturating_add(more) > room {
+            let room = size.bytes.saturating_sub(self.layouts.bytes());
+            if !wave.add(place.segment(number, self.keys.of(run.object), &run), run.object, room) {
                 break;
             }
-            bytes = bytes.saturating_add(more);
-            last = Some(later(last, run.object, run.span));
-            let segment = Segment {
-                item: number,
-                key: self.keys.of(run.object),
-                span: run.span,
-                last: run.is_last,
-                length: place.length,
-                crc: place.crc,
-                extent: run.extent,
-            };
-            wave.segments.push(segment);
             if run.is_last {
                 self.pop();
             } else {
@@ -508,6 +497,17 @@ impl Place {
         let stop = to.min(end).min(next.saturating_add(piece));
         let span = Span { start, end: start.saturating_add(stop.saturating_sub(next)) };
         Some(Run { object, span, is_last: stop == to, extent: extent.filter(|_| stop == end) })
+    }
+
+    fn segment(&self, item: u32, key: Key, run: &Run) -> Segment {
+        let Run { span, is_last: last, extent, .. } = *run;
+        Segment { item, key, span, last, length: self.length, crc: self.crc, extent }
+    }
+
+    /// The answer to an item without wanted bytes, or without bytes after the last wave.
+    fn nothing(&self, item: u32) -> ReadPiece {
+        let (length, crc) = (self.length, self.crc);
+        ReadPiece { item, data: Ok(Bytes::new()), last: true, length, crc, extent: None }
     }
 }
 
