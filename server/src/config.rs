@@ -277,9 +277,7 @@ impl Config {
             limits.settle = SETTLE;
         }
         let quota = flags.fast_store_quota.or(file.fast_store_quota);
-        let quota = quota.map_or(Ok(64 << 30), |text| bytes("fast_store_quota", &text))?;
-        let fast_store = flags.fast_store.or(file.fast_store);
-        let fast_store = fast_store.map(|url| fast_store_at(url, quota, &store)).transpose()?;
+        let fast_store = fast_store(flags.fast_store.or(file.fast_store), quota, &store)?;
         Ok(Self {
             listen,
             http,
@@ -446,7 +444,13 @@ fn users(
     Ok(users)
 }
 
-fn fast_store_at(url: String, quota: u64, store: &str) -> Result<FastStore, ConfigError> {
+fn fast_store(
+    url: Option<String>,
+    quota: Option<String>,
+    store: &str,
+) -> Result<Option<FastStore>, ConfigError> {
+    let quota = quota.map_or(Ok(64 << 30), |text| bytes("fast_store_quota", &text))?;
+    let Some(url) = url else { return Ok(None) };
     chunk_store("fast_store", &url)?;
     let (fast, slow) = (place_of(&url), place_of(store));
     // Neither among the objects of the other.
@@ -454,7 +458,7 @@ fn fast_store_at(url: String, quota: u64, store: &str) -> Result<FastStore, Conf
         let problem = "give another place than that of the chunk store itself";
         return Err(refused("fast_store", url, problem));
     }
-    Ok(FastStore { url, quota })
+    Ok(Some(FastStore { url, quota }))
 }
 
 /// Where a store lies, however its address spells it: a folder without links as far as it is there.

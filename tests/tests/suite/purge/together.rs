@@ -196,10 +196,9 @@ async fn beside_each_other(store: &Arc<dyn Store>, metas: [Arc<dyn MetaStore>; 2
     passing.abort();
     let removed = removed.load(Ordering::Relaxed);
     ensure!(removed > REMOVED, "only {removed} were removed beside the writers");
-    // An object removed by one purge may have been adopted by the other; the next purge sees that
-    // the object is gone.
     check_files(store, &second, &time, &writer).await.context("when all is quiet")?;
     time.advance(SETTLED);
+    // An object that one purge removed and the other adopted is gone after the next purge.
     purge_all(&first, &time).await?;
     check(store, &second, &time, &writer).await.context("purged")?;
     ensure!(first.verify(NAME, true).await?.is_empty(), "verify finds something");
