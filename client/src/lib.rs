@@ -1,5 +1,5 @@
 //! The client library of DIESEL: datasets of many small files, written in packed chunks and read in
-//! batches (paper, 4 and 5). Names for tools are in [`admin`], [`format`], [`order`], [`report`].
+//! batches (paper, 4 and 5). Names for tools are in [`admin`], [`mod@format`], [`order`], [`report`].
 //!
 //! Must hold: every call blocks its thread, so async code must not make calls. Any thread may make
 //! calls. A call ends within its timeout, without the time of a reader or writer given by the

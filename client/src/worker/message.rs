@@ -38,7 +38,7 @@ pub enum ToAgent {
     /// The end of the epoch's reads.
     End,
     /// Runs of chunks to load into memory: begin and end of each, in order, without overlaps, at
-    /// most [`RUNS_MAX`].
+    /// most `RUNS_MAX`.
     Prefetch(Vec<(u32, u32)>),
     /// A request for the status report; needs no `Hello`.
     Status,
