@@ -1,5 +1,6 @@
-//! Reads a dataset through the node's cache, as lines of its input say, and checks every byte: the bytes
-//! of a file follow from its path. Tests of the cache run several of these and kill them.
+//! Reads a dataset through the cache of the node, directed by lines of the input, and checks every
+//! byte. The bytes of a file follow from its path. Tests of the cache run several processes and
+//! kill them.
 //!
 //! # Use
 //!
@@ -32,15 +33,15 @@ use xxhash_rust::xxh3::xxh3_64;
 
 type Failed = Box<dyn Error + Send + Sync>;
 
-/// Bytes of a file are fewer.
+/// The upper limit of the length of a file.
 const LONGEST: u64 = 20_000;
-/// Files that are read together.
+/// Files of a batch.
 const BATCH: usize = 16;
-/// Views that are kept at once.
+/// Views kept at once.
 const KEPT: usize = 8;
 /// Chunks of a group of an epoch.
 const GROUP: u32 = 2;
-/// A child that takes longer hangs.
+/// Time after which a child counts as hanging.
 const CHILD_PATIENCE: Duration = Duration::from_secs(120);
 
 fn main() -> Result<(), Failed> {
@@ -72,7 +73,7 @@ fn make(folder: &Path, files: u32) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Does what each line of the input says.
+/// Executes the lines of the input.
 fn serve(servers: &str, dataset: &str, seed: u64) -> Result<(), Failed> {
     let mut reader = None;
     let mut line = String::new();
@@ -167,7 +168,7 @@ impl Reader {
         Ok(views)
     }
 
-    /// Looks at all views that are kept.
+    /// Checks all kept views.
     fn look_again(&self) -> Result<(), Failed> {
         self.kept.iter().try_for_each(|(number, view)| self.is_right(*number, view))
     }
@@ -255,12 +256,12 @@ impl Reader {
         Ok(())
     }
 
-    /// Has a child read, its inherited views among others, while this process reads on.
+    /// Lets a child read, with inherited views, while the process reads on.
     fn fork(&mut self) -> Result<(), Failed> {
         let (drops_views, seed) = (self.below(2) == 0, self.random.u64());
         #[expect(unsafe_code, reason = "there is no safe way to fork")]
-        // SAFETY: this process has no thread that holds a lock which the child needs: the library and the
-        // C allocator see to it. The child reads and ends without running anything of the parent's.
+        // SAFETY: the process has no thread with a lock that the child needs: the library and the C
+        // allocator provide for a fork. The child reads, and ends without running code of the parent.
         let child = unsafe { libc::fork() };
         if child == 0 {
             self.random = SeededRandom::new(seed);
@@ -271,11 +272,8 @@ impl Reader {
                     1
                 }
             };
-            #[expect(
-                unsafe_code,
-                reason = "nothing of the parent's may run at the end of the child"
-            )]
-            // SAFETY: it ends the process.
+            #[expect(unsafe_code, reason = "no code of the parent may run at the end of the child")]
+            // SAFETY: the call ends the process.
             unsafe {
                 libc::_exit(code)
             }
@@ -290,7 +288,7 @@ impl Reader {
         read
     }
 
-    /// Reads some files, and looks at the inherited views in between.
+    /// Reads files, and checks the inherited views in between.
     fn be_child(&mut self) -> Result<(), Failed> {
         for _ in 0..20 {
             self.look_again()?;
@@ -305,7 +303,7 @@ impl Reader {
     }
 }
 
-/// Whether a line, or the end, can be read.
+/// Whether a line, or the end of the input, is ready.
 fn is_input_there() -> Result<bool, Failed> {
     let stdin = std::io::stdin();
     let mut waits = [PollFd::new(&stdin, PollFlags::IN)];

@@ -1,10 +1,10 @@
-//! Reads every file of a dataset twice, from two threads: in a random order, in batches; and as one
-//! epoch in the chunk-wise shuffled order. Compares each with the file that it was made from, and
-//! says how fast that was. With FILES, as many are to be there.
+//! Reads every file of a dataset twice, from two threads: in a random order, in batches; and as an
+//! epoch in the chunk-wise shuffled order. Compares each file with its original, and prints the
+//! speed. With FILES, the dataset must have as many files.
 //!
 //! `cargo run --release -p libdiesel --example read_shuffled -- 127.0.0.1:7420 DATASET FOLDER FILES`
 //!
-//! As dlcmd it takes `DIESEL_USER`, `DIESEL_KEY` and `DIESEL_CA` from its environment.
+//! Like dlcmd, the program reads `DIESEL_USER`, `DIESEL_KEY` and `DIESEL_CA` from its environment.
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -70,7 +70,7 @@ fn main() -> Result<(), Failed> {
     tell("one epoch, shuffled chunk-wise", paths.len(), folder, |read| read.epoch(&epoch))
 }
 
-/// One thread that reads, and what all of them have read.
+/// A reading thread, with the totals of all threads.
 struct Read<'a> {
     thread: usize,
     folder: &'a Path,
@@ -78,7 +78,7 @@ struct Read<'a> {
     bytes: &'a AtomicU64,
 }
 
-/// Has several threads read, and says how many files that were, and how fast.
+/// Runs the threads, and prints the number of files and the speed.
 fn tell(
     what: &str,
     wanted: usize,
@@ -132,7 +132,7 @@ impl Read<'_> {
     fn compare(&self, path: &FilePath, file: &[u8]) -> Result<(), Failed> {
         let original = std::fs::read(self.folder.join(OsStr::from_bytes(path.as_bytes())))?;
         if file != original {
-            return Err(format!("{path} is not what was put").into());
+            return Err(format!("{path} differs from its original").into());
         }
         self.files.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(file.len() as u64, Ordering::Relaxed);

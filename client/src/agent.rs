@@ -1,8 +1,9 @@
-//! What the node agent shares with this library: the layout of memory, the messages, and the way to the
-//! servers. For `dl-agent` and for tools that speak to it; applications need none of it.
+//! The interface between the node agent and the library: the layout of memory, the messages, and
+//! the access to servers. The module is for `dl-agent` and its tools; applications need no part of
+//! the module.
 //!
-//! Must hold: an agent and a worker of one version of the library agree on all of it; the bytes of
-//! chunks come unchecked, and the caller checks them by a snapshot.
+//! Must hold: an agent and a worker of the same library version agree on the interface. The bytes
+//! of chunks come unchecked: the caller checks them by a snapshot.
 
 mod node;
 mod tasks;

@@ -1,8 +1,8 @@
-//! A dataset handle: what the paper's Table 3 offers for one dataset. Each call is answered by an epoch
-//! or a snapshot where these can, else by the servers.
+//! //! The handle of a dataset: the calls of the paper's Table 3. An epoch or a snapshot answers a
+//! call where possible, otherwise the servers do.
 //!
-//! Must hold: a handle means one dataset id for ever; when the name is deleted and created again,
-//! the old handle finds nothing rather than something else.
+//! Must hold: a handle means one dataset id for ever. After the name is deleted and created again,
+//! the old handle finds nothing.
 
 mod cached;
 mod listing;
@@ -30,15 +30,14 @@ use crate::worker::Worker;
 pub use cached::AsFile;
 pub use listing::Listing;
 
-/// What is being done, in errors.
 const PUT: &str = "put";
 
-/// A dataset at some servers. Cheap to clone; clones share one writer. Usable from any thread.
+/// A dataset at some servers. A clone is cheap and shares the writer. A handle is usable from any
+/// thread.
 ///
-/// What was put is packed into chunks, which are sent when they are full; [`flush`](Self::flush)
-/// and [`close`](Self::close) send the rest. What was put after the last of these calls may be
-/// lost when the last handle is dropped. A process forked off this one starts with nothing to
-/// send.
+/// Puts are packed into chunks; full chunks are sent at once. [`flush`](Self::flush) and
+/// [`close`](Self::close) send the rest. Without such a call, the last puts may be lost when the
+/// last handle is dropped. A forked process starts with nothing to send.
 #[derive(Debug, Clone)]
 pub struct Dataset(Arc<Inner>);
 
@@ -50,16 +49,16 @@ struct Inner {
     is_written: AtomicBool,
     /// Reads from the cache of this node.
     worker: Option<Arc<Worker>>,
-    /// What reads along an order are answered from.
+    /// The epoch that answers reads along its order.
     epoch: PerProcess<Mutex<Option<WeakEpoch>>>,
 }
 
-/// What a deletion did.
+/// The result of a deletion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deleted {
     /// Files that were deleted.
     pub deleted: u64,
-    /// Paths at which no file was: nothing, or a folder.
+    /// Paths without a file: nothing is there, or a folder.
     pub missing: Vec<FilePath>,
 }
 
@@ -78,83 +77,82 @@ impl Dataset {
         Self(Arc::new(Inner { remote, snapshot, is_written, worker, epoch }))
     }
 
-    /// The half that talks to the servers.
+    /// The part that talks to the servers.
     pub(crate) fn remote(&self) -> &RemoteDataset {
         &self.0.remote
     }
 
-    /// The same dataset, answering from a snapshot of it.
+    /// A handle of the same dataset that answers from a snapshot.
     pub(crate) fn answering(&self, snapshot: Snapshot) -> Self {
         Self::with(self.0.remote.at_version(snapshot.version()), Some(Arc::new(snapshot)), None)
     }
 
-    /// The snapshot that this handle answers from; none when it asks the servers.
+    /// The snapshot that answers for the handle; none if the servers do.
     pub fn snapshot(&self) -> Option<&Arc<Snapshot>> {
-        self.0.snapshot.as_ref().filter(|_| !self.0.is_written.load(Ordering::Relaxed))
+        self.0.snapshot.as_ref().filter(|_| !self.is_written())
     }
 
-    /// From now on reads of this process are answered from an epoch, as long as that lives.
+    /// Answers reads of the current process from an epoch, for as long as the epoch lives.
     fn set_epoch(&self, epoch: WeakEpoch) -> Result<(), Error> {
         let slot = self.0.epoch.get_or_make(|| Ok::<_, Error>(Mutex::default()))?;
         *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(epoch);
         Ok(())
     }
 
-    /// The epoch that reads of this process are answered from, where its snapshot still holds.
+    /// The epoch that answers reads of the current process, if the snapshot still holds.
     fn epoch(&self) -> Option<(Epoch, &Arc<Snapshot>)> {
         let slot = self.0.epoch.get()?.lock().unwrap_or_else(PoisonError::into_inner);
         Some((slot.as_ref()?.upgrade()?, self.snapshot()?))
     }
 
-    /// Whether anything was written through this handle.
+    /// Whether anything was written through the handle.
     fn is_written(&self) -> bool {
         self.0.is_written.load(Ordering::Relaxed)
     }
 
-    /// What the servers said of it when the handle was made, without its counts; the version is that
-    /// of the snapshot it answers from.
+    /// The servers' description of the dataset when the handle was made, without counts. The
+    /// version is the one of the handle's snapshot.
     pub fn info(&self) -> &DatasetInfo {
         self.0.remote.info()
     }
 
-    /// What the servers say of it now, without its counts.
+    /// The servers' description of the dataset now, without counts.
     ///
     /// # Errors
-    /// [`Kind::NotFound`](crate::Kind::NotFound) when it was deleted, also when its name was used again;
-    /// [`Kind::NeedsRecovery`](crate::Kind::NeedsRecovery) while its metadata is being rebuilt.
+    /// [`Kind::NotFound`](crate::Kind::NotFound) for a deleted dataset, also if its name is in use
+    /// again. [`Kind::NeedsRecovery`](crate::Kind::NeedsRecovery) during a rebuild of the metadata.
     pub fn refresh(&self) -> Result<DatasetInfo, Error> {
         self.0.remote.describe(false)
     }
 
-    /// Whether it has changed since the snapshot that this handle answers from, or since the handle
-    /// was made when it has none.
+    /// Whether the dataset has changed since the handle's snapshot, or since the handle was made if
+    /// there is no snapshot.
     ///
     /// # Errors
-    /// Those of [`refresh`](Self::refresh).
+    /// As for [`refresh`](Self::refresh).
     pub fn is_stale(&self) -> Result<bool, Error> {
         Ok(self.refresh()?.version != self.info().version)
     }
 
-    /// What the servers say of it now, with its counts, for which they may have to look at every
-    /// file.
+    /// The servers' description of the dataset now, with counts. The servers may have to look at
+    /// every file.
     ///
     /// # Errors
-    /// Those of [`refresh`](Self::refresh).
+    /// As for [`refresh`](Self::refresh).
     pub fn count(&self) -> Result<DatasetInfo, Error> {
         self.0.remote.describe(true)
     }
 
-    /// Writes a file from memory (paper, DL_put). It is acknowledged by the next
-    /// [`flush`](Self::flush). Of two puts of one path, one after the other, the second holds, unless
-    /// the first one was named as failed: that one may still be written within 15 minutes, and then
-    /// it is the newer one.
+    /// Writes a file from memory (paper, DL_put). The next [`flush`](Self::flush) acknowledges the
+    /// file. Of two successive puts of one path the second wins. Exception: a first put reported as
+    /// failed may still be written within 15 minutes, and is the newer version then.
     ///
-    /// Blocks while as many chunks are under way as the options allow.
+    /// Blocks while the number of chunks in flight is at its limit.
     ///
     /// # Errors
-    /// [`Kind::Invalid`](crate::Kind::Invalid) for what can't be a path and for a file too large for
-    /// the chunks of this dataset; and, until a flush has reported it, the error of a chunk that could
-    /// not be written. Nothing is put then.
+    /// [`Kind::Invalid`](crate::Kind::Invalid) for an invalid path, and for a file too large for
+    /// the chunks of the dataset. After a failed chunk, every put returns the error of the chunk
+    /// until a flush reports the failure. A put with an error writes nothing.
     pub fn put(
         &self,
         path: impl AsPath<FilePath>,
@@ -164,21 +162,22 @@ impl Dataset {
         self.writer()?.put(&*path.as_path(PUT)?, attributes, data)
     }
 
-    /// Writes a file of this machine, with its modification time and permission bits; gives its
-    /// length in bytes. A link is followed.
+    /// Writes a local file, with modification time and permission bits; gives its length in bytes.
+    /// A link is followed.
     ///
     /// # Errors
-    /// [`Kind::Local`](crate::Kind::Local) when it can't be read, is no regular file, or changed
-    /// meanwhile; and those of [`put`](Self::put).
+    /// [`Kind::Local`](crate::Kind::Local) if the file can't be read, is no regular file, or
+    /// changes during the call. Otherwise as for [`put`](Self::put).
     pub fn put_file(&self, path: impl AsPath<FilePath>, source: &Path) -> Result<u64, Error> {
         self.writer()?.put_file(&*path.as_path(PUT)?, source)
     }
 
-    /// Writes a file with bounded memory, however large it is: exactly `length` bytes of `reader`.
-    /// It may take some 21,600 chunks, which is 84 GiB in those of the usual 4 MiB.
+    /// Writes exactly `length` bytes of `reader` as a file, with bounded memory. The limit is some
+    /// 21,600 chunks: 84 GiB in chunks of the usual 4 MiB.
     ///
     /// # Errors
-    /// [`Kind::Local`](crate::Kind::Local) when `reader` fails or gives fewer; and those of [`put`](Self::put).
+    /// [`Kind::Local`](crate::Kind::Local) if `reader` fails or ends early. Otherwise as for
+    /// [`put`](Self::put).
     pub fn put_reader(
         &self,
         path: impl AsPath<FilePath>,
@@ -189,33 +188,34 @@ impl Dataset {
         self.writer()?.put_reader(&*path.as_path(PUT)?, attributes, length, reader)
     }
 
-    /// Whether a put of less than a chunk goes on at once, as far as puts of other threads leave it so.
+    /// Whether a put of less than a chunk would not block. Puts of other threads may change the
+    /// answer.
     pub fn has_room(&self) -> bool {
         self.0.remote.started_writer().is_none_or(|writer| writer.has_room())
     }
 
-    /// Waits until every file put before, from any thread, is acknowledged or has failed (paper,
-    /// DL_flush). What is acknowledged is durable and visible to all readers.
+    /// Waits until every earlier put, from any thread, is acknowledged or has failed (paper,
+    /// DL_flush). An acknowledged file is durable and visible to all readers.
     ///
     /// # Errors
-    /// [`Kind::Local`](crate::Kind::Local) when the library can't work in this process. Files that
-    /// failed are no error here: look at [`Flushed::failed`], or turn it into one by [`Flushed::check`].
+    /// [`Kind::Local`](crate::Kind::Local) if the library can't work in the current process. Failed
+    /// files are listed in [`Flushed::failed`]; [`Flushed::check`] turns a failure into an error.
     pub fn flush(&self) -> Result<Flushed, Error> {
         Ok(self.writer()?.flush())
     }
 
-    /// Gives up what was put and is not acknowledged yet, so that whoever waits for it goes on at
-    /// once. The next [`flush`](Self::flush) names these files; some may be stored all the same.
+    /// Gives up all puts without an acknowledgement, and wakes the threads waiting for them. The
+    /// next [`flush`](Self::flush) reports these files as failed; a few may be stored all the same.
     pub fn give_up(&self) {
         if let Some(writer) = self.0.remote.started_writer() {
             writer.give_up();
         }
     }
 
-    /// Flushes, and ends this handle (paper, DL_close).
+    /// Flushes and closes the handle (paper, DL_close).
     ///
     /// # Errors
-    /// That of the first write that failed since the last flush.
+    /// The error of the first failed write since the last flush.
     pub fn close(self) -> Result<(), Error> {
         match self.0.remote.started_writer() {
             Some(writer) => writer.flush().check().map(|_| ()),
@@ -223,22 +223,22 @@ impl Dataset {
         }
     }
 
-    /// What stands at a path: a file with its record (size, upload time, ...), a folder or
-    /// nothing (paper, DL_stat).
+    /// The entry at a path: a file with its record (size, upload time, ...), a folder or nothing
+    /// (paper, DL_stat).
     ///
     /// # Errors
-    /// Those of the servers and of the way to them.
+    /// Errors of the servers and of the connection.
     pub fn stat(&self, path: impl AsPath<FilePath>) -> Result<StatItem, Error> {
         let path = path.as_path("stat")?;
         let found = self.stat_many(std::slice::from_ref(&*path))?;
         Ok(found.into_iter().next().unwrap_or(StatItem::Missing))
     }
 
-    /// What stands at each of the paths, in their order. What several threads ask at the same time
-    /// shares requests.
+    /// The entries at the paths, in the order of the paths. Concurrent calls of several threads
+    /// share requests.
     ///
     /// # Errors
-    /// Those of the servers and of the way to them.
+    /// Errors of the servers and of the connection.
     pub fn stat_many(&self, paths: &[FilePath]) -> Result<Vec<StatItem>, Error> {
         match self.snapshot() {
             Some(snapshot) => snapshot.stat_many(paths),
@@ -246,11 +246,11 @@ impl Dataset {
         }
     }
 
-    /// Deletes the files that stand at these paths now (paper, DL_delete), those put before
-    /// through this handle included. One that is written meanwhile stays.
+    /// Deletes the current files at the paths (paper, DL_delete), with earlier puts through the
+    /// handle. A file written during the call stays.
     ///
     /// # Errors
-    /// Those of the servers and of the way to them.
+    /// Errors of the servers and of the connection.
     pub fn delete(&self, paths: &[FilePath]) -> Result<Deleted, Error> {
         self.0.is_written.store(true, Ordering::Relaxed);
         if let Some(writer) = self.0.remote.started_writer() {
@@ -271,12 +271,13 @@ impl Dataset {
         Ok(Deleted { deleted: self.delete_versions(deletions)?, missing })
     }
 
-    /// Deletes these versions, as [`stat`](Self::stat) and [`list`](Self::list) named them; gives
-    /// how many. Versions that are gone already count too. What a snapshot says of a file names no
-    /// version: [`Deletions::insert`] refuses it.
+    /// Deletes versions named by [`stat`](Self::stat) and [`list`](Self::list); gives their number,
+    /// with versions deleted earlier. A record from a snapshot names no version:
+    /// [`Deletions::insert`] refuses the record.
     ///
     /// # Errors
-    /// Those of the servers and of the way to them; some may be deleted then.
+    /// Errors of the servers and of the connection. A part of the versions may be deleted
+    /// nevertheless.
     pub fn delete_versions(&self, deletions: Deletions) -> Result<u64, Error> {
         self.0.is_written.store(true, Ordering::Relaxed);
         self.0.remote.delete_versions(deletions)

@@ -1,13 +1,13 @@
-//! What went wrong, and what the caller can do about it.
+//! Errors of the library, with the remedy for the caller.
 //!
-//! Must hold: neither text nor Debug of an error ever shows a key.
+//! Must hold: the text and Debug of an error never show a key.
 
 use std::fmt;
 use std::sync::Arc;
 
 type Source = Arc<dyn std::error::Error + Send + Sync>;
 
-/// A call that failed: what was being done, to what, and, as its source, why.
+/// A failed call: the operation, its object and, as source, the cause.
 #[derive(Debug, Clone)]
 pub struct Error {
     kind: Kind,
@@ -27,22 +27,22 @@ impl Error {
         Self { kind, action, subject: subject.to_string(), source }
     }
 
-    /// What the caller can do about it.
+    /// The kind of error, by its remedy.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// What was being done, in the present tense: "read".
+    /// The operation, as an imperative: "read".
     pub fn action(&self) -> &'static str {
         self.action
     }
 
-    /// To what: a path, a dataset, a server.
+    /// The object: a path, a dataset, a server.
     pub fn subject(&self) -> &str {
         &self.subject
     }
 
-    /// All of it in one line, for a log.
+    /// The error and its cause in one line, for a log.
     pub(crate) fn chain(&self) -> String {
         self.source.as_ref().map_or_else(|| self.to_string(), |why| format!("{self}: {why}"))
     }
@@ -60,34 +60,34 @@ impl std::error::Error for Error {
     }
 }
 
-/// What a caller can do about an error.
+/// Kinds of errors, by the remedy for a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// It is not there.
+    /// No such object.
     NotFound,
-    /// The request makes no sense; change it.
+    /// The request makes no sense; change the request.
     Invalid,
-    /// Something else stands in its place; look first.
+    /// Something else stands in the way; look first.
     Conflict,
     /// The server's metadata is not whole: run `recover`.
     NeedsRecovery,
-    /// Out of space or quota: stop writing, reading goes on.
+    /// Out of space or quota: stop writing. Reads go on.
     Full,
-    /// Stored bytes are not what was written.
+    /// Stored bytes differ from the written bytes.
     Corrupt,
-    /// Not allowed: another user, key or role is needed, or clocks that are together.
+    /// Not allowed: use another user, key or role, or set the clocks.
     Denied,
-    /// The servers can't do it now; try again later.
+    /// The servers are busy or down; try again later.
     Unavailable,
     /// No server answered in time; try again later.
     TimedOut,
-    /// Given up by a server that stops.
+    /// Given up by the caller or by a stopping server.
     Cancelled,
     /// A fault of the software.
     Internal,
-    /// No server could be reached; look at the addresses and the network.
+    /// No server could be reached; check the addresses and the network.
     Unreachable,
-    /// A file on this machine could not be read, or bytes could not be handed over.
+    /// A local file could not be read, or the caller's reader or writer failed.
     Local,
 }
 
@@ -109,7 +109,7 @@ impl Kind {
         }
     }
 
-    /// What to do, in words for the end of an error text; none where the reason itself says it.
+    /// The remedy, for the end of an error text; none where the cause names the remedy.
     pub fn advice(self) -> Option<&'static str> {
         match self {
             Self::NotFound
@@ -118,15 +118,15 @@ impl Kind {
             | Self::NeedsRecovery
             | Self::Denied => None,
             Self::Full => {
-                Some("free space, or raise what bounds it (a quota, maxmemory), then write again")
+                Some("free space, or raise the limit (a quota, maxmemory), then write again")
             }
             Self::Corrupt => {
                 Some("put damaged files again from their source with `dlcmd put --checksum`")
             }
             Self::Unavailable | Self::TimedOut => Some("try again later"),
             Self::Cancelled => Some("try again"),
-            Self::Internal => Some("report it, with the logs of client and server"),
-            Self::Unreachable => Some("check the addresses and that a server runs there"),
+            Self::Internal => Some("report the fault, with the logs of client and server"),
+            Self::Unreachable => Some("check the addresses and whether a server runs there"),
             Self::Local => Some("check the file and its permissions on this machine"),
         }
     }

@@ -1,9 +1,10 @@
-//! The client library of DIESEL: datasets of many small files, written in packed chunks and read
-//! in batches (paper, 4 and 5). Tools find the rest in [`admin`], [`format`], [`order`], [`report`].
+//! The client library of DIESEL: datasets of many small files, written in packed chunks and read in
+//! batches (paper, 4 and 5). Names for tools are in [`admin`], [`format`], [`order`], [`report`].
 //!
-//! Must hold: every call blocks its thread (never make one inside of an async runtime), may be made from
-//! any thread, and ends within its timeout, not counting the time of a source that it reads. A repeated
-//! call has the effect of one. After a fork the child has connections, ids and unsent writes of its own.
+//! Must hold: every call blocks its thread, so async code must not make calls. Any thread may make
+//! calls. A call ends within its timeout, without the time of a reader or writer given by the
+//! caller. A repeated call has the effect of a single call. After a fork the child has connections,
+//! ids and unsent writes of its own.
 
 pub mod admin;
 pub mod agent;
@@ -20,7 +21,7 @@ mod snapshot;
 mod task;
 mod worker;
 
-/// The example that readers see first is one that compiles.
+/// Compiles the example of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;

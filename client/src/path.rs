@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_to_write_a_path_gives_the_same_one() {
+    fn all_forms_of_a_path_give_the_same_path() {
         fn file(path: impl AsPath<FilePath>) -> FilePath {
             path.as_path("read").unwrap().into_owned()
         }
@@ -127,13 +127,13 @@ mod tests {
             file(&path),
             file(path.clone()),
         ];
-        assert!(all.iter().all(|one| *one == path), "{all:?}");
+        assert!(all.iter().all(|form| *form == path), "{all:?}");
         let root: Cow<'_, DirPath> = "".as_path("list").unwrap();
         assert!(root.is_root());
     }
 
     #[test]
-    fn text_that_is_no_path_is_named_by_an_error_of_its_kind() {
+    fn an_invalid_path_gives_an_error_with_its_text() {
         for (text, shown, why) in [
             ("", "read ", InvalidPath::Empty),
             ("/a", "read /a", InvalidPath::Absolute),

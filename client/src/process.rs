@@ -1,8 +1,7 @@
-//! Values that belong to one process and must not survive a fork, such as connections and unsent
-//! writes.
+//! Values of one process that must not survive a fork, such as connections and unsent writes.
 //!
-//! Must hold: a child of a fork never uses, locks or drops values that its parent made. No lock is
-//! held while a value is made, so that a fork in between can't leave one locked.
+//! Must hold: a child of a fork never uses, locks or drops values of its parent. No lock is held
+//! while a value is made, so a fork can't leave a locked lock behind.
 
 mod generation;
 #[cfg(test)]
@@ -10,10 +9,10 @@ pub(crate) mod tests;
 
 use std::sync::OnceLock;
 
-/// A value of which every process has its own, made when it first asks.
+/// A value for each process, made on first use.
 ///
-/// A chain, one link for each process in the line of forks that asked: the last link is the
-/// newest process.
+/// The values form a chain with a link for each process in a line of forks. The last link belongs
+/// to the newest process.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T>(OnceLock<Box<Link<T>>>);
 
@@ -23,11 +22,11 @@ struct Link<T> {
     next: PerProcess<T>,
 }
 
-/// A value of the process that made it: a child neither uses nor drops it.
+/// A value of the process that made it: a child neither uses nor drops the value.
 #[derive(Debug)]
 pub(crate) struct Owned<T> {
     generation: u64,
-    /// Always there, until the drop.
+    /// Present until the drop.
     value: Option<T>,
 }
 
@@ -36,8 +35,8 @@ impl<T> PerProcess<T> {
         Self(OnceLock::new())
     }
 
-    /// This process's value; `make` makes the first one. Two threads that ask first at the same
-    /// time may both make one: one of the two is dropped.
+    /// The value of the process; `make` makes the first value. Two threads may both make a first
+    /// value at the same time: one value is dropped.
     pub(crate) fn get_or_make<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         self.get_or_make_as(generation::current(), make)
     }
@@ -59,9 +58,9 @@ impl<T> PerProcess<T> {
         };
         let value = Owned { generation, value: Some(make()?) };
         let made = Box::new(Link { value, next: Self::new() });
-        // When another thread was faster, its value holds.
+        // The value of a faster thread wins.
         drop(end.0.set(made));
-        Ok(end.0.get().expect("it was set by this thread or by a faster one").value.made())
+        Ok(end.0.get().expect("set by this thread or a faster thread").value.made())
     }
 
     fn last(&self) -> Option<&Link<T>> {
@@ -74,12 +73,11 @@ impl<T> PerProcess<T> {
 }
 
 impl<T> Owned<T> {
-    /// Of the process that runs now.
     pub(crate) fn new(value: T) -> Self {
         Self { generation: generation::current(), value: Some(value) }
     }
 
-    /// None in a child of the process that made it.
+    /// The value; none in a child of its process.
     pub(crate) fn get_mut(&mut self) -> Option<&mut T> {
         self.value.as_mut().filter(|_| self.generation == generation::current())
     }
@@ -88,12 +86,12 @@ impl<T> Owned<T> {
         self.value.as_ref().filter(|_| self.generation == generation)
     }
 
-    /// None in a child of the process that made it.
+    /// The value; none in a child of its process.
     pub(crate) fn get(&self) -> Option<&T> {
         self.get_as(generation::current())
     }
 
-    /// In any process.
+    /// The value, in any process.
     fn made(&self) -> &T {
         self.value.as_ref().expect("taken only by the drop")
     }
@@ -102,7 +100,7 @@ impl<T> Owned<T> {
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
         if self.generation != generation::current() {
-            // Its threads are in the parent, and so may be the holders of its locks.
+            // The threads of the value are in the parent, and so may be the holders of its locks.
             std::mem::forget(self.value.take());
         }
     }

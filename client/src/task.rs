@@ -1,6 +1,7 @@
 //! The task: the training job whose processes share a cache on each node (paper, 4.2).
 //!
-//! Must hold: two jobs never get one name by accident; the environment is read here and nowhere else.
+//! Must hold: two jobs never get the same name by accident. All environment variables of a task are
+//! read here.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,30 +9,30 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Bytes of a name at most.
 const NAME_MAX: usize = 128;
 
 /// Variables in which launchers name a job, and the value that stands for no name.
 const LAUNCHERS: [&str; 3] = ["SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE"];
 const NO_NAME: &str = "none";
 
-/// How the processes of a job find the agent of their node, and how long they wait for it.
+/// Settings for finding the agent of the node, with the time to wait for the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskOptions {
     /// The name of the job: the same in all of its processes, and in no other job of this user.
     pub name: String,
     /// The folder of sockets and locks; none where there is no usable folder.
     pub folder: PathBuf,
-    /// The program that is the agent; none for `dlcmd` beside this program, else in PATH.
+    /// The program of the agent; by default `dlcmd` beside the running program, else from PATH.
     pub program: Option<PathBuf>,
-    /// More arguments of `dlcmd agent run` for an agent that is started.
+    /// Extra arguments of `dlcmd agent run` for a new agent.
     pub arguments: Vec<String>,
     /// How long a read waits for the agent before it goes to the servers.
     pub patience: Duration,
 }
 
 impl TaskOptions {
-    /// A job by its name: at most 128 of the characters `A-Z a-z 0-9 . _ : -`; none for another name.
+    /// A job by name: at most 128 of the characters `A-Z a-z 0-9 . _ : -`; none for an invalid
+    /// name.
     pub fn named(name: &str) -> Option<Self> {
         is_legal(name).then(|| Self {
             name: name.to_owned(),
@@ -42,9 +43,9 @@ impl TaskOptions {
         })
     }
 
-    /// The job of this process: `DIESEL_TASK`, else what a launcher calls it (`SLURM_JOB_ID`,
-    /// `TORCHELASTIC_RUN_ID` unless it is `none`, `PMIX_NAMESPACE`), else the session of the terminal
-    /// or service that this process belongs to, on this machine alone.
+    /// The job of the current process: `DIESEL_TASK`, else the launcher's name for the job
+    /// (`SLURM_JOB_ID`, `TORCHELASTIC_RUN_ID` unless `none`, `PMIX_NAMESPACE`). Without these, the
+    /// session of the terminal or service, on the local machine alone.
     pub fn of_process() -> Option<Self> {
         if let Ok(name) = std::env::var("DIESEL_TASK") {
             return Self::named(&name);
@@ -54,7 +55,7 @@ impl TaskOptions {
             let is_name = !value.is_empty() && value != NO_NAME;
             is_name.then(|| {
                 let name = format!("{variable}:{value}");
-                // Launchers use characters that names of tasks don't have, or long names.
+                // Launchers use longer names and other characters.
                 let hashed = || format!("{variable}:{:032x}", xxh3_128(value.as_bytes()));
                 if is_legal(&name) { name } else { hashed() }
             })
@@ -68,13 +69,13 @@ fn is_legal(name: &str) -> bool {
     !name.is_empty() && name.len() <= NAME_MAX && name.bytes().all(is_legal)
 }
 
-/// `DIESEL_AGENT_MEMORY`, as the agent takes it.
+/// The value of `DIESEL_AGENT_MEMORY`, as arguments of the agent.
 fn memory_of_environment() -> Vec<String> {
     let memory = std::env::var("DIESEL_AGENT_MEMORY").ok();
     memory.map(|memory| vec!["--memory".to_owned(), memory]).unwrap_or_default()
 }
 
-/// `DIESEL_RUNTIME_DIR`, else one for each user.
+/// The folder in `DIESEL_RUNTIME_DIR`, else a folder for each user.
 fn folder() -> PathBuf {
     let given = std::env::var_os("DIESEL_RUNTIME_DIR").map(PathBuf::from);
     given.unwrap_or_else(|| {
@@ -83,32 +84,33 @@ fn folder() -> PathBuf {
     })
 }
 
-/// The session of this process: boot, namespace of process ids, leader, and when the leader started.
+/// The session of the process: boot, namespace of process ids, leader, and start time of the
+/// leader.
 ///
-/// In a container the leader may be outside of the namespace: then the container's first process stands
-/// for it.
+/// In a container the leader may be outside of the namespace: the container's first process takes
+/// its place.
 fn session() -> Option<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let space = fs::read_link("/proc/self/ns/pid").ok()?;
     let space: String = space.to_str()?.chars().filter(char::is_ascii_digit).collect();
-    // `getsid` of rustix takes the 0 of an unseen leader for impossible.
+    // `getsid` of rustix treats the 0 of an unseen leader as impossible.
     let leader = match stat_word("self", STAT_SESSION)?.as_str() {
         "0" => "1".to_owned(),
         leader => leader.to_owned(),
     };
-    // The number of a leader that has ended is not used again while its session lasts.
+    // The kernel keeps the number of a leader for the whole session, also after the leader has
+    // ended.
     let start = stat_word(&leader, STAT_START).unwrap_or_else(|| "0".to_owned());
     Some(format!("session:{}:{space}:{leader}:{start}", boot.trim()))
 }
 
-/// Places of words in `/proc/PID/stat` behind the name of the program (proc_pid_stat(5), from 0).
+/// Positions of words in `/proc/PID/stat` behind the program name (proc_pid_stat(5), from 0).
 const STAT_SESSION: usize = 3;
 const STAT_START: usize = 19;
 
-/// A word of `/proc/PID/stat`.
 fn stat_word(process: &str, place: usize) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name of the program, in brackets, may hold anything.
+    // The program name, in brackets, may hold anything.
     let (_, words) = stat.rsplit_once(')')?;
     words.split_whitespace().nth(place).map(str::to_owned)
 }

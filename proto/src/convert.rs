@@ -85,9 +85,7 @@ pub struct ReadRequest {
     pub dataset: DatasetId,
     /// At most [`READ_ITEMS_MAX`].
     pub items: Vec<ReadItem>,
-    /// Whether to check even copies in a fast store that were found whole recently.
-    pub check_copies: bool,
-    /// Whether to bypass copies and read the objects.
+    /// Whether to read the objects themselves, and to drop their copies in a fast store.
     pub pass_copies: bool,
     /// Whether a file with a damaged object header counts as corrupt.
     pub check_headers: bool,
@@ -137,7 +135,7 @@ impl From<ReadRequest> for pb::ReadRequest {
         Self {
             dataset: id_bytes(request.dataset.as_bytes()),
             items: items.collect(),
-            check_copies: request.check_copies,
+            check_copies: false,
             pass_copies: request.pass_copies,
             check_headers: request.check_headers,
         }
@@ -163,7 +161,6 @@ impl TryFrom<pb::ReadRequest> for ReadRequest {
         Ok(Self {
             dataset: dataset_id(&wire.dataset)?,
             items,
-            check_copies: wire.check_copies,
             pass_copies: wire.pass_copies,
             check_headers: wire.check_headers,
         })

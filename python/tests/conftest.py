@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 
 import numpy
 import pytest
@@ -13,6 +14,9 @@ CLASSES = ("ant", "bee", "cat")
 
 #: Files of the dataset `files`.
 FILES = 600
+
+# A shell lets its background jobs ignore Ctrl-C, which some tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def length_of(number: int) -> int:

@@ -1,32 +1,32 @@
-//! What addresses of other services have in common: who logs in, and files for TLS.
+//! Parts of the addresses of other services: the login, and files for TLS.
 //!
-//! Must hold: no error repeats any of the text: it may be a password.
+//! Must hold: no error repeats any part of the text, which may be a password.
 
 use std::path::PathBuf;
 
 /// The files that an address names behind `?`, as `ca=FILE&cert=FILE&key=FILE` in any order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Certificates to trust instead of those of the machine, PEM.
+    /// Certificates (PEM) to trust instead of the machine's certificates.
     pub ca: Option<PathBuf>,
-    /// By what the other end knows us.
+    /// The client's certificate and key.
     pub client: Option<ClientFiles>,
 }
 
 /// A certificate and its key, both PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientFiles {
-    /// The certificate, and those between it and one that is trusted.
+    /// The certificate, and the intermediate certificates up to a trusted certificate.
     pub cert: PathBuf,
-    /// Its private key.
+    /// The private key.
     pub key: PathBuf,
 }
 
 impl TlsFiles {
-    /// Reads what is behind the `?` of an address, if there is one.
+    /// Parses the query of an address: the text behind `?`, if any.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The mistake in the query.
     pub fn read(query: Option<&str>, is_tls: bool) -> Result<Self, &'static str> {
         let Some(query) = query else { return Ok(Self::default()) };
         let (mut ca, mut cert, mut key) = (None, None, None);
@@ -53,10 +53,10 @@ impl TlsFiles {
     }
 }
 
-/// Reads `USER:PASSWORD`, where `%HH` is the byte of that number; either may be empty.
+/// Parses `USER:PASSWORD`, where `%HH` is the byte with the number. User and password may be empty.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The mistake in the login.
 pub fn login(text: &str) -> Result<(String, String), &'static str> {
     let (user, password) = text.split_once(':').ok_or("a login is USER:PASSWORD, or :PASSWORD")?;
     Ok((unescaped(user)?, unescaped(password)?))

@@ -1,45 +1,43 @@
-//! The one door for work that blocks a thread: file calls, fsync, long computation.
+//! Work that blocks a thread: file calls, fsync, long computation.
 //!
-//! Must hold: at most [`AT_ONCE`] pieces run at a time in the whole process, and beside them behind
-//! each [`Door`] at most as many as it has places, so that slow disks cost waiting callers rather than
-//! threads. A piece that has begun runs to its end, also when the future that asked for it is
-//! dropped.
+//! Must hold: at most [`AT_ONCE`] pieces of work run at a time in the process, and beside them at most
+//! the limit of each [`ThreadLimit`], so that slow disks cost waiting callers and not threads. A piece that
+//! has begun runs to its end, also when its future is dropped.
 
 use std::sync::{Arc, LazyLock};
 
 use tokio::sync::Semaphore;
 use tokio::task::JoinError;
 
-/// Pieces of blocking work that run at once in one process; more wait their turn. Far below the
-/// 512 threads that tokio has for them.
+/// Pieces of blocking work that run at once in a process; further pieces wait. Far below tokio's limit of
+/// 512 threads.
 pub const AT_ONCE: usize = 64;
 
 static ROOM: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(AT_ONCE)));
 
 tokio::task_local! {
-    /// The places of the door that the work of a task goes through.
-    static PLACES: Arc<Semaphore>;
+    /// The threads for the work of a task within a [`ThreadLimit`].
+    static THREADS: Arc<Semaphore>;
 }
 
-/// How many pieces run at the moment, those behind doors of their own aside.
+/// Number of pieces that run at the moment, without the pieces within a [`ThreadLimit`].
 pub fn running() -> usize {
     AT_ONCE - ROOM.available_permits()
 }
 
-/// A door of its own, for work that may hang: it takes no places from others, and no more threads
-/// are lost to it than there are places here.
+/// Threads apart for work that may hang: at most so many threads hang, and other work has its own.
 #[derive(Debug)]
-pub struct Door(Arc<Semaphore>);
+pub struct ThreadLimit(Arc<Semaphore>);
 
-impl Door {
-    /// With so many places.
-    pub fn new(places: usize) -> Self {
-        Self(Arc::new(Semaphore::new(places)))
+impl ThreadLimit {
+    /// At most `threads` at once.
+    pub fn new(threads: usize) -> Self {
+        Self(Arc::new(Semaphore::new(threads)))
     }
 
-    /// Does `work`; its blocking pieces take their places here. Those of tasks that it spawns don't.
+    /// Does `work`, whose blocking pieces count here. Pieces of tasks that `work` spawns do not.
     pub async fn within<T>(&self, work: impl Future<Output = T>) -> T {
-        PLACES.scope(Arc::clone(&self.0), work).await
+        THREADS.scope(Arc::clone(&self.0), work).await
     }
 }
 
@@ -48,26 +46,26 @@ impl Door {
 #[error("run blocking work: the runtime is shutting down")]
 pub struct Stopped(#[source] JoinError);
 
-/// Runs `work` on a thread where it may block, and gives its result. Within a [`Door`] it takes its
-/// place there.
+/// Runs `work` on a thread where it may block, and gives its result. The thread counts for the
+/// [`ThreadLimit`] of the task, if any.
 ///
-/// Never wait inside `work` for other blocking work: the places may all be taken by those
-/// who wait. A panic in `work` goes on in the caller.
+/// Never wait inside `work` for other blocking work: all threads may be taken by waiting work. A panic in
+/// `work` goes on in the caller.
 ///
 /// # Errors
-/// [`Stopped`] when the runtime shuts down before `work` began; it has then not run.
+/// [`Stopped`] when the runtime shuts down before `work` began. Then `work` has not run.
 ///
 /// # Panics
-/// When `work` does, and outside a tokio runtime.
+/// When `work` panics, and outside a tokio runtime.
 pub async fn run<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Stopped> {
-    let places = PLACES.try_with(Arc::clone).unwrap_or_else(|_| Arc::clone(&ROOM));
-    let place = places.acquire_owned().await.expect("the semaphore is never closed");
-    #[expect(clippy::disallowed_methods, reason = "this is the door that bounds blocking work")]
+    let threads = THREADS.try_with(Arc::clone).unwrap_or_else(|_| Arc::clone(&ROOM));
+    let thread = threads.acquire_owned().await.expect("the semaphore is never closed");
+    #[expect(clippy::disallowed_methods, reason = "the place that bounds blocking work")]
     let running = tokio::task::spawn_blocking(move || {
-        // Held by the thread, not by the future: a dropped future frees no running thread.
-        let _place = place;
+        // Held by the thread: a dropped future frees no running thread.
+        let _thread = thread;
         work()
     });
     running.await.map_err(|error| match error.try_into_panic() {
@@ -126,14 +124,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_that_hangs_behind_a_door_loses_its_places_and_no_others() {
+    async fn work_that_hangs_within_a_limit_takes_no_other_threads() {
         let (leave, left) = std::sync::mpsc::channel::<()>();
-        let (door, left) = (Door::new(2), Arc::new(std::sync::Mutex::new(left)));
+        let (limit, left) = (ThreadLimit::new(2), Arc::new(std::sync::Mutex::new(left)));
         let begun = Arc::new(AtomicUsize::new(0));
         let clock = crate::ManualClock::jumping(std::time::UNIX_EPOCH);
         for _ in 0..AT_ONCE + 1 {
             let (begun, left) = (Arc::clone(&begun), Arc::clone(&left));
-            let hung = door.within(run(move || {
+            let hung = limit.within(run(move || {
                 begun.fetch_add(1, Ordering::SeqCst);
                 // Until the other end is gone.
                 left.lock().unwrap().recv().unwrap_err();
@@ -143,7 +141,7 @@ mod tests {
         }
         assert_eq!(run(|| 7).await.unwrap(), 7);
         drop(leave);
-        assert_eq!(door.within(run(|| 7)).await.unwrap(), 7);
-        assert!(begun.load(Ordering::SeqCst) <= 2, "those that found no place never began");
+        assert_eq!(limit.within(run(|| 7)).await.unwrap(), 7);
+        assert!(begun.load(Ordering::SeqCst) <= 2, "work without a thread never began");
     }
 }

@@ -1,28 +1,28 @@
-//! Large pieces of memory that are used again: fresh memory costs its first writer more than the
-//! copy that fills it, and what an allocator is given back comes fresh the next time.
+//! Large buffers that are used again: the first write to fresh memory costs more than the copying, and an
+//! allocator gives freed memory out as fresh memory.
 //!
-//! Must hold: there is never more memory here and lent together than was lent at some moment.
+//! Must hold: idle and lent memory together never exceed the memory that was lent at some moment.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-/// Memory that waits to be used again.
+/// Idle buffers.
 #[derive(Default)]
 pub struct Buffers {
     idle: Mutex<Vec<Vec<u8>>>,
 }
 
-/// Lent as bytes; comes back when nobody holds them.
+/// A buffer lent as bytes, which comes back after the last slice.
 struct Lent {
     buffer: Vec<u8>,
-    home: Arc<Buffers>,
+    pool: Arc<Buffers>,
 }
 
 impl Buffers {
-    /// Memory of any content, with room for at least `least` bytes and for less than twice as
-    /// many. When none of that size waits, as much of another size is freed.
+    /// A buffer with any content, with room for at least `least` bytes and for less than twice as many.
+    /// Without an idle buffer of the size, as many bytes of other sizes are freed.
     pub fn take(&self, least: usize) -> Vec<u8> {
         let mut passed_over = Vec::new();
         {
@@ -31,7 +31,7 @@ impl Buffers {
                 let capacity = buffer.capacity();
                 capacity >= least && capacity / 2 < least
             };
-            // The last one in is the likeliest to be in a processor's cache.
+            // The last buffer in is the likeliest to be in a processor's cache.
             if let Some(index) = idle.iter().rposition(fits) {
                 return idle.swap_remove(index);
             }
@@ -52,10 +52,10 @@ impl Buffers {
         self.idle().push(buffer);
     }
 
-    /// Hands out `buffer` from `start` on; it comes back when the last slice of it is gone.
+    /// Lends `buffer` from `start` on; the buffer comes back after the last slice.
     pub fn lend(self: &Arc<Self>, buffer: Vec<u8>, start: usize) -> Bytes {
         let length = buffer.len();
-        let bytes = Bytes::from_owner(Lent { buffer, home: Arc::clone(self) });
+        let bytes = Bytes::from_owner(Lent { buffer, pool: Arc::clone(self) });
         bytes.slice(start.min(length)..)
     }
 
@@ -78,7 +78,7 @@ impl AsRef<[u8]> for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.home.give_back(std::mem::take(&mut self.buffer));
+        self.pool.give_back(std::mem::take(&mut self.buffer));
     }
 }
 
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_another_size_makes_room_for_what_is_asked() {
+    fn buffers_of_another_size_make_room() {
         let buffers = Buffers::default();
         for capacity in [100, 100, 100, 4000] {
             buffers.give_back(Vec::with_capacity(capacity));

@@ -1,7 +1,7 @@
 //! Time, as an argument.
 //!
-//! Must hold: `now` may jump either way, as wall clocks do; `monotonic` never goes back, and
-//! only it decides waits and deadlines.
+//! Must hold: `now` may jump in both directions, like wall clocks; `monotonic` never goes back, and decides
+//! all waits and deadlines.
 
 use std::fmt::Debug;
 use std::pin::Pin;
@@ -13,12 +13,12 @@ use tokio::sync::watch;
 /// A boxed future that may cross threads.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Where time comes from. Shared as `Arc<dyn Clock>`.
+/// A source of time. Shared as `Arc<dyn Clock>`.
 pub trait Clock: Debug + Send + Sync + 'static {
-    /// Wall-clock time, for stamps and ids. It may step back.
+    /// Wall-clock time, for stamps and ids. May step back.
     fn now(&self) -> SystemTime;
 
-    /// Time since a start that is the clock's own. It never goes back.
+    /// Time since the clock's own start. Never goes back.
     fn monotonic(&self) -> Duration;
 
     /// Completes once `monotonic` has moved on by `duration`.
@@ -33,7 +33,7 @@ pub struct SystemClock {
 
 impl SystemClock {
     /// A clock whose monotonic time starts now.
-    #[expect(clippy::disallowed_methods, reason = "this is the door to the machine's clock")]
+    #[expect(clippy::disallowed_methods, reason = "the place that reads the machine's clock")]
     pub fn new() -> Self {
         Self { start: Instant::now() }
     }
@@ -46,7 +46,7 @@ impl Default for SystemClock {
 }
 
 impl Clock for SystemClock {
-    #[expect(clippy::disallowed_methods, reason = "this is the door to the machine's clock")]
+    #[expect(clippy::disallowed_methods, reason = "the place that reads the machine's clock")]
     fn now(&self) -> SystemTime {
         SystemTime::now()
     }
@@ -55,13 +55,13 @@ impl Clock for SystemClock {
         self.start.elapsed()
     }
 
-    #[expect(clippy::disallowed_methods, reason = "this is the door to the machine's clock")]
+    #[expect(clippy::disallowed_methods, reason = "the place that reads the machine's clock")]
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
         Box::pin(tokio::time::sleep(duration))
     }
 }
 
-/// Time since the machine started, the same in all of its processes. It never goes back.
+/// Time since the machine started, the same in all processes. Never goes back.
 pub fn since_boot() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Duration::try_from(time).unwrap_or_default()
@@ -86,8 +86,8 @@ impl ManualClock {
         }
     }
 
-    /// As [`new`](Self::new), but a sleep moves the clock by itself and completes at once:
-    /// for tests of code that waits alone.
+    /// Like [`new`](Self::new), but a sleep moves the clock and completes at once: for tests with a
+    /// single waiting task.
     pub fn jumping(now: SystemTime) -> Self {
         Self { sleep_jumps: true, ..Self::new(now) }
     }
@@ -125,7 +125,7 @@ impl Clock for ManualClock {
         let mut time = self.monotonic.subscribe();
         Box::pin(async move {
             if time.wait_for(|time| *time >= until).await.is_err() {
-                // The clock is gone, so that time will never come.
+                // Without the clock, the time never comes.
                 std::future::pending::<()>().await;
             }
         })

@@ -2,13 +2,13 @@
 //! that multiply without carries in 64 bytes at once (Gopal et al., "Fast CRC Computation for
 //! Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009).
 //!
-//! Must hold: copy and checksum are those of copying first and taking the checksum then.
+//! Must hold: the results equal a plain copy and its checksum.
 
 /// Appends bytes to a buffer and gives their CRC-32C.
 type CopyChecked = fn(&[u8], &mut Vec<u8>) -> u32;
 
-/// What appends bytes to a buffer and gives their CRC-32C in one pass on this processor; `None` where
-/// it has not the instructions.
+/// The function that appends bytes to a buffer and gives their CRC-32C in a single pass; `None` for a
+/// processor without the instructions.
 pub fn copy_checked() -> Option<CopyChecked> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -36,11 +36,11 @@ mod wide {
 
     /// Bytes of a register.
     const LINE: usize = 64;
-    /// Registers that sum side by side, so that none waits for the one before.
+    /// Registers that sum side by side, without waiting for each other.
     const SIDE_BY_SIDE: usize = 4;
     /// Castagnoli's polynomial, without its highest term.
     const POLYNOMIAL: u32 = 0x1EDC_6F41;
-    /// What moves a sum ahead by 16, by 64 and by 256 bytes.
+    /// Factors that move a sum ahead by 16, by 64 and by 256 bytes.
     const BY_LANE: [i64; 2] = ahead(128);
     const BY_LINE: [i64; 2] = ahead(512);
     const BY_GROUP: [i64; 2] = ahead(2_048);
@@ -53,14 +53,14 @@ mod wide {
         able.then_some(append as CopyChecked)
     }
 
-    /// For [`copy_checked`] alone, which looks at the processor first.
+    /// Only for [`copy_checked`], which checks the processor first.
     fn append(data: &[u8], to: &mut Vec<u8>) -> u32 {
         to.reserve(data.len());
         let whole = to.len().saturating_add(data.len());
         let Some(place) = to.spare_capacity_mut().get_mut(..data.len()) else {
             unreachable!("room was reserved")
         };
-        // SAFETY: this processor has the instructions, or nobody was given this function.
+        // SAFETY: `copy_checked` gives the function only on a processor with the instructions.
         let crc = unsafe { copy(data, place) };
         // SAFETY: there is room for `whole` bytes, and `copy` has filled all of `place`.
         unsafe { to.set_len(whole) };
@@ -108,7 +108,7 @@ mod wide {
         !by_words(crc, tail)
     }
 
-    /// What a sum is multiplied by, its two halves apart, to be moved ahead by so many bits.
+    /// The factors for the two halves of a sum that move the sum ahead by so many bits.
     const fn ahead(bits: u32) -> [i64; 2] {
         [remainder(bits + 32), remainder(bits - 32)]
     }
@@ -141,7 +141,7 @@ mod wide {
         [carry(a, to_a), carry(b, to_b), carry(c, to_c), carry(d, to_d)]
     }
 
-    /// Copies a line, and gives what it held.
+    /// Copies a line, and gives its bytes.
     #[target_feature(enable = "avx512f")]
     fn carry(line: &[u8; LINE], place: &mut [MaybeUninit<u8>; LINE]) -> __m512i {
         // SAFETY: 64 bytes are read, which need not be aligned.
@@ -151,7 +151,7 @@ mod wide {
         held
     }
 
-    /// The sum moved ahead, with what is there.
+    /// The sum moved ahead, with the next line.
     #[target_feature(enable = "avx512f,vpclmulqdq")]
     fn fold(sum: __m512i, by: __m512i, there: __m512i) -> __m512i {
         let low = _mm512_clmulepi64_epi128::<0x00>(sum, by);
@@ -159,7 +159,7 @@ mod wide {
         _mm512_ternarylogic_epi64::<0x96>(low, high, there)
     }
 
-    /// The checksum, not yet inverted, of a message that leaves this sum.
+    /// The checksum, not yet inverted, of a message with the sum.
     #[target_feature(enable = "avx512f,pclmulqdq,sse4.2")]
     fn reduce(sum: __m512i) -> u32 {
         let by = _mm_set_epi64x(BY_LANE[1], BY_LANE[0]);

@@ -1,8 +1,8 @@
-//! The vocabulary of injected faults, shared by the layers of all stores, so that one seed or
-//! one cut covers chunk store and metadata store together.
+//! Injected faults for the layers of all stores, so that a seed or a cut covers chunk store and metadata
+//! store together.
 //!
-//! Must hold: the same seed or script over the same calls gives the same faults. After a cut,
-//! nothing gets through, as from a dead process.
+//! Must hold: the same seed or script over the same calls gives the same faults. After a cut all calls
+//! fail, like calls of a dead process.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use crate::Random;
 
-/// The moment at which a process "dies": counts the points at which it could, and from the
-/// armed one on lets nothing through. Clones share one count.
+/// The moment at which a process "dies": counts the points of its calls, and fails all calls from the
+/// armed point on. Clones share a count.
 ///
-/// A write has two points, one before it takes effect and one after, where only the answer is
-/// lost. A test counts the points of a scenario once, then runs it again for each of them.
+/// A write has two points: before its effect, and after, where only the answer is lost. A test counts the
+/// points of a scenario, then runs the scenario again for each point.
 #[derive(Debug, Clone)]
 pub struct CutPoint(Arc<Points>);
 
@@ -34,18 +34,17 @@ const NEVER: u64 = u64::MAX;
 pub struct Cut;
 
 impl CutPoint {
-    /// Counts, and never cuts until armed.
+    /// Counts without a cut until armed.
     pub fn new() -> Self {
         Self(Arc::new(Points { passed: AtomicU64::new(0), cut_at: AtomicU64::new(NEVER) }))
     }
 
-    /// Cuts after `points` more points have passed: with 0 the very next one fails, and
-    /// everything after it.
+    /// Cuts after `points` more points: with 0 the next call and all later calls fail.
     pub fn arm(&self, points: u64) {
         self.0.cut_at.store(self.passed().saturating_add(points), Ordering::SeqCst);
     }
 
-    /// Lets everything through again, as after a restart.
+    /// Lets calls pass again, like after a restart.
     pub fn disarm(&self) {
         self.0.cut_at.store(NEVER, Ordering::SeqCst);
     }
@@ -69,8 +68,8 @@ impl CutPoint {
         if point >= self.0.cut_at.load(Ordering::SeqCst) { Err(Cut) } else { Ok(()) }
     }
 
-    /// Reads are no points of their own: they change nothing, so a cut before one is the same
-    /// as a cut before the next write.
+    /// The check of a read. Reads are no points: a cut before a read is the same as a cut before the next
+    /// write.
     ///
     /// # Errors
     /// [`Cut`] once the process is dead.
@@ -81,7 +80,7 @@ impl CutPoint {
     /// Runs a write between its two points.
     ///
     /// # Errors
-    /// [`Cut`] before it, when it had no effect, or after it, when only the answer is lost.
+    /// [`Cut`] before the write, which then has no effect, or after the write, whose answer is lost.
     pub async fn around<T>(&self, write: impl Future<Output = T>) -> Result<T, Cut> {
         self.write_point()?;
         let answer = write.await;
@@ -96,34 +95,34 @@ impl Default for CutPoint {
     }
 }
 
-/// What goes wrong with one call. `K` says what the caller is told.
+/// A fault of a call. `K` is the kind of the caller's error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault<K> {
-    /// Nothing happens, the caller gets an error.
+    /// The call has no effect, and the caller gets an error.
     Before(K),
-    /// It is done, but the answer is lost: the caller gets an error.
+    /// The call takes effect, and the caller gets an error: the answer is lost.
     AnswerLost(K),
-    /// It is done after this long.
+    /// The call takes effect after a delay.
     Delay(Duration),
 }
 
-/// How often each fault happens to a call, as probabilities that add up to at most 1.
+/// Probabilities of faults, which add up to at most 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates<K> {
-    /// Of [`Fault::Before`].
+    /// Probability of [`Fault::Before`].
     pub before: f64,
-    /// Of [`Fault::AnswerLost`].
+    /// Probability of [`Fault::AnswerLost`].
     pub answer_lost: f64,
-    /// Of [`Fault::Delay`].
+    /// Probability of [`Fault::Delay`].
     pub delay: f64,
-    /// A delay is a random part of this.
+    /// Longest delay; each delay is a random part.
     pub longest_delay: Duration,
-    /// What the caller is told.
+    /// Kind of the caller's error.
     pub error: K,
 }
 
-/// The controller of a fault layer: decides for each call what goes wrong. Clones share one
-/// plan. A script for an operation is used up before its rates apply.
+/// The controller of a fault layer, which chooses the fault of each call. Clones share a plan. The script
+/// of an operation is used up before its rates apply.
 #[derive(Debug, Clone)]
 pub struct Faults<K> {
     random: Arc<dyn Random>,
@@ -137,12 +136,12 @@ struct Plan<K> {
 }
 
 impl<K: Copy + Debug> Faults<K> {
-    /// No faults until told; rates draw from `random`.
+    /// A plan without faults. Rates draw from `random`.
     pub fn new(random: Arc<dyn Random>) -> Self {
         Self { random, plans: Arc::default() }
     }
 
-    /// The next calls of `operation` meet exactly these, in order; `None` lets one pass.
+    /// Gives the next calls of `operation` these faults, in order; `None` lets a call pass.
     pub fn script(
         &self,
         operation: &'static str,
@@ -156,12 +155,12 @@ impl<K: Copy + Debug> Faults<K> {
         self.plan(operation, |plan| plan.script.is_empty())
     }
 
-    /// From now on calls of `operation` fail at these rates; `None` ends that.
+    /// Sets the rates of faults for `operation`; `None` for no faults.
     pub fn set_rates(&self, operation: &'static str, rates: Option<Rates<K>>) {
         self.plan(operation, |plan| plan.rates = rates);
     }
 
-    /// What happens to this call of `operation`.
+    /// The fault of a call of `operation`.
     pub fn next(&self, operation: &'static str) -> Option<Fault<K>> {
         self.plan(operation, |plan| {
             if let Some(scripted) = plan.script.pop_front() {

@@ -1,10 +1,9 @@
-//! What the world does to a process, behind doors that tests can hold: time, randomness,
-//! tasks, blocking work, memory, the processor's own copy, the request to stop, retries, logs,
-//! texts of addresses, PEM and injected faults.
+//! A process's surroundings, behind interfaces that tests control: time, randomness, tasks, blocking
+//! work, memory, copies with checksums, the request to stop, retries, logs, texts of addresses, PEM and
+//! injected faults.
 //!
-//! Must hold: no other crate reads a clock, blocks a thread or draws randomness by itself (the keys
-//! of hash maps aside, which nobody sees), so that a test which owns these doors gives the same
-//! result every time.
+//! Must hold: no other crate reads a clock, blocks a thread or draws randomness by itself (except for the
+//! keys of hash maps, which have no visible effect), so that a test gives the same result every time.
 
 pub mod address;
 pub mod allocator;

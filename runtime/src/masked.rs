@@ -1,11 +1,11 @@
-//! Texts that may hold a password, as errors and logs show them.
+//! Addresses in errors and logs, without passwords.
 //!
-//! Must hold: of what may be `USER:PASSWORD@HOST`, neither user nor password is shown, however the
-//! rest is spelled. A path that begins as one is shown as it is.
+//! Must hold: user and password of a text like `USER:PASSWORD@HOST` are not shown, in any spelling. A text
+//! that begins like a path is shown in full.
 
 use std::borrow::Cow;
 
-/// A text with `***` where a login may stand in it.
+/// A text with `***` in the place of a login.
 pub fn masked(text: &str) -> Cow<'_, str> {
     // A password may hold any character, also `@`.
     let Some((login, rest)) = text.rsplit_once('@') else { return text.into() };

@@ -1,15 +1,15 @@
 //! Certificates and private keys out of PEM.
 //!
-//! Must hold: no error repeats anything of the text, which may be a key: what `rustls` says of one
-//! that has lost its line breaks is all of it. So nothing else here reads PEM where it can fail.
+//! Must hold: no error repeats any part of the text, which may be a key: the error of `rustls` for a key
+//! without line breaks is the whole key. All other code reads PEM through the functions here.
 
 use rustls::pki_types::pem::{Error, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// All certificates in a text, at least one.
+/// All certificates in a text.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The mistake in the text, or a text without certificates.
 pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, &'static str> {
     let read: Vec<_> =
         CertificateDer::pem_slice_iter(text).collect::<Result<_, _>>().map_err(words)?;
@@ -19,7 +19,7 @@ pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, &'stati
 /// The first private key in a text.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The mistake in the text, or a text without private keys.
 pub fn private_key(text: &[u8]) -> Result<PrivateKeyDer<'static>, &'static str> {
     PrivateKeyDer::from_pem_slice(text).map_err(|why| match why {
         Error::NoItemsFound => "there is no private key (PEM) in it",
@@ -27,7 +27,7 @@ pub fn private_key(text: &[u8]) -> Result<PrivateKeyDer<'static>, &'static str> 
     })
 }
 
-/// Not by its own words.
+/// The text of an error, without any of the PEM.
 fn words(why: Error) -> &'static str {
     match why {
         Error::MissingSectionEnd { .. } | Error::IllegalSectionStart { .. } => {

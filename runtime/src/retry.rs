@@ -1,21 +1,20 @@
-//! Trying again: how long to wait between tries, and when to give up.
+//! Retries: waits between tries, and deadlines.
 //!
-//! Must hold: nothing waits past its deadline, and the waits of many callers that failed
-//! together spread out.
+//! Must hold: no wait passes its deadline, and the waits of many callers that failed together spread out.
 
 use std::time::Duration;
 
 use crate::{Clock, Random};
 
-/// How long to wait before each new try: `first`, then `factor` times the last, up to `max`;
-/// each shortened by a random part of up to half.
+/// Waits before new tries: `first`, then `factor` times the last, up to `max`, each shortened by a random
+/// part of up to half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     /// Before the second try.
     pub first: Duration,
-    /// How much longer each wait is than the one before.
+    /// Growth of the waits.
     pub factor: u32,
-    /// No wait is longer.
+    /// The longest wait.
     pub max: Duration,
 }
 
@@ -81,11 +80,11 @@ impl Deadline {
     }
 }
 
-/// Calls `attempt` until it succeeds, fails for good, or no time is left for another try; asks for
-/// the deadline after each, as it may move.
+/// Calls `attempt` until a success, a final failure, or until no time is left for another try. The deadline
+/// may move, and is asked for after each attempt.
 ///
-/// An attempt in flight is not cut at the deadline, as only the attempt knows which error that
-/// would be: give it the deadline too.
+/// A running attempt is not cut at the deadline, as only the attempt knows the right error: give the
+/// attempt the deadline, too.
 ///
 /// # Errors
 /// The last error of `attempt`.

@@ -1,7 +1,7 @@
-//! How a process is asked to stop: finish what is in flight within a grace period, then go.
+//! The request to stop a process: finish running work within a grace period, then end.
 //!
-//! Must hold: all clones see one request; a second request ends the grace period at once, so
-//! that an impatient second Ctrl-C works.
+//! Must hold: all clones see the same request. A second request ends the grace period at once, so that a
+//! second Ctrl-C works.
 
 use std::io;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Clock;
 
-/// A request to stop, shared by all who must hear it. Clones are the same request.
+/// A request to stop. Clones are the same request.
 #[derive(Debug, Clone)]
 pub struct Shutdown {
     stop: CancellationToken,
@@ -20,7 +20,7 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// Nobody has asked yet. The grace period is ten seconds.
+    /// Not requested yet, with a grace period of ten seconds.
     pub fn new() -> Self {
         Self {
             stop: CancellationToken::new(),
@@ -37,7 +37,7 @@ impl Shutdown {
     /// Asks to stop when the process gets SIGTERM or SIGINT.
     ///
     /// # Errors
-    /// When the kernel refuses the signal handlers.
+    /// The kernel refuses the signal handlers.
     ///
     /// # Panics
     /// Outside a tokio runtime.
@@ -57,7 +57,7 @@ impl Shutdown {
         Ok(self)
     }
 
-    /// Asks to stop. Asked again, the grace period is over.
+    /// Asks to stop. A second call ends the grace period.
     pub fn request(&self) {
         if self.stop.is_cancelled() {
             self.hurry.cancel();
@@ -65,12 +65,12 @@ impl Shutdown {
         self.stop.cancel();
     }
 
-    /// Whether somebody has asked.
+    /// Whether the stop was requested.
     pub fn is_requested(&self) -> bool {
         self.stop.is_cancelled()
     }
 
-    /// Completes when somebody has asked: begin nothing new.
+    /// Completes when the stop is requested: callers begin no new work.
     pub async fn requested(&self) {
         self.stop.cancelled().await;
     }

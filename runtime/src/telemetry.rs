@@ -1,6 +1,6 @@
 //! Logs of a process, on stderr: stdout carries results and nothing else.
 //!
-//! Must hold: a stderr that nobody reads any more stops no process.
+//! Must hold: a stderr without a reader stops no process.
 
 use std::error::Error;
 
@@ -16,9 +16,9 @@ pub enum InitError {
          TARGET=LEVEL,..."
     )]
     Level {
-        /// What was given.
+        /// The given level.
         level: String,
-        /// What is wrong with it. No source, for its text holds that of its own source.
+        /// The mistake in the level. No source: the text contains the text of its own source.
         problem: ParseError,
     },
     /// The process has a subscriber already.
@@ -26,7 +26,7 @@ pub enum InitError {
     Started(#[source] Box<dyn Error + Send + Sync>),
 }
 
-/// Sends the process's events to stderr, as text or as one JSON object a line.
+/// Sends the process's events to stderr, as text or as JSON lines.
 ///
 /// `level` is a level (`info`) or a list of filters (`info,dl_server=debug`).
 ///
@@ -35,13 +35,13 @@ pub enum InitError {
 pub fn init(level: &str, json: bool) -> Result<(), InitError> {
     let refused = |problem| InitError::Level { level: level.to_owned(), problem };
     for word in level.split(',').filter(|word| !word.contains(['=', '['])) {
-        // A word that is no level would be taken for a target, and nothing else be told of.
+        // A word that is no level would pass for a target, and turn all other events off.
         EnvFilter::builder().parse(format!("target={word}")).map_err(refused)?;
     }
     let filter = EnvFilter::builder().parse(level).map_err(refused)?;
     let events = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // It would tell of a stderr that nobody reads any more on that stderr, and panic. Colours, a feature
-    // that a dependency of tests switches on, would make logs hard to search.
+    // Internal errors would be reported on a stderr without a reader, and panic. Colours, a feature that
+    // a dependency of tests switches on, would make logs hard to search.
     let events = events.log_internal_errors(false).with_ansi(false);
     if json { events.json().try_init() } else { events.try_init() }.map_err(InitError::Started)
 }

@@ -288,7 +288,7 @@ impl Executor {
         let mut ends = Vec::with_capacity(wanted.len());
         for run in runs(wanted) {
             let Some((key, _)) = run.first() else { continue };
-            self.store.foresee(key);
+            self.store.will_read(key);
             let from = reads.len();
             match run {
                 [(_, span)] => reads.push(*span),

@@ -217,7 +217,7 @@ async fn bring(
         return Some(seen);
     }
     let turn = turns.acquire().await.expect("the semaphore is never closed");
-    let brought = fast.bring(&prefix(dl_format::dataset_prefix(id))).await;
+    let brought = fast.copy_all(&prefix(dl_format::dataset_prefix(id))).await;
     drop(turn);
     let is_whole = brought.as_ref().is_ok_and(|kept| kept.left_out == 0);
     let wait = match before {

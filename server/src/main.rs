@@ -16,8 +16,8 @@ use dl_meta::{MetaStore, Redis, Stop};
 use dl_runtime::{Clock, Deadline, OsRandom, Shutdown, SystemClock, telemetry};
 use dl_server::config::{self, Config, FastStore, Flags, Http};
 use dl_server::{
-    Certificate, Doors, Followed, HttpPort, Live, Parts, People, Refusals, Replaced, Roll, Room,
-    Settings, dataset_of, prepare, start,
+    Certificate, Doors, Followed, HttpPort, Live, Parts, People, Replaced, Roll, Room, Settings,
+    dataset_of, prepare, start,
 };
 use dl_store::{DeferredStore, Served, Servers, Store, TierStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -150,7 +150,6 @@ async fn run(
         random,
         limits,
         room,
-        refusals: Refusals::default(),
         replaced: Replaced::default(),
         settings,
         roll,
@@ -268,7 +267,7 @@ async fn open_fast_store(
         tracing::warn!("serving without the fast store until it can be opened: {error:#}");
     }
     let (store, clock) = (Arc::clone(store), Arc::clone(clock));
-    Some(Arc::new(TierStore::of_groups(store, fast, *quota, clock, dataset_of)))
+    Some(Arc::new(TierStore::with_groups(store, fast, *quota, clock, dataset_of)))
 }
 
 async fn answer(

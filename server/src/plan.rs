@@ -129,9 +129,7 @@ pub(crate) struct Plan {
     /// By number.
     named: Vec<Named>,
     keys: Keys,
-    /// Whether copies are checked that were found whole lately, too.
-    check_copies: bool,
-    /// Whether none is read.
+    /// Whether the objects themselves are read, and no copies of them.
     pass_copies: bool,
     /// Whether the headers of all files are read, and of all parts.
     check_headers: bool,
@@ -140,18 +138,16 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// To be called before an object is read.
-    pub(crate) fn distrust(&self, parts: &Parts, key: &Key) {
+    /// Drops the copy of an object that is read next, where the request wants the object itself.
+    pub(crate) fn pass_copy(&self, parts: &Parts, key: &Key) {
         if self.pass_copies {
-            parts.store.forsake(key);
-        } else if self.check_copies {
-            parts.store.doubt(key);
+            parts.store.invalidate(key);
         }
     }
 
     /// Looks up what is asked for by path.
     pub(crate) async fn new(parts: &Parts, request: ReadRequest) -> Result<Self, Error> {
-        let ReadRequest { dataset, items, check_copies, pass_copies, check_headers } = request;
+        let ReadRequest { dataset, items, pass_copies, check_headers } = request;
         let mut named = Vec::new();
         let mut found = Vec::with_capacity(items.len());
         for (number, item) in (0u32..).zip(items) {
@@ -170,7 +166,6 @@ impl Plan {
             layouts: Layouts::default(),
             named,
             keys: Keys { dataset, last: None },
-            check_copies,
             pass_copies,
             check_headers,
             part: Layouts::default(),
@@ -313,7 +308,7 @@ impl Plan {
                     break;
                 }
                 let key = self.keys.of(run.object);
-                self.distrust(parts, &key);
+                self.pass_copy(parts, &key);
                 self.part.read(parts, budget, self.dataset, &[run.object], true).await;
             }
             if let Some(Err(failure)) = self.part.get(run.object) {
@@ -378,7 +373,7 @@ impl Plan {
         }
         for chunk in &chunks {
             let key = self.keys.of(*chunk);
-            self.distrust(parts, &key);
+            self.pass_copy(parts, &key);
         }
         self.layouts.read(parts, budget, self.dataset, &chunks, self.check_headers).await;
     }

@@ -22,7 +22,6 @@ use dl_store::{
 };
 use futures::stream::BoxStream;
 
-use crate::auth::Caller;
 use crate::error::Error;
 use crate::leftovers::Leftovers;
 use crate::parts::{Parts, object_key};
@@ -60,7 +59,6 @@ pub(crate) async fn rig() -> Rig {
         random: Arc::new(OsRandom),
         limits: Limits::default(),
         room: Room::default(),
-        refusals: crate::Refusals::default(),
         replaced: crate::Replaced::default(),
         settings: Settings::default(),
         roll: Roll::default(),
@@ -89,7 +87,7 @@ impl Rig {
     /// Deletes it, and no job goes on with what is left.
     pub(crate) async fn delete(&self, name: &str, id: DatasetId) -> Result<DeletedDataset, Error> {
         let (left, which) = (Leftovers::default(), (&dataset(name), id));
-        crate::catalog::delete(&self.parts, &left, which, &Caller::Everybody).await
+        crate::catalog::delete(&self.parts, &left, which).await
     }
 
     /// Stores a sealed and stamped chunk behind the metadata's back.
@@ -154,7 +152,7 @@ pub(crate) struct Careless {
     /// Whether the next create is held back.
     holds: AtomicBool,
     held: Mutex<Option<(Key, Bytes)>>,
-    forsaken: Mutex<Vec<Key>>,
+    invalidated: Mutex<Vec<Key>>,
 }
 
 impl Careless {
@@ -163,13 +161,13 @@ impl Careless {
             inner,
             holds: AtomicBool::new(false),
             held: Mutex::default(),
-            forsaken: Mutex::default(),
+            invalidated: Mutex::default(),
         }
     }
 
     /// Objects whose copies were given up.
-    pub(crate) fn forsaken(&self) -> Vec<Key> {
-        self.forsaken.lock().unwrap().clone()
+    pub(crate) fn invalidated(&self) -> Vec<Key> {
+        self.invalidated.lock().unwrap().clone()
     }
 
     /// The next create fails for its caller and is done by [`Careless::land`].
@@ -222,17 +220,13 @@ impl Store for Careless {
         self.inner.list(prefix)
     }
 
-    fn doubt(&self, key: &Key) {
-        self.inner.doubt(key);
+    fn invalidate(&self, key: &Key) {
+        self.invalidated.lock().unwrap().push(key.clone());
+        self.inner.invalidate(key);
     }
 
-    fn forsake(&self, key: &Key) {
-        self.forsaken.lock().unwrap().push(key.clone());
-        self.inner.forsake(key);
-    }
-
-    fn foresee(&self, key: &Key) {
-        self.inner.foresee(key);
+    fn will_read(&self, key: &Key) {
+        self.inner.will_read(key);
     }
 }
 

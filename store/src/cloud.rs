@@ -1,7 +1,7 @@
-//! Buckets as stores: S3 and what speaks it, Google Cloud Storage, Azure.
+//! Buckets as stores: S3 and compatible servers, Google Cloud Storage, Azure.
 //!
-//! Must hold: a bucket that can't be used is refused when it is opened, with what to mend; and
-//! one whose creates can replace an object is never used.
+//! Must hold: a bucket that can't be used is refused at the opening, with the remedy. A bucket whose
+//! creates can replace an object is never used.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
@@ -27,25 +27,25 @@ use crate::{Error, Kind, Prefix, Store, profile};
 
 const ACTION: &str = "open store";
 
-/// Ranges of an object that lie at most so far apart are read as one: about what a bucket sends in
-/// the time of another request.
+/// Ranges with at most so many bytes between them are merged: about the bytes that a bucket sends in the
+/// time of another request.
 const GAP: u64 = 512 << 10;
 
-/// What the names of probes begin with, and no key does; 32 hexadecimal digits follow.
+/// Names of probes: the prefix, which no key has, then 32 hexadecimal digits.
 const PROBE: &str = ".probe-";
-/// A probe of this age is nobody's any more.
+/// A probe of this age was left by a start that was killed.
 const PROBE_LEFT: Duration = Duration::from_secs(24 * 60 * 60);
-/// Probes that are looked at by one start.
+/// Old probes that a start looks at.
 const PROBES_MAX: usize = 100;
 
-/// For how long a start tries again to reach a store that gives no HTTP answer.
+/// Time of a start to reach a store that gives no HTTP answer.
 const CONTACT: Duration = Duration::from_secs(2);
 
 /// The variable of Amazon's tools that names a file with CAs.
 const CA_BUNDLE: &str = "AWS_CA_BUNDLE";
 
-/// A training job waits behind each read: try again soon, and give up while whoever asked the
-/// server still listens (its clients wait 60 s). A request that took all of its 30 s is not sent again.
+/// Retries start soon, as a training job waits for each read, and end before the clients of a server do
+/// (60 s). A request that took its 30 s is not sent again.
 fn patience() -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig {
@@ -58,8 +58,8 @@ fn patience() -> RetryConfig {
     }
 }
 
-/// Connecting takes at most 5 s and a request 30 s, answer included. Idle connections go before
-/// the far end closes them; there are as many as were needed at once.
+/// Connecting takes at most 5 s, and a request with its answer 30 s. Idle connections are closed before
+/// the server closes them.
 fn connections() -> ClientOptions {
     ClientOptions::new()
         .with_connect_timeout(Duration::from_secs(5))
@@ -67,7 +67,7 @@ fn connections() -> ClientOptions {
         .with_pool_idle_timeout(Duration::from_secs(15))
 }
 
-/// A bucket, and below which prefix the store lies in it.
+/// A bucket and the prefix of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Address {
     provider: Provider,
@@ -76,8 +76,8 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// What `SCHEME://BUCKET/PREFIX` names; none for another scheme, or without a bucket or with
-    /// a prefix that would need escaping.
+    /// Parses `SCHEME://BUCKET/PREFIX`; none for another scheme, for no bucket, and for a prefix that
+    /// would need escaping.
     pub(crate) fn parse(url: &str) -> Option<Self> {
         let (scheme, rest) = url.split_once("://")?;
         let provider = match scheme {
@@ -98,8 +98,8 @@ impl Address {
         })
     }
 
-    /// Connects with `settings`, those of object_store's variables that are for this provider and
-    /// what Amazon's profile adds to them, and makes sure that the bucket can be used.
+    /// Connects with object_store's variables for the provider in `settings`, completed from Amazon's
+    /// profile, and checks that the bucket can be used.
     pub(crate) async fn open(
         &self,
         settings: &[(String, String)],
@@ -140,7 +140,7 @@ impl Address {
         completed.map_err(stopped)?.map_err(refused)
     }
 
-    /// The CAs in the file of `AWS_CA_BUNDLE`, trusted beside those of the machine.
+    /// The CAs in the file of `AWS_CA_BUNDLE`, trusted beside the CAs of the machine.
     async fn authorities(&self, settings: &[(String, String)]) -> Result<Vec<Certificate>, Error> {
         let is_given = |(name, file): &&(String, String)| name == CA_BUNDLE && !file.is_empty();
         let given = settings.iter().find(is_given).filter(|_| self.provider == Provider::S3);
@@ -177,7 +177,7 @@ impl Address {
                     )
                     .with_retry(patience())
                     .with_http_connector(answers)
-                    // Objects are deleted one by one, and not all that speaks S3 has the other.
+                    // Objects are deleted singly; not all S3-compatible servers have bulk deletes.
                     .with_disable_bulk_delete(true);
                 let builder = given(settings, "AWS_", "")
                     .fold(builder, |builder, (key, value)| builder.with_config(key, value));
@@ -212,8 +212,8 @@ impl Address {
         })
     }
 
-    /// Creates an object twice under a fresh name that is no key, and removes it. An error says
-    /// why the bucket is of no use.
+    /// Creates an object twice under a fresh name that is no key, and removes the object. An error gives
+    /// the reason why the bucket can't be used.
     async fn probe(&self, store: &dyn ObjectStore, random: &dyn Random) -> Result<(), ObjectError> {
         let name = Path::from(format!("{PROBE}{:016x}{:016x}", random.u64(), random.u64()));
         let create = async |body: &'static str| {
@@ -223,7 +223,7 @@ impl Address {
         let first = create("first").await;
         let second = match &first {
             Ok(_) => create("second").await,
-            // Its answer was lost, and it met itself.
+            // The answer was lost, and the retry found its own object.
             Err(error) if kind_of(error) == Kind::Exists => return remove(store, &name).await,
             Err(_) => return first.map(drop),
         };
@@ -235,7 +235,7 @@ impl Address {
         }
     }
 
-    /// What to mend, and why.
+    /// The error with the remedy.
     fn refusal(
         &self,
         settings: &[(String, String)],
@@ -258,14 +258,14 @@ impl Address {
         let kind = kind_of(&error);
         let hint = match kind {
             Kind::Denied if told.contains("RequestTimeTooSkewed") => format!(
-                "bucket {bucket} at {endpoint} finds the clock of this machine too far off: mend the \
+                "bucket {bucket} at {endpoint} finds the clock of this machine too far off: set the \
                  clock (NTP)"
             ),
             Kind::Missing => format!(
-                "there is no bucket {bucket} at {endpoint}: create it, or mend the address or {variable}"
+                "there is no bucket {bucket} at {endpoint}: create the bucket, or correct the address or {variable}"
             ),
             Kind::Denied => format!(
-                "bucket {bucket} at {endpoint} refuses: mend {variables}, or what they may do \
+                "bucket {bucket} at {endpoint} refuses: correct {variables}, or their permissions \
                  (read, write, delete, list)"
             ),
             Kind::Unsupported => {
@@ -275,19 +275,19 @@ impl Address {
                 match self.unreached(settings, &told) {
                     Some(remedy) => format!("{endpoint} can't be reached: {remedy}"),
                     None => format!(
-                        "bucket {bucket} at {endpoint} does not answer as it should: mend {variable}, \
+                        "bucket {bucket} at {endpoint} does not answer as it should: correct {variable}, \
                          the region or {variables}"
                     ),
                 }
             }
         };
         let kind = if kind == Kind::Missing { Kind::Unsupported } else { kind };
-        // object_store's texts have their causes in them.
+        // object_store's texts contain their causes.
         Error::because(kind, ACTION, self, format!("{hint}: {told}"))
     }
 
-    /// The remedy for a request that no HTTP server answered; object_store leaves only the text of
-    /// the cause. None for an answer, and where a role of this machine was to give keys.
+    /// The remedy for a request that no HTTP server answered, from the text of the cause. None for an
+    /// answer, and where the keys were to come from a role of the machine.
     fn unreached(&self, settings: &[(String, String)], told: &str) -> Option<String> {
         let is_s3 = self.provider == Provider::S3;
         if !told.contains(NO_ANSWER) || (is_s3 && !profile::has_credentials(settings)) {
@@ -295,7 +295,7 @@ impl Address {
         }
         let variable = self.provider.endpoint_name();
         let ca = if is_s3 { "AWS_CA_BUNDLE or SSL_CERT_FILE" } else { "SSL_CERT_FILE" };
-        // Google's takes http:// without.
+        // Google's client needs no switch for http://.
         let cloud = if is_s3 { "AWS" } else { "AZURE" };
         let remedies = [
             ("refused", format!("start the store there, or correct {variable}")),
@@ -326,7 +326,7 @@ impl Display for Address {
     }
 }
 
-/// Removes what may be gone already: the answer of an earlier try may have been lost.
+/// Removes an object that may be gone: the answer of an earlier try may have been lost.
 async fn remove(store: &dyn ObjectStore, name: &Path) -> Result<(), ObjectError> {
     match store.delete(name).await {
         Err(error) if is_missing(&error) => Ok(()),
@@ -338,7 +338,7 @@ async fn remove(store: &dyn ObjectStore, name: &Path) -> Result<(), ObjectError>
 async fn sweep(store: &dyn ObjectStore, now: SystemTime) -> Result<(), ObjectError> {
     let mut listed = store.list_with_offset(None, &Path::from(PROBE)).take(PROBES_MAX);
     while let Some(object) = listed.try_next().await? {
-        // Names come in order, and others share the bucket.
+        // Names come in order, and other programs share the bucket.
         let Some(drawn) = object.location.as_ref().strip_prefix(PROBE) else { break };
         let is_probe = drawn.len() == 32 && drawn.bytes().all(|byte| byte.is_ascii_hexdigit());
         let age = now.duration_since(object.last_modified.into()).unwrap_or_default();
@@ -351,12 +351,12 @@ async fn sweep(store: &dyn ObjectStore, now: SystemTime) -> Result<(), ObjectErr
 
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "it replaced an object that was to be created only if it did not exist (If-None-Match: *); \
-     two servers could overwrite each other's chunks: use a store with conditional writes"
+    "the store replaced an object that was to be created only if missing (If-None-Match: *); two servers \
+     could overwrite each other's chunks: use a store with conditional writes"
 )]
 struct Replaces;
 
-/// Those of `settings` that a builder takes: variables with its prefix, and one without.
+/// The settings for a builder: variables with its prefix, and the variable `other`.
 fn given<'a, Name: FromStr>(
     settings: &'a [(String, String)],
     prefix: &'a str,

@@ -1,7 +1,7 @@
 //! The contract of [`Store`] as checks, for every store and every layer.
 //!
-//! Must hold: each sentence of the contract that a program can see has a check here, and a
-//! store that breaks it fails the suite.
+//! Must hold: each sentence of the contract that a program can observe has a check, and a store that
+//! breaks the sentence fails the suite.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{ByteRange, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store, StoreE
 /// Runs every check, each on a new, empty store from `make`.
 ///
 /// # Panics
-/// When the store breaks the contract. Needs a tokio runtime.
+/// The store breaks the contract. Needs a tokio runtime.
 pub async fn run(make: impl AsyncFn() -> Arc<dyn Store>) {
     what_is_created_is_read_back(&*make().await).await;
     a_second_create_changes_nothing(&*make().await).await;
@@ -27,7 +27,7 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn Store>) {
     a_listing_gives_each_object_below_its_prefix_once(&*make().await).await;
     objects_are_settled_whether_they_are_there_or_not(&*make().await).await;
     a_pruned_prefix_keeps_its_objects(&*make().await).await;
-    what_is_doubted_is_read_as_it_is(&*make().await).await;
+    an_invalidated_object_is_read_as_it_is(&*make().await).await;
     a_dropped_create_leaves_all_or_nothing(&*make().await).await;
     the_store_says_what_it_is(&*make().await);
 }
@@ -45,7 +45,7 @@ fn up_to(length: u64) -> ByteRange {
     ByteRange::up_to(length).expect("the ranges of the suite aren't empty")
 }
 
-/// Bytes in which each stretch differs from every other, and `salt` from every other body.
+/// Bytes in which all stretches differ, also from bodies with another `salt`.
 fn body(salt: u8, length: usize) -> Bytes {
     let mix = |index: usize| (index ^ (index >> 8) ^ (index >> 16)) as u8 ^ salt;
     (0..length).map(mix).collect()
@@ -262,15 +262,15 @@ async fn a_pruned_prefix_keeps_its_objects(store: &dyn Store) {
     }
 }
 
-async fn what_is_doubted_is_read_as_it_is(store: &dyn Store) {
+async fn an_invalidated_object_is_read_as_it_is(store: &dyn Store) {
     let (here, gone) = (key("x/here"), key("x/gone"));
     store.create(&here, "here".into()).await.expect("create a new key");
     for _ in 0..2 {
         let read = store.read(&[exact(&here, 1, 3), exact(&gone, 0, 1)]).await;
         assert_eq!(read[0].as_ref().expect("read what is there"), &"er", "{store}");
         assert_eq!(read[1].as_ref().expect_err("it isn't there").kind, Kind::Missing, "{store}");
-        store.doubt(&here);
-        store.doubt(&gone);
+        store.invalidate(&here);
+        store.invalidate(&gone);
     }
 }
 

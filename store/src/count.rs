@@ -1,7 +1,7 @@
-//! A layer that counts what reaches a store.
+//! A layer that counts the calls of a store.
 //!
-//! Must hold: each call and its answer go through as they are, hints too. Calls count also when they
-//! fail, bytes only when they arrived, and no counter goes back.
+//! Must hold: calls, hints and answers pass unchanged. Failed calls count, too; bytes count when they
+//! arrived. No counter decreases.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct CountStore {
     counters: Arc<Counters>,
 }
 
-/// The counters of a [`CountStore`], shared with whoever reads them.
+/// The counters of a [`CountStore`], shared with their readers.
 #[derive(Debug, Default)]
 pub struct Counters {
     creates: AtomicU64,
@@ -35,8 +35,7 @@ pub struct Counters {
     errors: AtomicU64,
 }
 
-/// What a [`CountStore`] has seen since it was made. Calls count also when they fail, bytes
-/// only when they arrived.
+/// The counts of a [`CountStore`]. Failed calls count, too; bytes count when they arrived.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Calls of `create`.
@@ -45,7 +44,7 @@ pub struct Counts {
     pub created_bytes: u64,
     /// Calls of `read`.
     pub reads: u64,
-    /// Ranges asked for in them.
+    /// Ranges in these calls.
     pub ranges: u64,
     /// Bytes given back.
     pub read_bytes: u64,
@@ -60,7 +59,7 @@ pub struct Counts {
 }
 
 impl Counters {
-    /// The counts of now. Calls in flight may show in part.
+    /// The present counts. Calls in flight may show in part.
     pub fn counts(&self) -> Counts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counts {
@@ -150,16 +149,12 @@ impl Store for CountStore {
         result
     }
 
-    fn doubt(&self, key: &Key) {
-        self.inner.doubt(key);
+    fn invalidate(&self, key: &Key) {
+        self.inner.invalidate(key);
     }
 
-    fn forsake(&self, key: &Key) {
-        self.inner.forsake(key);
-    }
-
-    fn foresee(&self, key: &Key) {
-        self.inner.foresee(key);
+    fn will_read(&self, key: &Key) {
+        self.inner.will_read(key);
     }
 
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {

@@ -1,8 +1,8 @@
-//! A store that is opened by the first call, and by each one after it until that succeeds.
+//! A store that is opened by its first call, and after a failure again by the next call.
 //!
-//! Must hold: what can't be opened fails the calls and not whoever was handed the store; once it is
-//! open, it is that store and no other. One opening is under way at a time, and one that nobody waits
-//! for any more is gone on with by the next call: a disk that hangs keeps one thread of it, not many.
+//! Must hold: a failed opening fails the calls, not the program. An open store stays open. At most one
+//! opening runs at a time; when its caller is dropped, the next call continues the same opening, so that
+//! a disk that hangs takes a single thread.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,21 +19,21 @@ use crate::{Error, Key, ObjectInfo, ObjectRange, Prefix, Store, open};
 
 type Opening = BoxFuture<'static, Result<Arc<dyn Store>, Error>>;
 
-/// The store at an address, for callers that can do without it.
+/// The store at an address, for callers that can do without.
 pub struct DeferredStore {
     url: String,
     inner: OnceCell<Arc<dyn Store>>,
-    /// Also while nobody waits for it.
+    /// The opening that runs or waits for the next call.
     opening: Mutex<Option<Opening>>,
 }
 
 impl DeferredStore {
-    /// As [`open`] opens `url`, but later.
+    /// Opens `url` at the first call, as [`open`] does.
     pub fn new(url: impl Into<String>) -> Self {
         Self { url: url.into(), inner: OnceCell::new(), opening: Mutex::default() }
     }
 
-    /// Opens it now, for whoever wants to tell that it can't be opened.
+    /// Opens the store now, for callers that report a failure.
     ///
     /// # Errors
     /// As [`open`].
@@ -45,7 +45,7 @@ impl DeferredStore {
         self.inner.get_or_try_init(|| std::future::poll_fn(|context| self.poll_open(context))).await
     }
 
-    /// Goes on with the opening that is under way, or begins one.
+    /// Continues the opening, or begins an opening.
     fn poll_open(&self, context: &mut Context<'_>) -> Poll<Result<Arc<dyn Store>, Error>> {
         let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         let begin = || -> Opening {
@@ -109,21 +109,15 @@ impl Store for DeferredStore {
         self.inner().await?.prune(prefix).await
     }
 
-    fn doubt(&self, key: &Key) {
+    fn invalidate(&self, key: &Key) {
         if let Some(inner) = self.inner.get() {
-            inner.doubt(key);
+            inner.invalidate(key);
         }
     }
 
-    fn forsake(&self, key: &Key) {
+    fn will_read(&self, key: &Key) {
         if let Some(inner) = self.inner.get() {
-            inner.forsake(key);
-        }
-    }
-
-    fn foresee(&self, key: &Key) {
-        if let Some(inner) = self.inner.get() {
-            inner.foresee(key);
+            inner.will_read(key);
         }
     }
 
@@ -170,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_opening_that_hangs_is_gone_on_with_by_the_next_call_and_not_begun_again() {
+    async fn an_opening_that_hangs_is_continued_by_the_next_call() {
         let store = DeferredStore::new("memory:");
         let (there, key) = (crate::memory(), Key::new("x/y").unwrap());
         there.create(&key, "z".into()).await.unwrap();

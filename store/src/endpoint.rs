@@ -1,8 +1,7 @@
-//! The address of a cloud: which variable names the endpoint, and whether the bucket stays the one
-//! of the store's URL.
+//! The endpoint of a cloud: its variable, and the check that the bucket in the store's URL is used.
 //!
 //! Must hold: settings under which object_store would write into another bucket or container are
-//! refused with the variable to change; no login in a variable is shown.
+//! refused with the variable to change. No login in a variable is shown.
 
 use dl_runtime::masked;
 use url::{Host, Url};
@@ -25,7 +24,7 @@ impl Provider {
         }
     }
 
-    /// The variables that name another address than the provider's, the usual one first.
+    /// Variables with another address than the provider's, the usual variable first.
     fn endpoints(self) -> &'static [&'static str] {
         match self {
             Self::S3 => &["AWS_ENDPOINT", "AWS_ENDPOINT_URL"],
@@ -40,17 +39,17 @@ impl Provider {
     }
 }
 
-/// The endpoint that object_store uses for `bucket`, and its variable; none for the provider's own.
+/// The variable and value of the endpoint for `bucket`; none for the provider's own endpoint.
 ///
 /// # Errors
-/// The variable that would send objects elsewhere, and the value that would not.
+/// The variable that would send objects elsewhere, and a correct value.
 pub(crate) fn endpoint<'a>(
     provider: Provider,
     bucket: &str,
     settings: &'a [(String, String)],
 ) -> Result<Option<(&'a str, &'a str)>, String> {
     let find = |wanted: &str| settings.iter().find(|(name, _)| name == wanted);
-    // Precedence over the general ones is Amazon's own.
+    // Amazon's tools have the same precedence.
     let specific = find("AWS_ENDPOINT_URL_S3").filter(|_| provider == Provider::S3);
     let general: Vec<_> = provider.endpoints().iter().filter_map(|name| find(name)).collect();
     for (name, value) in specific.into_iter().chain(general.iter().copied()) {
@@ -73,7 +72,7 @@ pub(crate) fn endpoint<'a>(
     Ok(Some((name, value)))
 }
 
-/// Refuses text that object_store would panic over later, or whose login it would show.
+/// Refuses text that makes object_store panic later, or show a login.
 fn check_form(name: &str, value: &str) -> Result<(), String> {
     let host = value.strip_prefix("https://").or_else(|| value.strip_prefix("http://"));
     let is_endpoint = host.is_some_and(|host| {
@@ -88,7 +87,7 @@ fn check_form(name: &str, value: &str) -> Result<(), String> {
     Err(format!("{name} is {:?}: give http://HOST:PORT or https://HOST", masked(value)))
 }
 
-/// Refuses an endpoint that decides on the bucket.
+/// Refuses an endpoint that names a bucket.
 fn check_bucket(
     provider: Provider,
     bucket: &str,
@@ -136,7 +135,7 @@ fn emulator(settings: &[(String, String)]) -> Option<&(String, String)> {
     switched_on(settings, "AZURE_STORAGE_USE_EMULATOR")
 }
 
-/// A switch with one of the values that object_store takes for true.
+/// A switch with a value that object_store takes for true.
 fn switched_on<'a>(settings: &'a [(String, String)], name: &str) -> Option<&'a (String, String)> {
     let is_on = |value: &str| {
         ["1", "true", "on", "yes", "y"].iter().any(|on| value.eq_ignore_ascii_case(on))

@@ -1,7 +1,7 @@
-//! What went wrong with an object, and what the caller can do about it.
+//! Errors of stores, by the caller's remedy.
 //!
-//! Must hold: what nobody has given a meaning is `Unavailable`, which may have been done: never
-//! `Missing` or `Exists`, from which a caller concludes what is stored.
+//! Must hold: an unknown failure is `Unavailable`, after which the call may have taken effect. It is never
+//! `Missing` or `Exists`, from which a caller concludes whether an object exists.
 
 use std::error::Error as StdError;
 use std::fmt::Display;
@@ -9,37 +9,37 @@ use std::io;
 
 use rustix::io::Errno;
 
-/// What the caller can do about it is its kind; what happened is its source.
+/// A failed call: `kind` tells the remedy, `source` the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{action} {key}")]
 pub struct Error {
-    /// What the caller can do.
+    /// The remedy.
     pub kind: Kind,
-    /// What was being done, in the present tense, as in "create object".
+    /// The operation in the present tense, as in "create object".
     pub action: &'static str,
-    /// To what: a key, a prefix, or the address of a store.
+    /// The object of the operation: a key, a prefix, or the address of a store.
     pub key: String,
-    /// Why it failed, where more is known than the kind says.
+    /// The cause, where more is known than the kind.
     #[source]
     pub source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// What the caller of a store can do about an error.
+/// Errors of a store by their remedies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Nothing under that key.
+    /// The key has no object.
     Missing,
-    /// The key is taken; read it back and compare.
+    /// The key is taken: read the object and compare.
     Exists,
-    /// Worth another try, here or elsewhere. It may have been done.
+    /// Try again, here or at another server. The call may have taken effect.
     Unavailable,
     /// Out of space or quota: stop writing, reading goes on.
     Full,
-    /// The bytes are not what was stored.
+    /// The bytes differ from the stored bytes.
     Corrupt,
-    /// The store refuses: mend permissions or credentials.
+    /// The store refuses: correct permissions or credentials.
     Denied,
-    /// The store cannot do what was asked: mend the address or the request.
+    /// The store does not support the call: correct the address or the request.
     Unsupported,
 }
 
@@ -70,7 +70,7 @@ impl Kind {
     }
 }
 
-/// As the last link of a chain of sources, it says what the kind means.
+/// The meaning of a kind, as the last link of a chain of sources.
 impl Display for Kind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.message())
@@ -80,7 +80,7 @@ impl Display for Kind {
 impl StdError for Kind {}
 
 impl Error {
-    /// An error whose kind says all that is known.
+    /// An error without a cause beside its kind.
     pub fn new(kind: Kind, action: &'static str, key: impl Display) -> Self {
         Self::because(kind, action, key, kind)
     }
@@ -100,8 +100,7 @@ impl Error {
         self.kind.is_retryable()
     }
 
-    /// Whether a disk said that it could not read or write: what lies elsewhere on it may be
-    /// readable.
+    /// Whether a disk could not read or write; other places of the disk may be readable.
     pub fn is_of_disk(&self) -> bool {
         let source = self.source.as_deref().and_then(|source| source.downcast_ref::<io::Error>());
         source.and_then(Errno::from_io_error) == Some(Errno::IO)
@@ -117,7 +116,7 @@ impl Error {
     }
 }
 
-/// Errnos are an open set: those with a meaning of their own, and the rest is worth a retry.
+/// Errnos are an open set. An unknown errno is worth a retry.
 fn kind_of(errno: Errno) -> Kind {
     match errno {
         Errno::NOENT | Errno::NOTDIR | Errno::ISDIR => Kind::Missing,
@@ -134,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn full_disks_and_refusals_are_told_from_what_may_pass() {
+    fn full_disks_and_refusals_differ_from_errors_that_may_pass() {
         for (errno, kind) in [
             (Errno::NOSPC, Kind::Full),
             (Errno::DQUOT, Kind::Full),
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_disk_is_told_from_others_that_may_pass() {
+    fn an_error_of_the_disk_differs_from_others_that_may_pass() {
         assert!(Error::from_errno(Errno::IO, "read", "k").is_of_disk());
         assert!(Error::from_io(Errno::IO.into(), "read", "k").is_of_disk());
         assert!(!Error::from_errno(Errno::MFILE, "read", "k").is_of_disk());
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn display_says_what_was_done_to_what_and_the_source_says_why() {
+    fn display_names_the_operation_and_the_source_its_cause() {
         let error = Error::new(Kind::Missing, "read object", "a/b");
         assert_eq!(error.to_string(), "read object a/b");
         assert_eq!(error.source().unwrap().to_string(), "no such object");

@@ -1,8 +1,8 @@
-//! A layer that goes wrong on purpose: errors, lost answers, delays, and the death of the
-//! process at a chosen write.
+//! A layer with faults for tests: errors, lost answers, delays, and the death of the process at a chosen
+//! write.
 //!
-//! Must hold: what it does is a function of the plan in its handles and the calls it gets; with
-//! no plan it changes nothing.
+//! Must hold: the faults are a function of the plan in the handles and of the calls. Without a plan, calls
+//! pass unchanged.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use futures::stream::{self, BoxStream};
 
 use crate::{Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store};
 
-/// Faults before `inner`. Operations are named `create`, `read` (asked once for each range),
-/// `delete`, `settle` and `list`; to a read or a listing, a lost answer is an error like any other.
+/// Faults in front of `inner`. The operations are `create`, `read` (for each range), `delete`, `settle`,
+/// `prune` and `list`. For a read or a listing, a lost answer is an error like any other.
 #[derive(Debug)]
 pub struct FaultStore {
     inner: Arc<dyn Store>,
@@ -27,7 +27,7 @@ pub struct FaultStore {
 }
 
 impl FaultStore {
-    /// Wraps `inner`; `faults` and `cut` are the handles through which a test speaks to it.
+    /// Wraps `inner`; `faults` and `cut` are the handles for the test.
     pub fn new(
         inner: Arc<dyn Store>,
         clock: Arc<dyn Clock>,
@@ -127,16 +127,12 @@ impl Store for FaultStore {
         self.write("prune", prefix, self.inner.prune(prefix)).await
     }
 
-    fn doubt(&self, key: &Key) {
-        self.inner.doubt(key);
+    fn invalidate(&self, key: &Key) {
+        self.inner.invalidate(key);
     }
 
-    fn forsake(&self, key: &Key) {
-        self.inner.forsake(key);
-    }
-
-    fn foresee(&self, key: &Key) {
-        self.inner.foresee(key);
+    fn will_read(&self, key: &Key) {
+        self.inner.will_read(key);
     }
 
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {

@@ -1,10 +1,13 @@
-//! How requests to a cloud travel: an answer counts when all of it has come.
+//! Requests to a cloud: an answer counts when it is complete.
 //!
-//! Must hold: a request that failed on the way, or whose answer stalls or is cut, comes out as one that may be
-//! sent again, whatever its method; a create or delete that stalled for all of its time is not, but told. It is
-//! sound as a create carries a mark of its own, and no key is used again once its object was deleted; but for two
-//! that a late delete may take away: a name that a recovery puts in the place of another one, which the next `dlcmd
-//! recover` writes again while the metadata has its dataset, and the parts of a snapshot, which are made again.
+//! Must hold: a request that fails on the way, or whose answer stalls or is cut, gives an error after which
+//! object_store sends the request again, whatever its method. A create or delete that stalls for all of its
+//! time is not sent again; its caller gets the error.
+//!
+//! Sending again is sound: a create recognises its own object, and the key of a deleted object is not used
+//! again. Two kinds of keys are exceptions, and a late delete may remove their objects: dataset names that a
+//! recovery replaces, which the next `dlcmd recover` writes again, and parts of a snapshot, which the servers
+//! build again.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,18 +24,18 @@ use object_store::client::{
     HttpResponseBody, HttpService, ReqwestConnector,
 };
 
-/// How long the answer to a ranged read may keep silent, at its beginning or within. A healthy
-/// store begins in milliseconds; asking again elsewhere beats waiting for a stuck connection.
+/// Longest silence of an answer to a ranged read. A healthy store answers within milliseconds, and a new
+/// request is faster than a stuck connection.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// A page of a listing that takes longer is asked for a second time, beside the first: that one may
-/// have stalled, or a large bucket takes its time.
+/// After so long a page of a listing is requested a second time beside the first request: the first may
+/// have stalled, or a large bucket is slow.
 const LATE_PAGE: Duration = Duration::from_secs(10);
 
-/// Bytes reserved for an answer on its word alone.
+/// Most bytes reserved for the announced length of an answer.
 const TRUSTED_LENGTH: usize = 4 << 20;
 
-/// Makes clients whose requests can all be tried again.
+/// Makes clients whose requests can all be sent again.
 #[derive(Debug)]
 pub(crate) struct WholeAnswers {
     clock: Arc<dyn Clock>,
@@ -44,7 +47,7 @@ impl WholeAnswers {
         Self { clock, until: None }
     }
 
-    /// Requests without an answer are tried again only until then.
+    /// Requests without an answer are sent again until `until`.
     pub(crate) fn until(clock: Arc<dyn Clock>, until: Deadline) -> Self {
         Self { clock, until: Some(until) }
     }
@@ -65,7 +68,7 @@ struct WholeAnswer {
     until: Option<Deadline>,
 }
 
-/// The innermost cause of a failed request, in whose place object_store shows the outermost.
+/// The innermost cause of a failed request; object_store shows the outermost.
 #[derive(Debug, thiserror::Error)]
 #[error("{cause}")]
 struct Caused {
@@ -74,7 +77,7 @@ struct Caused {
     error: HttpError,
 }
 
-/// Nothing came for too long.
+/// The server was silent for too long.
 #[derive(Debug, thiserror::Error)]
 #[error("the server kept silent for {0:?}")]
 struct Silent(Duration);
@@ -110,7 +113,7 @@ impl WholeAnswer {
         }
     }
 
-    /// The first whole answer to a request, which is sent once more when it is late.
+    /// The first whole answer to a request, which is sent a second time when it is late.
     async fn listed(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let mut first = Box::pin(self.whole(request.clone(), None));
         let in_time =
@@ -128,8 +131,7 @@ impl WholeAnswer {
 #[async_trait]
 impl HttpService for WholeAnswer {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        // Reads of objects have no query. The storing of chunks may take its time, up to the time-out
-        // of the whole request.
+        // Reads of objects have no query. Writes of chunks may take up to the time-out of the request.
         let is_read = matches!(request.method().as_str(), "GET" | "HEAD");
         let answer = match (is_read, request.uri().query()) {
             (true, None) => self.whole(request, Some(SILENCE)).await,
@@ -154,7 +156,7 @@ fn innermost<'a>(
     cause
 }
 
-/// As one of a request that was never sent, which object_store tries again for every method.
+/// Turns an error into the error of an unsent request, which object_store sends again for every method.
 fn unsent(error: HttpError) -> HttpError {
     match error.kind() {
         HttpErrorKind::Timeout | HttpErrorKind::Interrupted | HttpErrorKind::Decode => {
@@ -164,7 +166,7 @@ fn unsent(error: HttpError) -> HttpError {
     }
 }
 
-/// The bytes of a body: the only piece as it came, several copied together.
+/// The bytes of a body: a single piece as it came, several pieces copied together.
 #[derive(Debug, Default)]
 struct Parts {
     first: Bytes,

@@ -27,7 +27,7 @@ impl Key {
     /// Checks `key` and keeps it.
     ///
     /// # Errors
-    /// When it is not made as the type says.
+    /// The text does not have the form that the type describes.
     pub fn new(key: impl Into<Arc<str>>) -> Result<Self, InvalidKey> {
         let key = key.into();
         if key.len() <= MAX_KEY && key.split('/').all(is_segment) {

@@ -1,7 +1,7 @@
 //! The chunk store: where immutable objects live.
 //!
-//! Must hold: every store and every layer keeps the contract of [`Store`], and nothing above it
-//! can tell a local directory from a remote bucket. Keys are opaque here.
+//! Must hold: every store and every layer keeps the contract of [`Store`], so that callers can't tell a
+//! local directory from a remote bucket. Keys are opaque here.
 #![forbid(unsafe_code)]
 
 mod cloud;
@@ -42,80 +42,77 @@ pub use open::{check, memory, open, open_with};
 pub use range::{ByteRange, InvalidRange, ObjectRange};
 pub use served::{Served, Servers, serve};
 pub use throttle::{Throttle, ThrottleStore};
-pub use tier::{COPIES, Group, Kept, TierCounts, TierStore};
+pub use tier::{COPIES, Copies, CopyCounts, Group, Kept, PendingCopy, TierStore};
 
 /// Objects that are created once, read in ranges, and deleted.
 ///
 /// # Contract
 ///
 /// - `create` is all or nothing and durable when it returns. Creating a key again fails with
-///   [`Kind::Exists`] and changes nothing; the object it met is then durable, whoever made it.
-///   Of several at once one wins, and the object is the winner's, whole.
+///   [`Kind::Exists`] and changes nothing; the existing object is then durable, also when another
+///   process created it. Of several creates at once one wins, and the object has all of its bytes.
 /// - `read` gives one result for each range, in order. An exact range gives exactly its bytes,
 ///   or an error: [`Kind::Missing`] without the object, [`Kind::Corrupt`] when the object ends
 ///   before the range does. `UpTo` gives the first bytes, or the whole of a shorter object.
-///   One failed range fails no other.
+///   A failed range fails no other.
 /// - `delete` is durable when it returns. Deleting a missing key succeeds. A read or list that
 ///   begins afterwards does not find the object; the key may be created anew.
-/// - `list` gives each object strictly below the prefix once, with its size, in any order; it
-///   may or may not give objects created or deleted while it runs. After an error it ends.
-/// - `settle` makes objects durable that a read or list has found, whose makers may have died
-///   before they were: those of `keys` that are there when it begins are durable when it returns.
-///   A key without an object is passed over.
-/// - `prune` changes no object. What a store keeps of a prefix without objects, as empty folders, goes.
-/// - `doubt` changes no object: what a store keeps of one to answer faster, it checks before it gives
-///   it out again.
+/// - `list` gives each object strictly below the prefix once, with its size, in any order. Objects
+///   created or deleted meanwhile may or may not be listed. After an error the listing ends.
+/// - `settle` makes objects durable that a read or list has found: their creators may have died before
+///   that. Objects of `keys` that exist when the call begins are durable when it returns. A key without
+///   an object is passed over.
+/// - `prune` changes no object. It removes leftovers of a prefix without objects, such as empty folders.
+/// - `invalidate` and `will_read` change no object.
 /// - A dropped future leaves the object absent or whole, never a part of it.
 /// - An operation that fails with a retryable error may have taken effect.
 /// - No key may extend another key by whole segments (`a` and `a/b`); which of the two calls
 ///   then fails is up to the store.
 ///
-/// `conformance::run` checks these sentences for every store and every layer; what a power cut
-/// leaves is checked for the local store, the only one that answers for it itself.
+/// `conformance::run` checks the contract for every store and every layer. Durability after a power cut
+/// is checked for the local store: the other stores leave it to their servers.
 #[async_trait]
 pub trait Store: Debug + Display + Send + Sync + 'static {
     /// Stores `body` under `key`.
     ///
     /// # Errors
-    /// [`Kind::Exists`] when the key is taken; otherwise as the store fails.
+    /// [`Kind::Exists`] when the key is taken; otherwise the failure of the store.
     async fn create(&self, key: &Key, body: Bytes) -> Result<(), Error>;
 
     /// Reads ranges of any number of objects, each on its own.
     async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>>;
 
-    /// Removes the object under `key`, if there is one.
+    /// Removes the object under `key`, if there is an object.
     ///
     /// # Errors
-    /// As the store fails; a missing object is none.
+    /// The failure of the store. A missing object is no error.
     async fn delete(&self, key: &Key) -> Result<(), Error>;
 
-    /// Makes sure of objects that were found; whoever names them elsewhere does that first.
+    /// Makes objects durable that were found. Required before metadata names them.
     ///
     /// # Errors
-    /// As the store fails; a missing object is none.
+    /// The failure of the store. A missing object is no error.
     async fn settle(&self, keys: &[Key]) -> Result<(), Error>;
 
-    /// Takes away what is left of a prefix without objects; nothing is created below it any more.
+    /// Removes leftovers of a prefix below which no objects will be created any more.
     ///
     /// # Errors
-    /// As the store fails; objects below it are none.
+    /// The failure of the store. Objects below the prefix are no error.
     async fn prune(&self, prefix: &Prefix) -> Result<(), Error>;
 
-    /// Bytes of this object, as a read gave them, may not be what was stored.
-    fn doubt(&self, key: &Key);
+    /// Drops the copy of an object that a store keeps to answer faster: the next read reads the object
+    /// itself, and may make another copy.
+    fn invalidate(&self, key: &Key);
 
-    /// From now on this object itself is read, and no copy of it: one may have been made of other bytes
-    /// than those that are stored now. Another copy may be made of what is read then.
-    fn forsake(&self, key: &Key);
-
-    /// Files of this object are read now, and others of its dataset probably soon.
-    fn foresee(&self, key: &Key);
+    /// Tells a store that keeps copies: files of this object are read now, and other objects of its
+    /// dataset probably soon.
+    fn will_read(&self, key: &Key);
 
     /// The objects below `prefix`, unordered.
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>>;
 }
 
-/// What a listing says of an object.
+/// An object in a listing.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectInfo {
     /// Its name.
@@ -124,7 +121,7 @@ pub struct ObjectInfo {
     pub size: u64,
 }
 
-/// What users of a store want beside the few calls that its implementors owe.
+/// Calls for the users of a store, made of the few calls of its implementors.
 #[async_trait]
 pub trait StoreExt: Store {
     /// Reads one range of one object.

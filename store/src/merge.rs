@@ -1,25 +1,25 @@
-//! Ranges of one object that lie close, read with one request: to a bucket a request costs as much
-//! as many bytes.
+//! Close ranges of an object are read with a single request: to a bucket a request costs as much as many
+//! bytes.
 //!
-//! Must hold: each range gets its own bytes or its own error; what is read in vain is bounded, and
-//! not kept for the sake of a few bytes in it.
+//! Must hold: each range gets its own bytes or its own error. The gaps read between ranges are bounded,
+//! and no gap stays in memory for the sake of a few bytes beside it.
 
 use bytes::Bytes;
 
 use crate::range::Span;
 use crate::{ByteRange, Key, ObjectRange};
 
-/// Most bytes of one read that several ranges share: a chunk of the usual size.
+/// Most bytes of a read for several ranges: a chunk of the usual size.
 const LONGEST: u64 = 4 << 20;
 
-/// One request, and the ranges that it answers, by their numbers.
+/// A request, and the numbers of the ranges that it answers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fetch {
     pub(crate) range: ObjectRange,
     pub(crate) members: Vec<usize>,
 }
 
-/// Puts ranges together that lie at most `gap` bytes apart, sorted by object and offset.
+/// Merges ranges with gaps of at most `gap` bytes, sorted by object and offset.
 pub(crate) fn merge(wanted: &[ObjectRange], gap: u64) -> Vec<Fetch> {
     let mut exact: Vec<(&Key, u64, u64, usize)> = Vec::with_capacity(wanted.len());
     let mut fetches = Vec::with_capacity(wanted.len());
@@ -56,7 +56,7 @@ fn fetch((key, start, end, members): (&Key, u64, u64, Vec<usize>)) -> Fetch {
 }
 
 impl Fetch {
-    /// What the answer holds for its members: their number and their bytes.
+    /// The numbers of the ranges in an answer, with their bytes.
     pub(crate) fn cut<'a>(
         &'a self,
         body: &'a Bytes,
@@ -64,7 +64,7 @@ impl Fetch {
     ) -> impl Iterator<Item = (usize, Bytes)> + 'a {
         let ranges = self.members.iter().filter_map(|number| wanted.get(*number));
         let used: u64 = ranges.map(|range| range.range.max_len()).sum();
-        // A few bytes would hold all of it.
+        // A few bytes would keep all of the answer in memory.
         let is_sparse = used.saturating_mul(2) < body.len() as u64;
         self.members.iter().filter_map(move |number| {
             let bytes = match (self.range.range.0, wanted.get(*number)?.range.0) {

@@ -1,7 +1,7 @@
 //! Over any `object_store`: memory and clouds.
 //!
-//! Must hold: nothing here assumes more than a conditional put and ranged gets, and a short
-//! answer never passes for a whole one.
+//! Must hold: a conditional put and ranged gets are all that is assumed of an `object_store`. A short
+//! answer never passes for a complete answer.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -26,14 +26,14 @@ use crate::{Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store};
 /// Requests of one `read` that are in flight at once: enough to hide the latency of a bucket.
 const READS_IN_FLIGHT: usize = 64;
 
-/// Most KiB that are read at once for ranges that were put together, in vain for the most part.
+/// Most KiB in memory for merged ranges, most of which may be gaps.
 const ROOM_KIB: u32 = 32 << 10;
 
 /// No object is longer; servers refuse longer ranges.
 const LARGEST: u64 = 1 << 62;
 
-/// What an object carries to tell which create made it: a create that was sent again because its
-/// answer was lost then knows itself in the object that it meets. A legal name in every cloud.
+/// An attribute with a random value for each create. A create that was sent again after a lost answer
+/// recognises its own object by the value. The name is legal in every cloud.
 const MARK: Attribute = Attribute::Metadata(Cow::Borrowed("creation"));
 
 #[derive(Debug)]
@@ -41,9 +41,9 @@ pub(crate) struct RemoteStore {
     inner: Arc<dyn ObjectStore>,
     name: String,
     random: Arc<dyn Random>,
-    /// Ranges of an object that lie at most so far apart are read as one.
+    /// Ranges of an object with at most so many bytes between them are merged.
     gap: u64,
-    /// In KiB, what is read at once.
+    /// Memory for merged ranges, in KiB.
     room: Semaphore,
 }
 
@@ -63,10 +63,10 @@ impl RemoteStore {
         Ok(object.attributes.get(&MARK).is_some_and(|found| found.as_ref() == mark))
     }
 
-    /// Reads for several ranges at once, when there is room for that much.
+    /// Reads for several ranges at once, when there is memory for them.
     async fn fetch(&self, fetch: &Fetch) -> Result<Bytes, Error> {
         let kib = match fetch.members.as_slice() {
-            // Whoever asked has room for it.
+            // The caller has memory for a single range.
             [_] => 0,
             _ => fetch.range.range.max_len().div_ceil(1 << 10),
         };
@@ -99,8 +99,8 @@ impl RemoteStore {
             (Err(error), _) if kind_of(&error) != Kind::Unavailable || is_silence(&error) => {
                 Err(translated(error, ACTION, &wanted.key))
             }
-            // A range that starts past the end has no error of its own in object_store, so the
-            // size decides whether the object or the store is at fault.
+            // object_store has no error of its own for a range that starts past the end: the size
+            // decides whether the object or the store is at fault.
             (Err(error), span) => match (self.inner.head(&path).await, span) {
                 (Ok(object), Span::Exact { end, .. }) if object.size < end => {
                     Err(too_short(&wanted))
@@ -118,7 +118,7 @@ fn put(results: &mut [Option<Result<Bytes, Error>>], at: usize, result: Result<B
     }
 }
 
-/// A body that is shorter than its head says was cut on the way.
+/// A body shorter than the length in its head was cut on the way.
 fn whole(bytes: Bytes, length: u64) -> Result<Bytes, ObjectError> {
     if bytes.len() as u64 == length {
         return Ok(bytes);
@@ -142,7 +142,7 @@ fn translated(error: ObjectError, action: &'static str, key: impl fmt::Display) 
     } else {
         Kind::Unavailable
     };
-    // Its text has its causes in it; as a source it would say them again.
+    // The text contains the causes; a source would repeat them.
     Error::because(kind, action, key, error.to_string())
 }
 
@@ -156,14 +156,14 @@ pub(crate) fn is_missing(error: &ObjectError) -> bool {
 /// The beginning of object_store's text for a request without an HTTP answer.
 pub(crate) const NO_ANSWER: &str = "HTTP error";
 
-/// Whether the store did not answer, or only that it can't: object_store keeps the status to
-/// itself, so the text has to tell.
+/// Whether the store gave no answer, or a server error. object_store does not give the status, so the
+/// text decides.
 fn is_silence(error: &ObjectError) -> bool {
     let why = error.to_string();
     [NO_ANSWER, "status code: 5"].iter().any(|silence| why.contains(silence))
 }
 
-/// object_store's set of errors is open; what it doesn't tell apart is worth a retry.
+/// object_store's set of errors is open. An unknown error is worth a retry.
 pub(crate) fn kind_of(error: &ObjectError) -> Kind {
     match error {
         ObjectError::NotFound { .. } => Kind::Missing,
@@ -204,7 +204,7 @@ impl Store for RemoteStore {
         match self.is_marked(&path, &mark).await {
             Ok(true) => Ok(()),
             Ok(false) => Err(translated(error, ACTION, key)),
-            // Gone again, or not to be seen: nobody can tell what is there.
+            // Deleted meanwhile, or unreadable: whether the object exists is unknown.
             Err(unseen) => Err(Error::because(Kind::Unavailable, ACTION, key, unseen.to_string())),
         }
     }
@@ -226,7 +226,7 @@ impl Store for RemoteStore {
                     }
                 }
                 (Err(error), [number]) => put(&mut results, *number, Err(error)),
-                // One of them may be at fault, and fails no other.
+                // One range may be at fault, and must fail no other.
                 (Err(_), members) => alone.extend_from_slice(members),
             }
         }
@@ -255,25 +255,21 @@ impl Store for RemoteStore {
     }
 
     async fn settle(&self, _: &[Key]) -> Result<(), Error> {
-        // What such a store shows is durable.
+        // Visible objects are durable.
         Ok(())
     }
 
     async fn prune(&self, _: &Prefix) -> Result<(), Error> {
-        // There is nothing but objects.
+        // A bucket has no folders.
         Ok(())
     }
 
-    fn doubt(&self, _: &Key) {
-        // Nothing is kept of what was read.
-    }
-
-    fn forsake(&self, _: &Key) {
+    fn invalidate(&self, _: &Key) {
         // There are no copies.
     }
 
-    fn foresee(&self, _: &Key) {
-        // Nothing is nearer than here.
+    fn will_read(&self, _: &Key) {
+        // There are no copies.
     }
 
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
@@ -283,7 +279,7 @@ impl Store for RemoteStore {
             .list(Some(&below))
             .map_err(move |error| translated(error, "list objects below", &asked))
             .try_filter_map(move |object| {
-                // A name that is no key was put there by somebody else.
+                // Names that are no keys belong to other programs.
                 let key =
                     Key::new(object.location.as_ref()).ok().filter(|key| prefix.contains(key));
                 futures::future::ok(key.map(|key| ObjectInfo { key, size: object.size }))

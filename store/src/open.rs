@@ -1,6 +1,6 @@
 //! From an address to a store.
 //!
-//! Must hold: an address is understood without a look at the store.
+//! Must hold: parsing an address does not touch the store.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -15,14 +15,14 @@ use crate::{Error, Kind, Store, local};
 const SUPPORTED: &str = "give a folder, file:///DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, \
                          az://CONTAINER/PREFIX or memory:";
 
-/// What an address names.
-enum Place<'a> {
+/// The kinds of stores that an address names.
+enum Location<'a> {
     Memory,
     Bucket(Address),
     Folder(&'a str),
 }
 
-impl<'a> Place<'a> {
+impl<'a> Location<'a> {
     fn parse(url: &'a str) -> Option<Self> {
         match (url.split_once(':'), url.strip_prefix("file://")) {
             _ if url == "memory:" => Some(Self::Memory),
@@ -35,32 +35,32 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Whether `url` names a store, there or not, without a look at it: gives the folder that the store
-/// lies in; none for a bucket, and for memory.
+/// Checks the form of an address, and gives the folder of the store; none for a bucket and for memory.
+/// The store may be missing.
 ///
 /// # Errors
-/// What would name one.
+/// The forms of an address.
 pub fn check(url: &str) -> Result<Option<&Path>, &'static str> {
-    match Place::parse(url).ok_or(SUPPORTED)? {
-        Place::Folder(path) => Ok(Some(Path::new(path))),
-        Place::Memory | Place::Bucket(_) => Ok(None),
+    match Location::parse(url).ok_or(SUPPORTED)? {
+        Location::Folder(path) => Ok(Some(Path::new(path))),
+        Location::Memory | Location::Bucket(_) => Ok(None),
     }
 }
 
-/// The folder that `url` names, if it names one.
+/// The folder that `url` names, if any.
 pub(crate) fn folder_of(url: &str) -> Option<&Path> {
     check(url).ok().flatten()
 }
 
-/// Opens the store at `url`: a directory (`DIR`, `file:///DIR`; made when it is not there), a
-/// bucket, which must be there (`s3://`, `gs://`, `az://`), or `memory:`, which is empty and ends
-/// with the process. A path is taken as it is written, without percent-decoding.
+/// Opens the store at `url`: a directory (`DIR`, `file:///DIR`), which is made when missing; an existing
+/// bucket (`s3://`, `gs://`, `az://`); or `memory:`, an empty store that ends with the process. A path is
+/// not percent-decoded.
 ///
-/// `settings` are variables and their values, among them those that object_store reads for a
+/// `settings` are variables and their values, among them the variables that object_store reads for a
 /// cloud: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT`, `AWS_ALLOW_HTTP`, ...
 ///
 /// # Errors
-/// [`Kind::Unsupported`] for any other address; otherwise as the store fails to open.
+/// [`Kind::Unsupported`] for any other address; otherwise the failure of the opening.
 pub async fn open_with(url: &str, settings: &[(String, String)]) -> Result<Arc<dyn Store>, Error> {
     let refused = || {
         Error::because(
@@ -70,14 +70,14 @@ pub async fn open_with(url: &str, settings: &[(String, String)]) -> Result<Arc<d
             format!("unknown address: {SUPPORTED}"),
         )
     };
-    match Place::parse(url).ok_or_else(refused)? {
-        Place::Memory => Ok(memory()),
-        Place::Bucket(bucket) => bucket.open(settings).await,
-        Place::Folder(path) => local::open(Path::new(path)).await,
+    match Location::parse(url).ok_or_else(refused)? {
+        Location::Memory => Ok(memory()),
+        Location::Bucket(bucket) => bucket.open(settings).await,
+        Location::Folder(path) => local::open(Path::new(path)).await,
     }
 }
 
-/// [`open_with`] the variables of this process.
+/// [`open_with`] the variables of the process.
 ///
 /// # Errors
 /// As [`open_with`].
@@ -89,13 +89,13 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>, Error> {
     open_with(url, &settings).await
 }
 
-/// One letter and more of what RFC 3986 allows, so that `./a:b` is a path and `s3:` is not.
+/// A letter, then more characters that RFC 3986 allows: `./a:b` is a path, and `s3:` is not.
 fn is_scheme(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphabetic())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
 }
 
-/// A store in memory, empty, gone with its last handle.
+/// An empty store in memory, gone with its last handle.
 pub fn memory() -> Arc<dyn Store> {
     let objects = Arc::new(object_store::memory::InMemory::new());
     Arc::new(RemoteStore::new(objects, "memory".to_owned(), Arc::new(OsRandom), 0))
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unknown_address_is_refused_with_those_that_would_do() {
+    async fn an_unknown_address_is_refused_with_the_supported_forms() {
         for url in [
             "s3://bucket//prefix",
             "s3:bucket",

@@ -1,17 +1,17 @@
-//! What the tools of Amazon keep in `~/.aws/credentials` and `~/.aws/config`: keys, region, address.
+//! The settings of Amazon's tools in `~/.aws/credentials` and `~/.aws/config`: keys, region, address.
 //!
-//! Must hold: a variable that is set counts before what these files say; no line of them is shown; a
-//! profile that was asked for by name and is not there, or can't be used, is an error.
+//! Must hold: variables of the process take precedence over these files. No line of the files is shown.
+//! A profile that was asked for by name is an error when it is missing or can't be used.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Variables, or what stands for them, and their values.
+/// Variables and their values.
 type Settings = Vec<(String, String)>;
 
-/// Any of these says where keys come from.
+/// Each of these variables names a source of keys.
 const CREDENTIALS: [&str; 5] = [
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -22,75 +22,27 @@ const CREDENTIALS: [&str; 5] = [
 
 const REGION: [&str; 2] = ["AWS_REGION", "AWS_DEFAULT_REGION"];
 
-/// The variables that name another address than Amazon's, the usual one first.
+/// Variables with another address than Amazon's, the usual variable first.
 const ENDPOINT: [&str; 3] = ["AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"];
 
-/// Ways of a profile to its keys that only Amazon's tools go.
+/// The profile without a name of its own.
+const DEFAULT: &str = "default";
+
+/// Settings of a profile for keys that only Amazon's tools can get.
 const ELSEWHERE: [&str; 5] =
     ["credential_process", "role_arn", "sso_session", "sso_start_url", "web_identity_token_file"];
 
-/// The variables, and what the profile says where none is set. Reads files.
+/// The settings, completed from the profile where no variable is set. Reads files.
 ///
 /// # Errors
 /// Why the profile can't be used.
 pub(crate) fn completed(mut settings: Settings) -> Result<Settings, String> {
     let named = value(&settings, &["AWS_PROFILE", "AWS_DEFAULT_PROFILE"]).map(str::to_owned);
-    let name = named.as_deref().unwrap_or("default");
-    let place = |variable: &str, usual: &str| {
-        let home =
-            || value(&settings, &["HOME"]).map(|home| Path::new(home).join(".aws").join(usual));
-        value(&settings, &[variable]).map(PathBuf::from).or_else(home)
-    };
-    let places =
-        [place("AWS_CONFIG_FILE", "config"), place("AWS_SHARED_CREDENTIALS_FILE", "credentials")];
-    let mut profile = None;
-    // What both files say counts as the second one says it.
-    for path in places.iter().flatten() {
-        match fs::read_to_string(path) {
-            Ok(text) => {
-                if let Some(found) = section(&text, name) {
-                    profile.get_or_insert_with(BTreeMap::new).extend(found);
-                }
-            }
-            Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
-            Err(why) if named.is_some() => return Err(format!("{}: {why}", path.display())),
-            Err(why) => tracing::warn!(path = %path.display(), %why, "no profile is read from it"),
-        }
-    }
-    let Some(profile) = profile else {
-        let Some(name) = named else { return Ok(settings) };
-        let looked: Vec<_> =
-            places.iter().flatten().map(|path| path.display().to_string()).collect();
-        return Err(format!(
-            "AWS_PROFILE is {name:?}, and there is no such profile in {}",
-            looked.join(" or ")
-        ));
-    };
+    let Some(profile) = profile(&settings, named.as_deref())? else { return Ok(settings) };
     let of = |key: &str| profile.get(key).filter(|value| !value.is_empty()).cloned();
     let mut more = Vec::new();
     if value(&settings, &CREDENTIALS).is_none() {
-        let elsewhere = || ELSEWHERE.iter().find(|key| of(key).is_some());
-        match (of("aws_access_key_id"), of("aws_secret_access_key")) {
-            (Some(id), Some(secret)) => {
-                more.push(("AWS_ACCESS_KEY_ID", id));
-                more.push(("AWS_SECRET_ACCESS_KEY", secret));
-                more.extend(of("aws_session_token").map(|token| ("AWS_SESSION_TOKEN", token)));
-            }
-            (Some(_), None) | (None, Some(_)) => {
-                let both = "aws_access_key_id and aws_secret_access_key";
-                return Err(format!("profile {name:?} has one of {both} and lacks the other"));
-            }
-            (None, None)
-                if named.is_some()
-                    && let Some(key) = elsewhere() =>
-            {
-                return Err(format!(
-                    "profile {name:?} gets its keys by {key}, which is not supported: put them into \
-                     variables, as `aws configure export-credentials --format env` prints them"
-                ));
-            }
-            (None, None) => {}
-        }
+        more.extend(keys(&of, named.as_deref())?);
     }
     if value(&settings, &REGION).is_none() {
         more.extend(of("region").map(|region| ("AWS_REGION", region)));
@@ -103,12 +55,77 @@ pub(crate) fn completed(mut settings: Settings) -> Result<Settings, String> {
     Ok(settings)
 }
 
-/// Whether anything says where keys come from.
+/// The profile in both files; none where it has no name and is missing.
+fn profile(
+    settings: &Settings,
+    named: Option<&str>,
+) -> Result<Option<BTreeMap<String, String>>, String> {
+    let name = named.unwrap_or(DEFAULT);
+    let place = |variable: &str, usual: &str| {
+        let home =
+            || value(settings, &["HOME"]).map(|home| Path::new(home).join(".aws").join(usual));
+        value(settings, &[variable]).map(PathBuf::from).or_else(home)
+    };
+    let places =
+        [place("AWS_CONFIG_FILE", "config"), place("AWS_SHARED_CREDENTIALS_FILE", "credentials")];
+    let mut profile = None;
+    // The second file takes precedence.
+    for path in places.iter().flatten() {
+        match fs::read_to_string(path) {
+            Ok(text) => {
+                if let Some(found) = section(&text, name) {
+                    profile.get_or_insert_with(BTreeMap::new).extend(found);
+                }
+            }
+            Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+            Err(why) if named.is_some() => return Err(format!("{}: {why}", path.display())),
+            Err(why) => {
+                tracing::warn!(path = %path.display(), %why, "can't read profiles from the file")
+            }
+        }
+    }
+    if let (None, Some(name)) = (&profile, named) {
+        let looked = places.iter().flatten().map(|path| path.display().to_string());
+        return Err(format!(
+            "AWS_PROFILE is {name:?}, and there is no such profile in {}",
+            looked.collect::<Vec<_>>().join(" or ")
+        ));
+    }
+    Ok(profile)
+}
+
+/// The variables for the keys in a profile.
+fn keys(
+    of: &impl Fn(&str) -> Option<String>,
+    named: Option<&str>,
+) -> Result<Vec<(&'static str, String)>, String> {
+    let name = named.unwrap_or(DEFAULT);
+    match (of("aws_access_key_id"), of("aws_secret_access_key")) {
+        (Some(id), Some(secret)) => {
+            let token = of("aws_session_token").map(|token| ("AWS_SESSION_TOKEN", token));
+            let keys = [("AWS_ACCESS_KEY_ID", id), ("AWS_SECRET_ACCESS_KEY", secret)];
+            Ok(keys.into_iter().chain(token).collect())
+        }
+        (Some(_), None) | (None, Some(_)) => {
+            let both = "aws_access_key_id and aws_secret_access_key";
+            Err(format!("profile {name:?} has one of {both} and lacks the other"))
+        }
+        (None, None) => match ELSEWHERE.iter().find(|key| named.is_some() && of(key).is_some()) {
+            Some(key) => Err(format!(
+                "profile {name:?} gets its keys by {key}, which is not supported: put them into \
+                 variables, as `aws configure export-credentials --format env` prints them"
+            )),
+            None => Ok(Vec::new()),
+        },
+    }
+}
+
+/// Whether the settings name a source of keys.
 pub(crate) fn has_credentials(settings: &[(String, String)]) -> bool {
     value(settings, &CREDENTIALS).is_some()
 }
 
-/// The first of these variables that is set.
+/// The value of the first variable in `names` that is set.
 fn value<'a>(settings: &'a [(String, String)], names: &[&str]) -> Option<&'a str> {
     let is_set = |name: &str| {
         let set = settings.iter().find(|(known, value)| known == name && !value.is_empty());
@@ -117,7 +134,7 @@ fn value<'a>(settings: &'a [(String, String)], names: &[&str]) -> Option<&'a str
     names.iter().find_map(|name| is_set(name))
 }
 
-/// What stands under the heading of a profile, by key; none without that heading.
+/// The settings of a profile in a file, by key; none without the heading of the profile.
 fn section(text: &str, name: &str) -> Option<BTreeMap<String, String>> {
     let mut found: Option<BTreeMap<String, String>> = None;
     let mut is_in = false;
@@ -197,7 +214,7 @@ region = ap-south-1
     }
 
     #[test]
-    fn a_profile_says_what_no_variable_does() {
+    fn a_profile_completes_the_variables() {
         let default = "ACCESS_KEY_ID=DEFAULT REGION=eu-west-1 SECRET_ACCESS_KEY=default/secret+=";
         assert_eq!(shown(&[]), default);
         assert_eq!(
@@ -205,7 +222,7 @@ region = ap-south-1
             "ACCESS_KEY_ID=LAB ENDPOINT_URL=https://s3.lab PROFILE=lab REGION=us-west-2 \
              SECRET_ACCESS_KEY=labsecret SESSION_TOKEN=labtoken"
         );
-        // Of two keys that belong together, none is taken from elsewhere.
+        // Both keys come from one source.
         let own = [("AWS_ACCESS_KEY_ID", "OWN"), ("AWS_SECRET_ACCESS_KEY", "s")];
         assert_eq!(shown(&own), "ACCESS_KEY_ID=OWN REGION=eu-west-1 SECRET_ACCESS_KEY=s");
         let elsewhere =
@@ -216,7 +233,7 @@ region = ap-south-1
     }
 
     #[test]
-    fn a_named_profile_that_can_not_be_used_is_told_without_its_lines() {
+    fn a_named_profile_that_can_not_be_used_is_an_error_without_its_lines() {
         for (name, told) in
             [("nobody", ".aws/credentials"), ("half", "lacks the other"), ("role", "role_arn")]
         {

@@ -1,11 +1,11 @@
-//! Which bytes of which object to read.
+//! Ranges of bytes of objects.
 //!
-//! Must hold: no range is empty; an exact one is given whole or not at all, and one up to a length
-//! never goes behind the end of its object.
+//! Must hold: no range is empty. An exact range is given whole or not at all. A range up to a length is
+//! cut at the end of its object.
 
 use crate::Key;
 
-/// Bytes of one object. Never empty: checked when it is made.
+/// Bytes of an object; checked not to be empty when made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ByteRange(pub(crate) Span);
 
@@ -17,7 +17,7 @@ pub(crate) enum Span {
     UpTo(u64),
 }
 
-/// A range that holds no byte.
+/// A range without a byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the byte range {start}..{end} is empty")]
 pub struct InvalidRange {
@@ -32,7 +32,7 @@ impl ByteRange {
     /// Exactly the bytes `start..end`.
     ///
     /// # Errors
-    /// When the range is empty.
+    /// The range is empty.
     pub fn exact(start: u64, end: u64) -> Result<Self, InvalidRange> {
         if start < end {
             Ok(Self(Span::Exact { start, end }))
@@ -41,10 +41,10 @@ impl ByteRange {
         }
     }
 
-    /// The first `length` bytes, or the whole object when it is shorter.
+    /// The first `length` bytes, or the whole of a shorter object.
     ///
     /// # Errors
-    /// When `length` is zero.
+    /// `length` is zero.
     pub fn up_to(length: u64) -> Result<Self, InvalidRange> {
         if length > 0 {
             Ok(Self(Span::UpTo(length)))
@@ -53,7 +53,7 @@ impl ByteRange {
         }
     }
 
-    /// The most bytes that reading it can give.
+    /// The most bytes that a read of the range can give.
     pub fn max_len(self) -> u64 {
         match self.0 {
             Span::Exact { start, end } => end - start,
@@ -61,7 +61,15 @@ impl ByteRange {
         }
     }
 
-    /// The bytes to read of an object of `size` bytes; none when it ends too early.
+    /// The end of an exact range.
+    pub(crate) fn exact_end(self) -> Option<u64> {
+        match self.0 {
+            Span::Exact { end, .. } => Some(end),
+            Span::UpTo(_) => None,
+        }
+    }
+
+    /// The bytes to read of an object of `size` bytes; none when the object ends before the range.
     pub fn within(self, size: u64) -> Option<std::ops::Range<u64>> {
         match self.0 {
             Span::Exact { end, .. } if end > size => None,

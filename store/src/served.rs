@@ -1,8 +1,9 @@
-//! Who serves a folder: one server whose metadata is its own, or several that share theirs.
+//! The lock of a folder that is served: by a single server with embedded metadata, or by several servers
+//! that share metadata.
 //!
-//! Must hold: a server whose metadata is its own serves a folder alone, where locks work; those with
-//! a Redis share it, and are not told apart by which. The lock ends with its process, however that
-//! ends.
+//! Must hold: a server with embedded metadata serves a folder alone, where locks work. Servers with a
+//! Redis share the folder; whether all of them use the same Redis is not checked. The lock ends with its
+//! process, however the process ends.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::ErrorKind;
@@ -16,12 +17,12 @@ use crate::{Error, Kind};
 /// No key begins with a dot.
 const LOCK: &str = ".lock";
 
-/// Whether others may serve the same store.
+/// Whether other servers may serve the same store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Servers {
-    /// The metadata is this server's alone.
+    /// The metadata belongs to a single server.
     One,
-    /// All of them have the same metadata.
+    /// All servers have the same metadata.
     Several,
 }
 
@@ -31,11 +32,10 @@ pub struct Served {
     _lock: Option<File>,
 }
 
-/// Takes the store at `url` to be served, when it is a folder; of others nobody can tell whether
-/// they are.
+/// Locks the store at `url` for a server, where the store is a folder. Buckets and memory have no lock.
 ///
 /// # Errors
-/// [`Kind::Unsupported`] when others serve it who have other metadata.
+/// [`Kind::Unsupported`] when another server with other metadata serves the store.
 pub async fn serve(url: &str, servers: Servers) -> Result<Served, Error> {
     let Some(folder) = folder_of(url).map(Path::to_path_buf) else {
         return Ok(Served { _lock: None });
@@ -48,15 +48,15 @@ pub async fn serve(url: &str, servers: Servers) -> Result<Served, Error> {
         Ok(Ok(lock)) => Ok(Served { _lock: Some(lock) }),
         Ok(Err(TryLockError::WouldBlock)) => Err(failed(
             Kind::Unsupported,
-            "another server has it, and embedded metadata is for one server: stop the other one, \
-             or give both of them the same Redis (--meta)"
+            "another server serves the store, and embedded metadata is for a single server: stop the other \
+             server, or give both servers the same Redis (--meta)"
                 .into(),
         )),
-        Ok(Err(TryLockError::Error(error))) if goes_without(error.kind()) => {
+        Ok(Err(TryLockError::Error(error))) if can_serve_unlocked(error.kind()) => {
             tracing::warn!(
                 store = shown,
                 %error,
-                "its file .lock can't be locked: no other server may serve it with metadata of its own"
+                "can't lock the file .lock of the chunk store: make sure that no other server with embedded metadata serves the store"
             );
             Ok(Served { _lock: None })
         }
@@ -70,7 +70,7 @@ pub async fn serve(url: &str, servers: Servers) -> Result<Served, Error> {
 fn lock(folder: PathBuf, servers: Servers) -> Result<File, TryLockError> {
     let path = folder.join(LOCK);
     let mut options = OpenOptions::new();
-    // NFS locks only what is open for writing; one that is there may still be read on a full disk.
+    // NFS needs a file that is open for writing. On a full disk an existing file can still be read.
     let opened = options.read(true).write(true).create(true).truncate(false).open(&path);
     let file = opened.or_else(|why| File::open(&path).map_err(|_| why));
     let file = file.map_err(TryLockError::Error)?;
@@ -81,8 +81,8 @@ fn lock(folder: PathBuf, servers: Servers) -> Result<File, TryLockError> {
     Ok(file)
 }
 
-/// Whether a store can be served all the same: chunks of a full or read-only disk can be read.
-fn goes_without(kind: ErrorKind) -> bool {
+/// Whether a store can be served without a lock: chunks of a full or read-only disk can be read.
+fn can_serve_unlocked(kind: ErrorKind) -> bool {
     matches!(
         kind,
         ErrorKind::Unsupported

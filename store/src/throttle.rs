@@ -1,5 +1,7 @@
-//! A layer that makes a fast store as slow as a real one: latency, bandwidth, requests per second,
-//! few at once.
+//! A layer that slows a store down for tests and benchmarks: latency, bandwidth, requests per second, and
+//! requests at once.
+//!
+//! Must hold: calls and answers pass unchanged.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -15,14 +17,14 @@ use tokio::sync::Semaphore;
 
 use crate::{Error, Key, ObjectInfo, ObjectRange, Prefix, Store};
 
-/// How slow a [`ThrottleStore`] is. Change it through the handle at any time.
+/// The limits of a [`ThrottleStore`], which the handle changes at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Throttle {
-    /// Before each call, and before each listing.
+    /// Delay of each call and each listing.
     pub latency: Duration,
-    /// For the bytes of all bodies together, in both directions; none is no limit.
+    /// Rate of the bytes of all bodies, in both directions; none is no limit.
     pub bytes_per_second: Option<NonZeroU64>,
-    /// For all calls together, where a read counts as one for each of its ranges; none is no limit.
+    /// Rate of all calls, where each range of a read is a call; none is no limit.
     pub requests_per_second: Option<NonZeroU64>,
 }
 
@@ -37,12 +39,12 @@ pub struct ThrottleStore {
     requests: Line,
 }
 
-/// When what came before has passed.
+/// When all earlier units have passed.
 #[derive(Debug, Default)]
 struct Line(Mutex<Duration>);
 
 impl Line {
-    /// Waits until what came before, and `units` more, have passed at `rate` a second.
+    /// Waits until all earlier units, and `units` more, have passed at `rate` a second.
     async fn pass(&self, clock: &dyn Clock, units: u64, rate: Option<NonZeroU64>) {
         let Some(rate) = rate else { return };
         let now = clock.monotonic();
@@ -56,7 +58,7 @@ impl Line {
 }
 
 impl ThrottleStore {
-    /// Wraps `inner` with at most `in_flight` calls at once; also gives the handle.
+    /// Wraps `inner` with at most `in_flight` calls at once. Also gives the handle.
     pub fn new(
         inner: Arc<dyn Store>,
         clock: Arc<dyn Clock>,
@@ -79,7 +81,7 @@ impl ThrottleStore {
         *self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls share one line: each waits until the bytes before it and its own have passed.
+    /// All calls share the line of bytes.
     async fn transfer(&self, bytes: u64) {
         self.bytes.pass(self.clock.as_ref(), bytes, self.throttle().bytes_per_second).await;
     }
@@ -143,16 +145,12 @@ impl Store for ThrottleStore {
         self.slowly(0, self.inner.prune(prefix), |_| 0).await
     }
 
-    fn doubt(&self, key: &Key) {
-        self.inner.doubt(key);
+    fn invalidate(&self, key: &Key) {
+        self.inner.invalidate(key);
     }
 
-    fn forsake(&self, key: &Key) {
-        self.inner.forsake(key);
-    }
-
-    fn foresee(&self, key: &Key) {
-        self.inner.foresee(key);
+    fn will_read(&self, key: &Key) {
+        self.inner.will_read(key);
     }
 
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {

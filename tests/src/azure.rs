@@ -1,7 +1,7 @@
-//! Azurite as a process: a server that speaks the protocol of Azure's blobs, written in JavaScript.
+//! Azurite as a process: a server for the protocol of Azure blobs, written in JavaScript.
 //!
-//! Must hold: it runs on a free port with its own data, and ends with the test; when it is not
-//! installed, the test fails with what to run.
+//! Must hold: the server has a free port and its own data, and ends with the test. Without an
+//! installed Azurite, the test fails and names the command that installs the server.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use crate::program::{Process, tool};
 use crate::s3::run;
 
-/// The container that it has.
+/// The only container of a server.
 pub const CONTAINER: &str = "chunks";
 
 const ACCOUNT: &str = "diesel";
@@ -34,10 +34,10 @@ pub struct Azurite {
 }
 
 impl Azurite {
-    /// Starts it.
+    /// Starts a server.
     ///
     /// # Errors
-    /// When it is not installed or does not start.
+    /// When Azurite is not installed or does not start.
     pub fn start() -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut command = Command::new("node");
@@ -55,17 +55,17 @@ impl Azurite {
         Ok(server)
     }
 
-    /// Where it listens.
+    /// The address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The process.
+    /// The process of the server.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// The address of a chunk store in it that nobody had before.
+    /// The address of a new, empty chunk store.
     pub fn fresh(&self) -> String {
         format!("az://{CONTAINER}/{}", self.prefixes.fetch_add(1, Ordering::Relaxed))
     }
@@ -91,7 +91,7 @@ impl Azurite {
     }
 }
 
-/// What object_store has to be told to speak to the server, or to a proxy before it, at `address`.
+/// The settings of `object_store` for the server, or for a proxy in front, at `address`.
 pub fn settings(address: SocketAddr) -> Vec<(String, String)> {
     [
         ("AZURE_STORAGE_ENDPOINT", format!("http://{address}/{ACCOUNT}")),

@@ -1,4 +1,4 @@
-//! A CA and the certificates that it signs, in files.
+//! A CA and its signed certificates, in files.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use rcgen::{
 
 use crate::program::Server;
 
-/// A CA, in files.
+/// A CA with a folder for its certificates.
 #[derive(Debug)]
 pub struct Ca {
     folder: PathBuf,
@@ -18,7 +18,7 @@ pub struct Ca {
 }
 
 impl Ca {
-    /// Makes one, in a folder of that name.
+    /// Makes a CA with a folder of the same name.
     ///
     /// # Errors
     /// When its files can't be written.
@@ -33,15 +33,15 @@ impl Ca {
         Ok(Self { folder, issuer })
     }
 
-    /// Where one of its files is: its certificate is `ca.pem`.
+    /// The path of a file in the folder; the CA's certificate is `ca.pem`.
     pub fn file(&self, name: &str) -> String {
         self.folder.join(name).to_string_lossy().into_owned()
     }
 
-    /// Makes NAME.pem and NAME.key for a host; expired, if it is.
+    /// Makes NAME.pem and NAME.key for a host, expired on request.
     ///
     /// # Errors
-    /// When they can't be written.
+    /// When the files can't be written.
     pub fn issue(&self, name: &str, host: &str, is_expired: bool) -> Result<()> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(vec![host.to_owned()])?;
@@ -57,7 +57,7 @@ impl Ca {
         Ok(())
     }
 
-    /// A server with that certificate.
+    /// Starts a server with the certificate `name`.
     ///
     /// # Errors
     /// As [`Server::start_with`].

@@ -1,6 +1,6 @@
-//! Servers inside of this process, over stores that a test holds in its hands.
+//! Servers inside this process, over stores that the test holds.
 //!
-//! Must hold: any number of them run over the same stores; each has a free port of its own.
+//! Must hold: any number of servers run over the same stores; each has a free port of its own.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
-/// A server in this process. Dropped, it is gone as after a crash.
+/// A server in this process. Dropping the handle stops the server as a crash does.
 #[derive(Debug)]
 pub struct Running {
     address: SocketAddr,
@@ -25,18 +25,19 @@ pub struct Running {
 }
 
 impl Running {
-    /// Serves these parts on a free port of this machine. [`dl_server::prepare`] is the caller's.
+    /// Serves these parts on a free port of this machine. The caller has called
+    /// [`dl_server::prepare`].
     ///
     /// # Errors
-    /// When there is no port.
+    /// When the machine has no free port.
     pub async fn start(parts: Parts) -> Result<Self> {
         Self::behind(Doors::open(free().await?), parts).await
     }
 
-    /// The same, behind doors of the caller's.
+    /// Serves these parts on the caller's listeners.
     ///
     /// # Errors
-    /// When they have no address.
+    /// When a listener has no address.
     pub async fn behind(doors: Doors, parts: Parts) -> Result<Self> {
         let address = doors.grpc.local_addr().context("ask for the port")?;
         let shutdown = Shutdown::new().with_grace(Duration::from_secs(10));
@@ -45,15 +46,15 @@ impl Running {
         Ok(Self { address, shutdown, task })
     }
 
-    /// Where it listens.
+    /// The address of the gRPC listener.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Asks it to stop, and waits until it has.
+    /// Requests a shutdown and waits for its end.
     ///
     /// # Errors
-    /// When it failed.
+    /// When the server failed.
     pub async fn stop(mut self) -> Result<()> {
         self.shutdown.request();
         (&mut self.task).await.context("wait for the server")??;
@@ -67,12 +68,12 @@ impl Drop for Running {
     }
 }
 
-/// A port that nobody has.
+/// A listener on a free port.
 async fn free() -> Result<TcpListener> {
     TcpListener::bind("127.0.0.1:0").await.context("listen on a free port")
 }
 
-/// Usual parts over these stores.
+/// Parts with default limits over these stores.
 pub fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
     Parts {
         store,
@@ -81,33 +82,32 @@ pub fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
         random: Arc::new(OsRandom),
         limits: Limits::default(),
         room: Room::default(),
-        refusals: dl_server::Refusals::default(),
         replaced: dl_server::Replaced::default(),
         settings: Settings::default(),
         roll: Roll::default(),
     }
 }
 
-/// The clock of tests that wait for the world outside.
+/// The clock for waits on processes and networks.
 pub fn clock() -> Arc<dyn Clock> {
     static CLOCK: LazyLock<Arc<SystemClock>> = LazyLock::new(Arc::default);
     Arc::<SystemClock>::clone(&CLOCK)
 }
 
-/// Several servers over the same stores, and the threads they run on, for tests that block.
+/// Several servers over the same stores, with threads for tests that block.
 #[derive(Debug)]
 pub struct Cluster {
     servers: Vec<Running>,
-    /// Where each of them answers HTTP.
+    /// The HTTP addresses of the servers.
     http: Vec<SocketAddr>,
     runtime: Runtime,
 }
 
 impl Cluster {
-    /// No server yet.
+    /// A cluster without servers.
     ///
     /// # Errors
-    /// When there are no threads to be had.
+    /// When the threads can't be started.
     pub fn new() -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -122,7 +122,7 @@ impl Cluster {
         self.runtime.block_on(work)
     }
 
-    /// Starts `count` servers that share these parts.
+    /// Starts `count` servers with the same parts.
     ///
     /// # Errors
     /// As [`Running::start`].
@@ -141,23 +141,23 @@ impl Cluster {
         Ok(())
     }
 
-    /// Cuts all servers off.
+    /// Stops all servers as a crash does.
     pub fn kill(&mut self) {
         self.servers.clear();
         self.http.clear();
     }
 
-    /// Where the servers listen.
+    /// The gRPC addresses of the servers.
     pub fn addresses(&self) -> Vec<String> {
         self.servers.iter().map(|server| server.address().to_string()).collect()
     }
 
-    /// Where they answer HTTP.
+    /// The HTTP addresses of the servers.
     pub fn http(&self) -> Vec<String> {
         self.http.iter().map(ToString::to_string).collect()
     }
 
-    /// A client of all servers, which sends each request to the next one.
+    /// A client of all servers: each request goes to the next server.
     ///
     /// # Errors
     /// As [`Client::connect`].
@@ -166,11 +166,11 @@ impl Cluster {
         Ok(Client::connect(options)?)
     }
 
-    /// A client that soon takes a server for gone.
+    /// A client with a request time-out of five seconds.
     ///
     /// # Errors
-    /// When none answers.
-    pub fn hasty_client(&self) -> Result<Client> {
+    /// When no server answers.
+    pub fn client_with_short_timeout(&self) -> Result<Client> {
         let (servers, request_timeout) = (self.addresses(), Duration::from_secs(5));
         Ok(Client::connect(ConnectOptions { servers, request_timeout, ..Default::default() })?)
     }

@@ -1,4 +1,4 @@
-//! An etcd of several nodes, from Debian's packages, on free ports of this machine.
+//! An etcd cluster from Debian's packages, on free ports of this machine.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -13,23 +13,23 @@ use crate::ca::Ca;
 use crate::cluster::clock;
 use crate::program::{Process, run};
 
-/// How long it may take to come up.
+/// The longest time until the cluster has a leader.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Nodes of one etcd, killed when they are dropped.
+/// The nodes of a cluster, killed on drop.
 #[derive(Debug)]
 pub struct Etcd {
     nodes: Vec<Node>,
     folder: TempDir,
     all: String,
-    speech: Speech,
+    transport: Transport,
 }
 
-/// How clients speak to it.
+/// Scheme and TLS options of the client connections.
 #[derive(Debug)]
-struct Speech {
+struct Transport {
     scheme: &'static str,
-    /// What etcd and etcdctl are told of it.
+    /// Options of etcd.
     flags: Vec<String>,
     control: Vec<String>,
 }
@@ -43,20 +43,20 @@ struct Node {
 }
 
 impl Etcd {
-    /// Starts `count` nodes and waits until they have a leader.
+    /// Starts `count` nodes and waits for a leader.
     ///
     /// # Errors
-    /// When etcd is not installed (`make etcd`) or does not come up.
+    /// When etcd is not installed (`make etcd`) or elects no leader in time.
     pub fn start(count: usize) -> Result<Self> {
-        let speech = Speech { scheme: "http", flags: Vec::new(), control: Vec::new() };
-        Self::speaking(count, speech)
+        let transport = Transport { scheme: "http", flags: Vec::new(), control: Vec::new() };
+        Self::start_with(count, transport)
     }
 
-    /// Starts one node whose clients speak TLS, trust this CA and, where it asks, show a
-    /// certificate of it. It is given more flags.
+    /// Starts a single node with TLS for clients and additional `flags`. Server and clients trust
+    /// `ca`; clients present the server's certificate on demand.
     ///
     /// # Errors
-    /// As [`Self::start`], or when its certificate can't be written.
+    /// As [`Self::start`], or when the certificate can't be written.
     pub fn start_tls(ca: &Ca, flags: &[&str]) -> Result<Self> {
         ca.issue("etcd", "127.0.0.1", false)?;
         let (trusted, cert, key) = (ca.file("ca.pem"), ca.file("etcd.pem"), ca.file("etcd.key"));
@@ -64,12 +64,12 @@ impl Etcd {
         let control = ["--cacert", &trusted, "--cert", &cert, "--key", &key];
         let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
         let (flags, control) = (words(&[&shown, flags].concat()), words(&control));
-        Self::speaking(1, Speech { scheme: "https", flags, control })
+        Self::start_with(1, Transport { scheme: "https", flags, control })
     }
 
-    fn speaking(count: usize, speech: Speech) -> Result<Self> {
+    fn start_with(count: usize, transport: Transport) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        // All are held until all are known, so that none is given twice.
+        // All listeners stay open until all ports are known, so that no port is used twice.
         let held: Vec<_> =
             (0..2 * count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
         let mut ports = Vec::new();
@@ -89,7 +89,7 @@ impl Etcd {
             .iter()
             .map(|node| format!("{}=http://127.0.0.1:{}", node.name, node.peer))
             .collect();
-        let mut etcd = Self { nodes, folder, all: all.join(","), speech };
+        let mut etcd = Self { nodes, folder, all: all.join(","), transport };
         for number in 0..count {
             etcd.run(number)?;
         }
@@ -97,14 +97,14 @@ impl Etcd {
         Ok(etcd)
     }
 
-    /// Starts a node, again with what it knew.
+    /// Starts a node, or restarts a node with its data.
     ///
     /// # Errors
-    /// When it can't be started.
+    /// When the process can't be started.
     pub fn run(&mut self, number: usize) -> Result<()> {
         let node = self.nodes.get_mut(number).context("no such node")?;
         let data: PathBuf = self.folder.path().join(&node.name);
-        let client = format!("{}://127.0.0.1:{}", self.speech.scheme, node.client);
+        let client = format!("{}://127.0.0.1:{}", self.transport.scheme, node.client);
         let peer = format!("http://127.0.0.1:{}", node.peer);
         let mut command = Command::new("etcd");
         command.args(["--name", &node.name, "--data-dir"]).arg(&data);
@@ -112,25 +112,25 @@ impl Etcd {
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
         command.args(["--initial-cluster", &self.all, "--initial-cluster-state", "new"]);
         command.args(["--logger", "zap", "--log-level", "error", "--unsafe-no-fsync"]);
-        command.args(&self.speech.flags);
+        command.args(&self.transport.flags);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         node.process = Some(Process::start(&mut command)?);
         Ok(())
     }
 
-    /// `kill -9` of a node.
+    /// Kills a node with SIGKILL.
     ///
     /// # Errors
-    /// When it does not run.
+    /// When the node does not run.
     pub fn kill(&mut self, number: usize) -> Result<()> {
         let node = self.nodes.get_mut(number).context("no such node")?;
-        node.process.take().context("it does not run")?.kill()
+        node.process.take().context("the node does not run")?.kill()
     }
 
-    /// Waits until a majority answers.
+    /// Waits until a majority of the nodes answers.
     ///
     /// # Errors
-    /// When it does not in time.
+    /// When no majority answers in time.
     pub fn wait(&self) -> Result<()> {
         let deadline = Deadline::after(&*clock(), PATIENCE);
         while self.control(&["put", "/started", "1"]).is_err() {
@@ -150,11 +150,11 @@ impl Etcd {
     /// Runs etcdctl.
     ///
     /// # Errors
-    /// When it fails.
+    /// When etcdctl fails.
     pub fn control(&self, arguments: &[&str]) -> Result<()> {
         let mut command = Command::new("etcdctl");
         command.env("ETCDCTL_API", "3").args(["--endpoints", &self.addresses()]);
-        command.args(&self.speech.control).args(["--command-timeout", "2s"]);
+        command.args(&self.transport.control).args(["--command-timeout", "2s"]);
         run(command.args(arguments))?.code(0)?;
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! Folders of files: made from a seed, and compared byte for byte with times and permissions.
+//! Folders of random files, compared by bytes, times and permissions.
 //!
-//! Must hold: two folders are equal when the same regular files are in them; empty folders
-//! don't count.
+//! Must hold: two folders are equal when they have the same regular files; empty folders don't
+//! count.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::dice::Dice;
 
-/// Writes one file below `root`, with the folders on its way.
+/// Writes a file below `root` and creates its parent folders.
 ///
 /// # Errors
 /// As the file system fails.
@@ -43,10 +43,10 @@ pub fn fill(root: &Path, count: usize, longest: usize, dice: &Dice) -> Result<()
     Ok(())
 }
 
-/// What is compared of a file: bytes, modification time in nanoseconds, permission bits.
+/// The compared properties of a file: bytes, modification time in nanoseconds, permission bits.
 type File = (Vec<u8>, i64, u32);
 
-/// Everything below `root`.
+/// All files below `root`.
 ///
 /// # Errors
 /// As the file system fails.
@@ -71,10 +71,10 @@ pub fn read(root: &Path) -> Result<BTreeMap<Vec<u8>, File>> {
     Ok(files)
 }
 
-/// The bytes of all files below a folder; none when it is not there.
+/// The bytes of all files below a folder; zero if the folder does not exist.
 ///
 /// # Errors
-/// When it can't be read.
+/// When the folder can't be read.
 pub fn bytes_under(root: &Path) -> Result<u64> {
     let entries = match fs::read_dir(root) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
@@ -86,7 +86,7 @@ pub fn bytes_under(root: &Path) -> Result<u64> {
         bytes += match entry.metadata() {
             Ok(found) if found.is_dir() => bytes_under(&entry.path())?,
             Ok(found) => found.len(),
-            // It was renamed or removed meanwhile.
+            // The file was renamed or removed during the listing.
             Err(error) if error.kind() == ErrorKind::NotFound => 0,
             Err(error) => return Err(error.into()),
         };
@@ -94,10 +94,10 @@ pub fn bytes_under(root: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Fails with the first file that differs.
+/// Compares two folders and reports the first difference.
 ///
 /// # Errors
-/// When one does.
+/// When a file differs or is missing.
 pub fn compare(one: &Path, other: &Path) -> Result<()> {
     let (left, right) = (read(one)?, read(other)?);
     for path in left.keys().chain(right.keys()) {

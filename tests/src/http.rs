@@ -1,4 +1,4 @@
-//! A question to an HTTP port, as a script asks it.
+//! GET requests to a server's HTTP port.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,13 +9,13 @@ use dl_runtime::Deadline;
 
 use crate::cluster::clock;
 
-/// How long an answer may take to become another one.
+/// The longest wait for an expected answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The status and the body that a GET is answered with.
+/// The status and the body of a GET.
 ///
 /// # Errors
-/// When nobody answers within 15 seconds.
+/// When the server does not answer within 15 seconds.
 pub fn get(address: &str, path: &str) -> Result<(u16, String)> {
     let mut stream =
         TcpStream::connect(address).with_context(|| format!("connect to {address}"))?;
@@ -28,11 +28,11 @@ pub fn get(address: &str, path: &str) -> Result<(u16, String)> {
     Ok((status, body.to_owned()))
 }
 
-/// Asks how a server is until it says so: what it said before holds for a second, and on a machine that is
-/// busy a store may not answer in time once.
+/// Repeats `GET /healthz` until `is_so` accepts the answer. A server caches its health for a
+/// second, and a store on a busy machine may time out.
 ///
 /// # Errors
-/// With what it says when that does not happen within half a minute.
+/// With the last answer, when `is_so` accepts none within half a minute.
 pub fn becomes(address: &str, is_so: impl Fn(u16, &str) -> bool) -> Result<()> {
     let deadline = Deadline::after(&*clock(), PATIENCE);
     loop {
@@ -40,12 +40,15 @@ pub fn becomes(address: &str, is_so: impl Fn(u16, &str) -> bool) -> Result<()> {
         if is_so(status, &text) {
             return Ok(());
         }
-        ensure!(!deadline.remaining(&*clock()).is_zero(), "it says {status} {text}");
+        ensure!(
+            !deadline.remaining(&*clock()).is_zero(),
+            "GET /healthz still answers {status} {text}"
+        );
         std::thread::sleep(Duration::from_millis(200));
     }
 }
 
-/// The same for a server that is to be well.
+/// Waits until the server reports good health.
 ///
 /// # Errors
 /// As [`becomes`].
@@ -53,10 +56,10 @@ pub fn becomes_well(address: &str) -> Result<()> {
     becomes(address, |status, text| (status, text) == (200, "ok\n"))
 }
 
-/// What a server's /metrics says of a sample, such as a counter without labels.
+/// The value of a sample in `/metrics`, for example of a counter without labels.
 ///
 /// # Errors
-/// As [`get`], and when there is no such sample.
+/// As [`get`], or when the sample is missing.
 pub fn sample(address: &str, name: &str) -> Result<f64> {
     let (_, text) = get(address, "/metrics")?;
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));

@@ -1,18 +1,17 @@
-//! What the tests that cross crates share: servers in this process and as processes, a client
-//! without retries, folders to put and compare. The tests themselves stand in one binary,
-//! `tests/suite`, because each further one links every crate again.
+//! Helpers of the end-to-end tests: servers in this process or as programs, a client without
+//! retries, folders of files. All tests are modules of one binary, `tests/suite`: each additional
+//! binary would link every crate again.
 
 #![forbid(unsafe_code)]
 
 pub mod azure;
-pub mod book;
 pub mod ca;
 pub mod cluster;
 pub mod dice;
 pub mod etcd;
 pub mod folder;
+pub mod history;
 pub mod http;
-pub mod line;
 mod listen;
 pub mod net;
 pub mod point;
@@ -22,6 +21,7 @@ pub mod relay;
 pub mod s3;
 pub mod shift;
 mod skipped;
+pub mod slow_link;
 pub mod wire;
 pub mod workspace;
 
@@ -30,19 +30,19 @@ use std::io::Write;
 
 pub use self::skipped::skip;
 
-/// Whether the long loops and large sizes were asked for (`make torture`).
+/// Whether long loops and large sizes are enabled (`make torture`).
 pub fn is_torture() -> bool {
     std::env::var_os("DIESEL_TORTURE").is_some()
 }
 
-/// Tells whoever reads the output of a test, such as what was measured. nextest shows that of tests
-/// which pass where their name says `heavy`.
+/// Prints a measurement or another note of a test. nextest shows the output of a passing test only
+/// if its name contains `heavy`.
 pub fn tell(text: impl Display) {
-    // A test does not fail because nobody listens.
+    // A closed stdout must not fail a test.
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-/// `short` in a usual run, `long` in `make torture`.
+/// `short` in a usual run, `long` under `make torture`.
 pub fn rounds<T>(short: T, long: T) -> T {
     if is_torture() { long } else { short }
 }

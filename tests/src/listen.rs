@@ -1,6 +1,6 @@
-//! Listeners of tests, each on a free port and on a thread of its own.
+//! Listeners of tests, each on a free port with its own thread.
 //!
-//! Must hold: a listener ends when its handle is dropped, also within a test that is async.
+//! Must hold: dropping the handle ends the listener, in asynchronous tests too.
 
 use std::net::SocketAddr;
 use std::thread::JoinHandle;
@@ -9,7 +9,7 @@ use anyhow::Result;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
-/// A listener, and what serves its connections.
+/// A listener with the thread that serves its connections.
 #[derive(Debug)]
 pub(crate) struct Listening {
     address: SocketAddr,
@@ -18,10 +18,10 @@ pub(crate) struct Listening {
 }
 
 impl Listening {
-    /// Serves each connection in a task of its own.
+    /// Serves each connection in a separate task.
     ///
     /// # Errors
-    /// When there is no port or no thread.
+    /// When the port or the thread can't be had.
     pub(crate) fn start<Served: Future<Output = ()> + Send + 'static>(
         serve: impl Fn(TcpStream) -> Served + Send + 'static,
     ) -> Result<Self> {
@@ -47,7 +47,7 @@ impl Listening {
         Ok(Self { address, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// The address of the listener.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -56,7 +56,7 @@ impl Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         if let Some(stop) = self.stop.take() {
-            // It may have ended already.
+            // The thread may have ended already.
             let _ = stop.send(());
         }
         if let Some(thread) = self.thread.take() {

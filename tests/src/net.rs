@@ -1,8 +1,8 @@
-//! Machines of their own, as network namespaces with one bridge between them, which can be cut off and
+//! Simulated machines: network namespaces with a bridge between them, and links that can be cut or
 //! slowed down.
 //!
-//! Must hold: the network of the machine that runs the tests stays as it is; a namespace is gone with the
-//! test, whatever ends it.
+//! Must hold: the network of the test machine does not change; namespaces end with the test, even
+//! with a killed test.
 
 use std::fs;
 use std::process::Command;
@@ -12,10 +12,10 @@ use anyhow::{Context, Result, ensure};
 
 use crate::program::{Process, run};
 
-/// The address of the bridge, where a server listens.
+/// The address of the bridge, for servers.
 pub const HUB: &str = "10.77.0.1";
 
-/// Some machines.
+/// Simulated machines and the namespace of the bridge.
 #[derive(Debug)]
 pub struct Network {
     hub: Process,
@@ -23,20 +23,20 @@ pub struct Network {
 }
 
 impl Network {
-    /// Why there can be none on this machine; nothing where there can be.
+    /// The reason why this machine can't create namespaces; none if the kernel permits them.
     ///
     /// # Errors
-    /// When it can't be tried.
-    pub fn why_not() -> Result<Option<String>> {
+    /// When the probe can't be run.
+    pub fn unavailable_reason() -> Result<Option<String>> {
         let probe = "command -v nsenter && command -v tc && command -v ss && ip link add br0 type bridge && ip link add va type veth peer name vb";
         let tried = run(Command::new("unshare").args(["--net", "sh", "-c", probe]))?;
         Ok((tried.code != 0).then(|| format!("no network of its own: {}", tried.stderr)))
     }
 
-    /// So many machines.
+    /// Creates `count` machines.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When the kernel refuses a namespace or a link.
     pub fn start(count: usize) -> Result<Self> {
         let nodes = (0..count).map(|_| namespace()).collect::<Result<_>>()?;
         let network = Self { hub: namespace()?, nodes };
@@ -59,28 +59,28 @@ impl Network {
         Ok(network)
     }
 
-    /// A command as one of a machine.
+    /// Wraps a command so that it runs on a machine.
     ///
     /// # Errors
-    /// When there is no such machine.
+    /// When the machine does not exist.
     pub fn inside(&self, node: usize, command: &Command) -> Result<Command> {
         Ok(entered(self.nodes.get(node).context("a machine")?, command))
     }
 
-    /// A command as one of the machine with the bridge.
+    /// Wraps a command so that it runs beside the bridge.
     pub fn inside_hub(&self, command: &Command) -> Command {
         entered(&self.hub, command)
     }
 
-    /// Cuts a machine off.
+    /// Cuts the link of a machine.
     ///
     /// # Errors
-    /// When the kernel refuses, here and below.
+    /// When the kernel refuses.
     pub fn cut(&self, node: usize) -> Result<()> {
         self.at_hub(&format!("ip link set v{node} down"))
     }
 
-    /// Has a machine back.
+    /// Restores the link of a machine.
     ///
     /// # Errors
     /// As [`cut`](Self::cut).
@@ -88,7 +88,7 @@ impl Network {
         self.at_hub(&format!("ip link set v{node} up"))
     }
 
-    /// Lets what goes to a machine come slowly, 500 KB/s.
+    /// Limits the traffic to a machine to 500 KB/s.
     ///
     /// # Errors
     /// As [`cut`](Self::cut).
@@ -97,7 +97,7 @@ impl Network {
         self.at_hub(&format!("tc qdisc replace dev v{node} {shape}"))
     }
 
-    /// The end of that.
+    /// Removes the limit.
     ///
     /// # Errors
     /// As [`cut`](Self::cut).
@@ -110,7 +110,7 @@ impl Network {
     }
 }
 
-/// A process with a network namespace of its own.
+/// A process in a new network namespace.
 fn namespace() -> Result<Process> {
     let own = fs::read_link("/proc/self/ns/net")?;
     let mut command = Command::new("unshare");
@@ -123,7 +123,7 @@ fn namespace() -> Result<Process> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    anyhow::bail!("no namespace came")
+    anyhow::bail!("unshare made no network namespace within 5 seconds")
 }
 
 fn entered(of: &Process, command: &Command) -> Command {

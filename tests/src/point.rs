@@ -1,45 +1,45 @@
-//! A point among the writes that a process asks others for, at which it is killed.
+//! A point in a sequence of writes at which the writing process is killed.
 //!
-//! Must hold: what was passed on before the kill is done, and nothing that was asked for later is;
-//! the process is named by its id and is a child that nobody has waited for.
+//! Must hold: writes forwarded before the kill are done, later writes are not forwarded. The
+//! process is a child that nobody has waited for, so its id is not reused.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// On which side of a write a process dies.
+/// The side of a write on which the process dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Before anything of the write was passed on.
+    /// Before the write is forwarded.
     Before,
-    /// When it is done, and its answer was not given.
+    /// After the write, before its answer.
     After,
 }
 
-/// Counts writes, and kills when it is armed. Handles share it.
+/// Counts writes, and kills a process at an armed number. Clones share the state.
 #[derive(Debug, Clone, Default)]
 pub struct KillPoint(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Writes since it was armed.
+    /// Writes since the last call of `arm`.
     writes: u64,
     armed: Option<(u64, Side, u32)>,
     is_over: bool,
 }
 
 impl KillPoint {
-    /// From now on write number `number` (from 1) is the last one of the process `id`.
+    /// Kills the process `id` at write `number`, counted from 1.
     pub fn arm(&self, number: u64, side: Side, id: u32) {
         *self.state() = State { armed: Some((number, side, id)), ..State::default() };
     }
 
-    /// Everything passes from now on.
+    /// Lets all writes pass.
     pub fn disarm(&self) {
         *self.state() = State::default();
     }
 
-    /// Writes that came since it was armed.
+    /// Writes since the last call of `arm`.
     pub fn writes(&self) -> u64 {
         self.state().writes
     }
@@ -49,7 +49,7 @@ impl KillPoint {
         self.state().is_over
     }
 
-    /// A write comes: its number, or none when it must not be passed on.
+    /// Counts an incoming write; none when the process is dead and the write must be dropped.
     pub(crate) fn begin(&self) -> Option<u64> {
         let mut state = self.state();
         if state.is_over {
@@ -61,7 +61,7 @@ impl KillPoint {
         (!state.is_over).then_some(number)
     }
 
-    /// That write is done; false when nobody is left to be told.
+    /// Reports a finished write; false when the process is dead.
     pub(crate) fn end(&self, number: u64) -> bool {
         let mut state = self.state();
         state.reach(number, Side::After);
@@ -81,7 +81,7 @@ impl State {
         }
         self.is_over = true;
         if let Some(id) = i32::try_from(id).ok().and_then(Pid::from_raw) {
-            // It may have ended by itself.
+            // The process may have ended by itself.
             let _ = kill_process(id, Signal::KILL);
         }
     }

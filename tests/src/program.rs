@@ -1,8 +1,10 @@
-//! dlserver and dlcmd as processes of their own, the programs a user runs.
+//! The programs `dlserver` and `dlcmd` as processes.
 //!
-//! Must hold: what was started ends with the test, by its process id; every wait has an end.
+//! Must hold: a started process ends with the test and is addressed by its id; every wait has a
+//! limit.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -17,13 +19,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::cluster::clock;
 use crate::rounds;
 
-/// How long a program may take to do what takes it a moment.
+/// The time limit for a quick step of a program.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A program of this workspace, next to the tests in the target folder.
+/// The path of a program of this workspace in the target folder.
 ///
 /// # Errors
-/// When it was not built: `make test` does that first.
+/// When the program was not built: `make programs` builds it.
 pub fn program(name: &str) -> Result<PathBuf> {
     let test = std::env::current_exe().context("find this test")?;
     let folder = test.parent().and_then(Path::parent).context("find the target folder")?;
@@ -32,10 +34,10 @@ pub fn program(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// One of the tools that `make TARGET` installs.
+/// The path of a tool that `make TARGET` installs.
 ///
 /// # Errors
-/// When it was not.
+/// When the tool is not installed.
 pub fn tool(name: &str, target: &str) -> Result<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|folder| !folder.is_empty());
     let cache = match (cache, std::env::var_os("HOME")) {
@@ -47,7 +49,7 @@ pub fn tool(name: &str, target: &str) -> Result<PathBuf> {
     Ok(tool)
 }
 
-/// A process, killed when it is dropped.
+/// A process, killed on drop.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -58,27 +60,27 @@ impl Process {
     /// Starts `command`.
     ///
     /// # Errors
-    /// When it can't be started.
+    /// When the program can't be started.
     pub fn start(command: &mut Command) -> Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
         let child = command.spawn().with_context(|| format!("start {name}"))?;
         Ok(Self { child, name })
     }
 
-    /// Its id.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it reads and what it writes, where its command has pipes for both.
+    /// The stdin and stdout of the process, where its command pipes both.
     pub fn pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
         self.child.stdin.take().zip(self.child.stdout.take())
     }
 
-    /// Sends it a signal. After `STOP` returns, none of its threads runs.
+    /// Sends a signal. After `STOP` returns, none of the process's threads runs.
     ///
     /// # Errors
-    /// When it is gone.
+    /// When the process is gone.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         kill_process(pid.context("a process has an id")?, signal)
@@ -86,11 +88,12 @@ impl Process {
         if signal == Signal::STOP { self.await_stop() } else { Ok(()) }
     }
 
-    /// A thread of a process that was sent a stop goes on until another thread has taken the signal.
+    /// Waits until each thread has stopped: after SIGSTOP, threads run on until the signal is
+    /// taken.
     fn await_stop(&self) -> Result<()> {
         let tasks = PathBuf::from(format!("/proc/{}/task", self.id()));
         let is_stopped = |task: PathBuf| {
-            // A thread that has ended meanwhile has no file.
+            // An ended thread has no file.
             let status = fs::read_to_string(task.join("stat")).unwrap_or_default();
             status.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with(['T', 'Z']))
         };
@@ -101,34 +104,34 @@ impl Process {
             if threads.all(|thread| thread.is_ok_and(|thread| is_stopped(thread.path()))) {
                 return Ok(());
             }
-            ensure!(clock.monotonic() < until, "{} does not stop", self.name);
+            ensure!(clock.monotonic() < until, "{} still runs a minute after SIGSTOP", self.name);
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Kills it, as `kill -9` does, and waits until it is gone.
+    /// Kills the process with SIGKILL and waits for its end.
     ///
     /// # Errors
-    /// When it can't be waited for.
+    /// When the wait fails.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill().with_context(|| format!("kill {}", self.name))?;
         self.child.wait().with_context(|| format!("wait for {}", self.name))?;
         Ok(())
     }
 
-    /// Its exit code, if it has ended by itself.
+    /// The exit code of an ended process; none while the process runs.
     ///
     /// # Errors
-    /// When it ended by a signal.
+    /// When a signal ended the process.
     pub fn ended(&mut self) -> Result<Option<i32>> {
         let Some(status) = self.child.try_wait()? else { return Ok(None) };
         status.code().map(Some).with_context(|| format!("{} ended by {status}", self.name))
     }
 
-    /// Its exit code, once it ended by itself.
+    /// Waits for the exit code.
     ///
     /// # Errors
-    /// When it goes on for `patience`, or ended by a signal.
+    /// When a signal ended the process, or `patience` is over.
     pub fn wait(&mut self, patience: Duration) -> Result<i32> {
         let clock = clock();
         let until = clock.monotonic() + patience;
@@ -144,24 +147,36 @@ impl Process {
         }
     }
 
-    /// The most memory it ever had, in bytes; none once it has ended.
+    /// The peak memory in bytes; none for an ended process.
     pub fn peak_memory(&self) -> Option<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        Some(kib << 10)
+        memory(self.child.id(), &["VmHWM"]).ok()
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A dlserver on its data folder.
+/// The sum of lines such as `RssAnon:    1234 kB` in the status of a process, in bytes. The process
+/// is an id or `self`.
+///
+/// # Errors
+/// When the process has ended.
+pub fn memory(process: impl Display, lines: &[&str]) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let number = |name: &&str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(*name)?.strip_prefix(':'));
+        line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok())
+    };
+    let sum = lines.iter().map(number).sum::<Option<u64>>();
+    Ok(sum.with_context(|| format!("{lines:?} in {status}"))? << 10)
+}
+
+/// A `dlserver` process.
 #[derive(Debug)]
 pub struct Server {
     process: Process,
@@ -171,26 +186,26 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts dlserver on a free port, with everything under `data`.
+    /// Starts dlserver on a free port with `data` as its folder.
     ///
     /// # Errors
-    /// When it ends before it listens, with what it said.
+    /// With the log, when the server ends before it listens.
     pub fn start(data: &Path) -> Result<Self> {
         Self::start_with(data, "127.0.0.1:0", &[])
     }
 
-    /// The same on a given address, with more flags.
+    /// Starts dlserver on a given address with additional flags.
     ///
     /// # Errors
-    /// When it ends before it listens, with what it said.
+    /// As [`Server::start`].
     pub fn start_with(data: &Path, listen: &str, flags: &[&str]) -> Result<Self> {
         Self::start_among(data, listen, flags, &[])
     }
 
-    /// The same with more variables.
+    /// Starts dlserver with additional flags and environment variables.
     ///
     /// # Errors
-    /// When it ends before it listens, with what it said.
+    /// As [`Server::start`].
     pub fn start_among(
         data: &Path,
         listen: &str,
@@ -200,14 +215,15 @@ impl Server {
         let mut command = server_command()?;
         command.envs(variables.iter().map(|(name, value)| (name, value)));
         command.arg("--listen").arg(listen).arg("--data").arg(data).args(flags);
-        // An HTTP port that was asked for is told at once with the other one.
+        // With `--http`, the server prints two addresses at once.
         Self::run(command, if flags.contains(&"--http") { 2 } else { 1 })
     }
 
-    /// Runs what becomes a dlserver, and waits until it has told of so many ports.
+    /// Runs a command that becomes a dlserver, and waits until the server has printed `ports`
+    /// addresses.
     ///
     /// # Errors
-    /// When it ends before it listens, with what it said.
+    /// As [`Server::start`].
     pub fn run(mut command: Command, ports: usize) -> Result<Self> {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = Process::start(&mut command)?;
@@ -217,7 +233,7 @@ impl Server {
         std::thread::spawn(move || {
             let lines: std::io::Result<Vec<_>> =
                 BufReader::new(stdout).lines().take(ports).collect();
-            // Nobody waits any more when the test is over.
+            // The receiver is gone when the test is over.
             let _ = said.send(lines);
         });
         let lines = lines.recv_timeout(PATIENCE).context("wait until dlserver listens")??;
@@ -225,41 +241,41 @@ impl Server {
         let Some(address) = told("listening on ") else {
             process.wait(PATIENCE)?;
             let log = log.map(|log| log.join().unwrap_or_default()).unwrap_or_default();
-            bail!("dlserver ended: {log}");
+            bail!("dlserver ended before it listened: {log}");
         };
         let http = told("http on ").unwrap_or_default();
         Ok(Self { address, http, process, log })
     }
 
-    /// Where it listens.
+    /// The address of the gRPC port.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Where it answers HTTP; empty unless the flags say `--http`.
+    /// The address of the HTTP port; empty without `--http`.
     pub fn http(&self) -> &str {
         &self.http
     }
 
-    /// The process.
+    /// The process of the server.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// dlcmd with this server.
+    /// A dlcmd command for this server.
     ///
     /// # Errors
-    /// When it was not built.
+    /// When dlcmd was not built.
     pub fn dlcmd(&self) -> Result<Command> {
         let mut command = dlcmd()?;
         command.arg("--server").arg(&self.address);
         Ok(command)
     }
 
-    /// Asks it to stop with SIGTERM; gives what it logged.
+    /// Stops the server with SIGTERM and returns the log.
     ///
     /// # Errors
-    /// When it does not end well.
+    /// When the exit code is not 0.
     pub fn stop(mut self) -> Result<String> {
         self.process.signal(Signal::TERM)?;
         let code = self.process.wait(PATIENCE)?;
@@ -268,17 +284,17 @@ impl Server {
         Ok(log)
     }
 
-    /// `kill -9`; gives what it logged.
+    /// Kills the server with SIGKILL and returns the log.
     ///
     /// # Errors
-    /// When it can't be waited for.
+    /// When the wait fails.
     pub fn kill(mut self) -> Result<String> {
         self.process.kill()?;
         Ok(self.log.take().map(|log| log.join().unwrap_or_default()).unwrap_or_default())
     }
 }
 
-/// What it logged goes to stderr, which is shown of a test that fails.
+/// Writes the log to stderr: nextest shows the stderr of failed tests.
 impl Drop for Server {
     fn drop(&mut self) {
         let Some(log) = self.log.take() else { return };
@@ -288,32 +304,32 @@ impl Drop for Server {
     }
 }
 
-/// Keeps a pipe empty, and what came through it.
+/// Reads a pipe to its end in a thread.
 fn follow(mut stderr: ChildStderr) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let mut text = Vec::new();
-        // What came before an error is all there is.
+        // Bytes before an error are kept.
         let _ = stderr.read_to_end(&mut text);
         String::from_utf8_lossy(&text).into_owned()
     })
 }
 
-/// dlserver without flags and without variables of this machine.
+/// A dlserver command without flags and without variables of this machine.
 ///
 /// # Errors
-/// When it was not built.
+/// When dlserver was not built.
 pub fn server_command() -> Result<Command> {
     let mut command = Command::new(program("dlserver")?);
     clean(&mut command);
-    // Many servers at once: those whose HTTP port is wanted are told of one.
+    // Without a value, all servers would ask for the same HTTP port.
     command.env("DIESEL_HTTP", "none");
     Ok(command)
 }
 
-/// dlcmd without flags and without variables of this machine.
+/// A dlcmd command without flags and without variables of this machine.
 ///
 /// # Errors
-/// When it was not built.
+/// When dlcmd was not built.
 pub fn dlcmd() -> Result<Command> {
     let mut command = Command::new(program("dlcmd")?);
     clean(&mut command);
@@ -329,30 +345,30 @@ fn clean(command: &mut Command) {
     }
 }
 
-/// How a program ended, and what it said.
+/// Exit code and output of an ended program.
 #[derive(Debug)]
 pub struct Ended {
-    /// Its exit code.
+    /// The exit code.
     pub code: i32,
-    /// What it wrote to stdout.
+    /// The output on stdout.
     pub stdout: Vec<u8>,
-    /// What it wrote to stderr.
+    /// The output on stderr.
     pub stderr: String,
 }
 
 impl Ended {
-    /// Stdout as text.
+    /// The output on stdout as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    /// Itself, if the code is this one.
+    /// Checks the exit code and returns the result.
     ///
     /// # Errors
-    /// Otherwise, with all that it said.
+    /// With the whole output, when the code differs.
     pub fn code(self, code: i32) -> Result<Self> {
         let (stdout, stderr) = (self.text(), &self.stderr);
-        ensure!(self.code == code, "ended with {}, not {code}: {stdout}{stderr}", self.code);
+        ensure!(self.code == code, "exit code {}, not {code}: {stdout}{stderr}", self.code);
         Ok(self)
     }
 }
@@ -372,26 +388,26 @@ impl TryFrom<Output> for Ended {
 /// Runs a command to its end.
 ///
 /// # Errors
-/// When it can't be started, or ends by a signal.
+/// When the command can't be started, or a signal ends it.
 pub fn run(command: &mut Command) -> Result<Ended> {
     let output = command.stdin(Stdio::null()).output();
     output.with_context(|| format!("run {command:?}"))?.try_into()
 }
 
-/// How many objects a purge of one dataset, with `--json`, says that it moved or removed.
+/// The count of objects moved or removed by a purge of one dataset, from its `--json` output.
 ///
 /// # Errors
-/// When it says something else.
+/// When the output is not such an object.
 pub fn purged(ended: &Ended) -> Result<u64> {
     let told: serde_json::Value = serde_json::from_slice(&ended.stdout)?;
     let number = |name: &str| told[name].as_u64().with_context(|| format!("{name} of {told}"));
     Ok(number("rewritten")? + number("removed")?)
 }
 
-/// Runs a command to its end; gives the most memory it was seen with, in bytes.
+/// Runs a command to its end and returns its peak memory in bytes, sampled every 2 ms.
 ///
 /// # Errors
-/// When it can't be started, does not end, or ends with another code than 0.
+/// When the command can't be started, exceeds the time limit, or fails.
 pub fn peak_of(command: &mut Command) -> Result<u64> {
     let command = command.stdin(Stdio::null()).stdout(Stdio::null());
     let mut process = Process::start(command)?;
@@ -399,18 +415,18 @@ pub fn peak_of(command: &mut Command) -> Result<u64> {
     let until = clock.monotonic() + Duration::from_secs(rounds(300, 3000));
     while let Some(now) = process.peak_memory() {
         peak = now.max(peak);
-        ensure!(clock.monotonic() < until, "it does not end");
+        ensure!(clock.monotonic() < until, "{command:?} exceeds its time limit");
         std::thread::sleep(Duration::from_millis(2));
     }
     let code = process.wait(PATIENCE)?;
-    ensure!(code == 0, "ended with {code}");
+    ensure!(code == 0, "exit code {code}, not 0");
     Ok(peak)
 }
 
-/// Runs a command to its end with this on its stdin.
+/// Runs a command to its end with `stdin` as its input.
 ///
 /// # Errors
-/// When it can't be started, or ends by a signal.
+/// When the command can't be started, or a signal ends it.
 pub fn run_with_stdin(command: &mut Command, stdin: &[u8]) -> Result<Ended> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("run {command:?}"))?;
@@ -425,10 +441,10 @@ pub fn run_with_stdin(command: &mut Command, stdin: &[u8]) -> Result<Ended> {
     output.try_into()
 }
 
-/// Runs dlcmd with these arguments against a server.
+/// Runs dlcmd against a server.
 ///
 /// # Errors
-/// When it can't be started, or ends by a signal.
+/// When dlcmd can't be started, or a signal ends it.
 pub fn dl<A: AsRef<OsStr>>(
     server: &Server,
     arguments: impl IntoIterator<Item = A>,

@@ -1,8 +1,8 @@
-//! An HTTP/1.1 proxy that goes wrong on purpose, between a store and a real S3 server.
+//! A faulty HTTP/1.1 proxy between a store and a real S3 server.
 //!
-//! Must hold: what it does to a request is a function of the plan in its handles; a request is
-//! passed on whole and once, or not at all; writes are passed on one after another, as the S3
-//! servers of the tests check the condition of a create in one step and store in another.
+//! Must hold: the faults depend only on the plan in the handles. A request is forwarded completely
+//! and once, or not at all. Writes are forwarded in sequence, because the test servers check and
+//! apply a conditional create in two steps.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -21,28 +21,28 @@ use tokio::sync::Semaphore;
 use crate::listen::Listening;
 use crate::point::KillPoint;
 
-/// What whoever asked gets instead of the answer. [`Fault::Before`]: nothing was passed on;
-/// [`Fault::AnswerLost`]: it was.
+/// The reply in place of the answer. [`Fault::Before`]: the request was not forwarded;
+/// [`Fault::AnswerLost`]: the server has answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Instead {
+pub enum FaultyAnswer {
     /// 500 Internal Server Error.
     Internal,
     /// 503 Slow Down.
     SlowDown,
-    /// The connection ends.
+    /// A closed connection.
     Dropped,
-    /// The first half of the answer, then the connection ends; nothing of an answer there is not.
+    /// The first half of the answer, then a closed connection; nothing where no answer exists.
     Cut,
-    /// The first half of the answer, then silence for this long.
+    /// The first half of the answer, then silence.
     Stalled(Duration),
 }
 
-/// The proxy, gone when it is dropped. Its faults go by the method of the request: `GET` (also
-/// for `HEAD` and listings), `PUT`, `DELETE`.
+/// The proxy, stopped on drop. Fault plans are per method: `GET` (with `HEAD` and listings), `PUT`,
+/// `DELETE`.
 #[derive(Debug)]
 pub struct Proxy {
     listening: Listening,
-    faults: Faults<Instead>,
+    faults: Faults<FaultyAnswer>,
     throttle: Arc<Mutex<Throttle>>,
     forgets: Arc<AtomicBool>,
     failed: Arc<AtomicU64>,
@@ -50,10 +50,10 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens on a free port and passes on to `upstream`, on a thread of its own.
+    /// Listens on a free port and forwards to `upstream`.
     ///
     /// # Errors
-    /// When there is no port or no thread.
+    /// When the port or the thread can't be had.
     pub fn start(upstream: SocketAddr, random: Arc<dyn Random>) -> Result<Self> {
         let (faults, throttle) = (Faults::new(random), Arc::<Mutex<Throttle>>::default());
         let (forgets, point) = (Arc::<AtomicBool>::default(), KillPoint::default());
@@ -72,39 +72,40 @@ impl Proxy {
         let listening = Listening::start(move |client| {
             let passing = Arc::clone(&passing);
             async move {
-                // A connection that fails ends, as one does on a bad network.
+                // A failed connection just ends, as on a bad network.
                 let _ = passing.serve(client).await;
             }
         })?;
         Ok(Self { listening, faults, throttle, forgets, failed, point })
     }
 
-    /// Where it listens.
+    /// The address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.listening.address()
     }
 
-    /// What goes wrong.
-    pub fn faults(&self) -> &Faults<Instead> {
+    /// The plan of faults.
+    pub fn faults(&self) -> &Faults<FaultyAnswer> {
         &self.faults
     }
 
-    /// Requests that had something else instead of their answer.
+    /// Requests whose answer was replaced.
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Where writes can be made the last ones of a process.
+    /// The point that kills a process at a chosen write.
     pub fn point(&self) -> &KillPoint {
         &self.point
     }
 
-    /// From now on it passes writes on without their conditions, as to a server that knows none.
+    /// Forwards writes without their conditions from now on, as to a server without conditional
+    /// writes.
     pub fn forget_conditions(&self) {
         self.forgets.store(true, Ordering::Relaxed);
     }
 
-    /// How slow it is: latency for each request, bandwidth for all bodies together.
+    /// Sets the latency of each request and the bandwidth of all bodies together.
     pub fn set_throttle(&self, throttle: Throttle) {
         *self.throttle.lock().unwrap_or_else(PoisonError::into_inner) = throttle;
     }
@@ -113,7 +114,7 @@ impl Proxy {
 #[derive(Debug)]
 struct Passing {
     upstream: SocketAddr,
-    faults: Faults<Instead>,
+    faults: Faults<FaultyAnswer>,
     throttle: Arc<Mutex<Throttle>>,
     forgets: Arc<AtomicBool>,
     failed: Arc<AtomicU64>,
@@ -124,7 +125,7 @@ struct Passing {
 }
 
 impl Passing {
-    /// One request for each connection: the answers say so.
+    /// Serves the only request of a connection: each answer closes the connection.
     async fn serve(&self, mut client: TcpStream) -> Result<()> {
         let mut request = read_request(&mut client).await?;
         if self.forgets.load(Ordering::Relaxed) {
@@ -132,7 +133,7 @@ impl Passing {
         }
         let method = match request.split(|byte| *byte == b' ').next() {
             Some(b"PUT") => "PUT",
-            // At Azure, deletes come in batches.
+            // Azure deletes in batches.
             Some(b"DELETE" | b"POST") => "DELETE",
             _ => "GET",
         };
@@ -162,9 +163,9 @@ impl Passing {
             return self.exchange(request).await;
         }
         let _alone = self.writes.acquire().await?;
-        let number = self.point.begin().context("nobody asks any more")?;
+        let number = self.point.begin().context("the process was killed before this write")?;
         let answer = self.exchange(request).await?;
-        ensure!(self.point.end(number), "nobody is left to be answered");
+        ensure!(self.point.end(number), "the process was killed after this write");
         Ok(answer)
     }
 
@@ -174,25 +175,30 @@ impl Passing {
         let (line, rest) = request.split_at(line);
         server.write_all(line).await?;
         server.write_all(b"\r\nConnection: close").await?;
-        // A server that refuses what the head says may close before it has read the body, and its
-        // answer is there all the same.
+        // A server that refuses a head may close before the end of the body; its answer still
+        // counts.
         let _ = server.write_all(rest).await;
         let mut answer = Vec::new();
         match server.read_to_end(&mut answer).await {
-            // A server that has answered may reset the connection.
+            // A server may reset the connection after its answer.
             Err(error) if error.kind() != ErrorKind::ConnectionReset => bail!(error),
             _ => Ok(answer),
         }
     }
 
-    async fn answer(&self, client: &mut TcpStream, instead: Instead, answer: &[u8]) -> Result<()> {
+    async fn answer(
+        &self,
+        client: &mut TcpStream,
+        instead: FaultyAnswer,
+        answer: &[u8],
+    ) -> Result<()> {
         let half = answer.get(..answer.len() / 2).unwrap_or_default();
         match instead {
-            Instead::Internal => client.write_all(&error("500 Internal Server Error")).await?,
-            Instead::SlowDown => client.write_all(&error("503 Slow Down")).await?,
-            Instead::Dropped => {}
-            Instead::Cut => client.write_all(half).await?,
-            Instead::Stalled(silence) => {
+            FaultyAnswer::Internal => client.write_all(&error("500 Internal Server Error")).await?,
+            FaultyAnswer::SlowDown => client.write_all(&error("503 Slow Down")).await?,
+            FaultyAnswer::Dropped => {}
+            FaultyAnswer::Cut => client.write_all(half).await?,
+            FaultyAnswer::Stalled(silence) => {
                 client.write_all(half).await?;
                 client.flush().await?;
                 self.clock.sleep(silence).await;
@@ -201,7 +207,7 @@ impl Passing {
         Ok(())
     }
 
-    /// All bodies share one line.
+    /// Waits for the bandwidth that all bodies share.
     async fn transfer(&self, throttle: Throttle, bytes: u64) {
         let Some(rate) = throttle.bytes_per_second else { return };
         let now = self.clock.monotonic();
@@ -214,7 +220,7 @@ impl Passing {
     }
 }
 
-/// Gives the header with the condition a name that means nothing.
+/// Disables the condition: overwrites the name of its header.
 fn forget(request: &mut [u8]) {
     const CONDITION: &[u8] = b"if-none-match:";
     let found =
@@ -229,7 +235,7 @@ fn error(status: &str) -> Vec<u8> {
     format!("HTTP/1.1 {status}\r\n{head}\r\n\r\n").into_bytes()
 }
 
-/// A head, and the body whose length it says.
+/// Reads a head and its body, as long as the head declares.
 async fn read_request(client: &mut TcpStream) -> Result<Vec<u8>> {
     const END: &[u8] = b"\r\n\r\n";
     let mut request = Vec::new();

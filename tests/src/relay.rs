@@ -1,7 +1,7 @@
-//! A relay between a server and its Redis, which sees every command that changes something.
+//! A relay between a server and its Redis that counts write commands.
 //!
-//! Must hold: commands are passed on as they came, one after another on each connection; what was
-//! passed on is answered by Redis, whether the server still lives or not.
+//! Must hold: commands are forwarded unchanged and in order on each connection. Redis answers every
+//! forwarded command, even if the server has died.
 
 use anyhow::{Result, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use crate::listen::Listening;
 use crate::point::KillPoint;
 
-/// The commands of the metadata store that change nothing. All scripts count as ones that do.
+/// Read-only commands of the metadata store. Scripts count as writes.
 const READS: [&str; 17] = [
     "GET",
     "HGET",
@@ -31,30 +31,30 @@ const READS: [&str; 17] = [
     "SELECT",
 ];
 
-/// The relay, gone when it is dropped.
+/// The relay, stopped on drop.
 #[derive(Debug)]
 pub struct Relay {
     listening: Listening,
 }
 
 impl Relay {
-    /// Listens on a free port and passes on to the Redis on this machine's port `redis`; writes
+    /// Listens on a free port and forwards to the Redis on port `redis` of this machine; writes
     /// count at `point`.
     ///
     /// # Errors
-    /// When there is no port or no thread.
+    /// When the port or the thread can't be had.
     pub fn start(redis: u16, point: KillPoint) -> Result<Self> {
         let listening = Listening::start(move |client| {
             let point = point.clone();
             async move {
-                // A connection that fails ends.
+                // A failed connection just ends.
                 let _ = serve(client, redis, &point).await;
             }
         })?;
         Ok(Self { listening })
     }
 
-    /// Its address as a metadata store.
+    /// The relay's address as a metadata store.
     pub fn url(&self) -> String {
         format!("redis://{}/0", self.listening.address())
     }
@@ -75,7 +75,9 @@ async fn serve(client: TcpStream, redis: u16, point: &KillPoint) -> Result<()> {
                 if READS.contains(&command.name.as_str()) {
                     to_server.write_all(bytes).await?;
                 } else {
-                    let Some(number) = point.begin() else { bail!("nobody asks any more") };
+                    let Some(number) = point.begin() else {
+                        bail!("the server was killed before this write")
+                    };
                     to_server.write_all(bytes).await?;
                     point.end(number);
                 }
@@ -88,7 +90,8 @@ async fn serve(client: TcpStream, redis: u16, point: &KillPoint) -> Result<()> {
         }
     };
     let answered = async {
-        // Also when the client is gone: a Redis whose answers nobody takes may drop what came.
+        // The loop reads on without a client: Redis may drop queued commands if its answers pile
+        // up.
         let (mut bytes, mut is_there) = (vec![0; 64 << 10], true);
         loop {
             match from_server.read(&mut bytes).await? {
@@ -106,19 +109,19 @@ async fn serve(client: TcpStream, redis: u16, point: &KillPoint) -> Result<()> {
         stopped = asked => stopped,
         answered = &mut answered => return answered,
     };
-    // Redis comes to the end of what it was given, and then closes.
+    // Redis executes the forwarded commands, then closes.
     to_server.shutdown().await?;
     answered.await?;
     stopped
 }
 
-/// One command of RESP, with its name in capital letters.
+/// A RESP command with its name in capital letters.
 struct Command {
     name: String,
     bytes: Vec<u8>,
 }
 
-/// The first whole command of what came: an array of strings, each behind its length.
+/// The first complete command: an array of strings with length prefixes.
 fn first_command(bytes: &[u8]) -> Option<Command> {
     let (count, mut at) = number(bytes, 0, b'*')?;
     let mut name = None;
@@ -131,7 +134,7 @@ fn first_command(bytes: &[u8]) -> Option<Command> {
     Some(Command { name: name.unwrap_or_default(), bytes: bytes.get(..at)?.to_vec() })
 }
 
-/// The number behind `mark` at `at`, and where what follows begins.
+/// The number behind `mark` at `at`, and the position after its line.
 fn number(bytes: &[u8], at: usize, mark: u8) -> Option<(usize, usize)> {
     let rest = bytes.get(at..)?.strip_prefix(&[mark])?;
     let end = rest.windows(2).position(|two| two == b"\r\n")?;

@@ -1,7 +1,7 @@
 //! Two independent S3 servers as processes: moto, written in Python, and s3s-fs, in Rust.
 //!
-//! Must hold: each runs on a free port with its own data, and ends with the test; one that is not
-//! installed fails the test with what to run.
+//! Must hold: each server has a free port and its own data, and ends with the test. A missing
+//! server fails the test, and the message names the command that installs it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,13 +18,13 @@ use tempfile::TempDir;
 use crate::cluster::clock;
 use crate::program::{Process, tool};
 
-/// A cold Python on a busy machine takes its time.
+/// The time limit for a start: a cold Python on a busy machine is slow.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The bucket that every server has.
+/// The bucket of every server.
 pub const BUCKET: &str = "chunks";
 
-/// Which server.
+/// The server's implementation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Keeps objects in memory.
@@ -43,15 +43,15 @@ pub struct S3 {
 }
 
 impl S3 {
-    /// Starts it.
+    /// Starts a server.
     ///
     /// # Errors
-    /// When it is not installed or does not start.
+    /// When the program is not installed or does not start.
     pub fn start(kind: Kind) -> Result<Self> {
         Self::start_on(kind, "127.0.0.1")
     }
 
-    /// The same with more variables.
+    /// Starts a server with additional environment variables.
     ///
     /// # Errors
     /// As [`S3::start`].
@@ -59,7 +59,7 @@ impl S3 {
         Self::run(kind, "127.0.0.1", variables)
     }
 
-    /// The same on an address of this machine, for those who are elsewhere.
+    /// Starts a server on another address of this machine, for clients in other network namespaces.
     ///
     /// # Errors
     /// As [`S3::start`].
@@ -94,22 +94,22 @@ impl S3 {
         Ok(server)
     }
 
-    /// Where it listens.
+    /// The address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What s3s-fs keeps its objects in.
+    /// The folder of an s3s-fs server's objects.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The process.
+    /// The process of the server.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// The address of a chunk store in it that nobody had before.
+    /// The address of a new, empty chunk store.
     pub fn fresh(&self) -> String {
         format!("s3://{BUCKET}/{}", self.prefixes.fetch_add(1, Ordering::Relaxed))
     }
@@ -125,7 +125,7 @@ impl S3 {
     }
 }
 
-/// What object_store has to be told to speak to the server, or to a proxy before it, at `address`.
+/// The settings of `object_store` for the server, or for a proxy in front, at `address`.
 pub fn settings(address: SocketAddr) -> Vec<(String, String)> {
     [
         ("AWS_ENDPOINT", format!("http://{address}")),
@@ -138,10 +138,10 @@ pub fn settings(address: SocketAddr) -> Vec<(String, String)> {
     .to_vec()
 }
 
-/// Starts a server that writes to `log` where it listens, and waits until it does.
+/// Starts a server that logs its address to `log`, and waits for the address.
 ///
 /// # Errors
-/// When it does not in time.
+/// When no address appears in time.
 pub(crate) fn run(command: &mut Command, log: &Path) -> Result<(Process, SocketAddr)> {
     let output = File::create(log)?;
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
@@ -152,12 +152,15 @@ pub(crate) fn run(command: &mut Command, log: &Path) -> Result<(Process, SocketA
         if let Some(address) = listening(&said) {
             return Ok((process, address));
         }
-        ensure!(!deadline.remaining(&*clock()).is_zero(), "{command:?} does not listen: {said}");
+        ensure!(
+            !deadline.remaining(&*clock()).is_zero(),
+            "{command:?} does not listen after a minute: {said}"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// The first address with a port: before, some say which one they were asked for.
+/// The first address with a port: some servers first log the requested address with port 0.
 fn listening(said: &str) -> Option<SocketAddr> {
     let mut addresses = said.split("http://").skip(1).filter_map(|rest| {
         let (address, _) = rest.split_once(|end: char| end.is_whitespace())?;

@@ -1,7 +1,7 @@
-//! Programs whose time of day is another one than that of this machine, and can be set while they
-//! run.
+//! Programs with a shifted time of day, adjustable while they run.
 //!
-//! Must hold: nothing else of them is changed; whoever waits goes by a clock of its own.
+//! Must hold: nothing else changes in the program; waits use the monotonic clock and are not
+//! affected.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,8 @@ use anyhow::{Context, Result};
 
 use crate::program::run;
 
-/// Adds to the time of day what stands in a file: eight bytes, least significant first, seconds.
+/// A library that adds an offset to the time of day: seconds in a file of eight bytes,
+/// little-endian.
 const SHIFT: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -41,19 +42,19 @@ int clock_gettime(clockid_t clock, struct timespec *at) {
 }
 "#;
 
-/// The time of day of some programs.
+/// A shifted clock for programs.
 #[derive(Debug)]
-pub struct Shift {
+pub struct ClockShift {
     library: PathBuf,
     off: PathBuf,
 }
 
-impl Shift {
-    /// As many seconds off as given, in files of that name in a folder; it needs the C compiler
-    /// that the build needs, too.
+impl ClockShift {
+    /// A clock with an offset of `seconds`; its files in `folder` start with `name`. The library is
+    /// compiled with the C compiler of the build.
     ///
     /// # Errors
-    /// When there is no compiler.
+    /// When the compiler is missing.
     pub fn new(folder: &Path, name: &str, seconds: i64) -> Result<Self> {
         let file = |end| folder.join(format!("{name}.{end}"));
         let (source, library) = (file("c"), file("so"));
@@ -66,16 +67,16 @@ impl Shift {
         Ok(shift)
     }
 
-    /// From now on so many seconds off.
+    /// Changes the offset.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// When the file can't be written.
     pub fn set(&self, seconds: i64) -> Result<()> {
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(&self.off)?;
         file.write_all_at(&seconds.to_le_bytes(), 0).context("set a clock")
     }
 
-    /// The variables of a program that goes by it.
+    /// The environment variables of a program with the shifted clock.
     pub fn variables(&self) -> Vec<(String, String)> {
         let variables = [("LD_PRELOAD", &self.library), ("CLOCK_OFF", &self.off)];
         variables.map(|(name, path)| (name.to_owned(), path.display().to_string())).to_vec()
@@ -92,15 +93,15 @@ mod tests {
     use crate::cluster::clock;
 
     #[test]
-    fn a_program_goes_by_the_clock_it_is_given() -> Result<()> {
+    fn a_program_uses_its_shifted_clock() -> Result<()> {
         let folder = tempfile::tempdir()?;
-        let shift = Shift::new(folder.path(), "late", 0)?;
+        let shift = ClockShift::new(folder.path(), "late", 0)?;
         let now = clock().now().duration_since(UNIX_EPOCH)?.as_secs() as i64;
         for off in [-172_800, 0, 3_600] {
             shift.set(off)?;
             let told = run(Command::new("date").arg("+%s").envs(shift.variables()))?.code(0)?;
             let told: i64 = told.text().trim().parse()?;
-            ensure!((told - off - now).abs() < 30, "{told} is not {now} and {off}");
+            ensure!((told - off - now).abs() < 30, "date prints {told}, expected {now} + {off}");
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! Tests that can't run on this machine, or not to their end: each says why, and is counted.
+//! Tests that can't run on this machine, or only partly: each prints its reason and is counted.
 //!
-//! Must hold: every skip is one whole line of the count, however many processes skip at once.
+//! Must hold: every skip is a whole line of the count file, also with concurrent processes.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
@@ -11,14 +11,14 @@ use anyhow::{Context, Result};
 
 use crate::tell;
 
-/// Ends a test that can't run here, or can't go on, with the reason. `make test` and `make torture`
-/// set `DIESEL_SKIPPED` to the file in which they count.
+/// Prints and counts the reason of a skipped test. `make test` and `make torture` set
+/// `DIESEL_SKIPPED` to the count file.
 ///
 /// # Errors
-/// When it can't be counted.
+/// When the count file can't be written.
 pub fn skip(why: impl Display) -> Result<()> {
     let thread = std::thread::current();
-    // Whoever runs a test gives its name to the thread.
+    // The test runner names the thread after the test.
     let line = line(thread.name().unwrap_or("a test"), why);
     tell(format_args!("skipped: {line}"));
     match std::env::var_os("DIESEL_SKIPPED") {
@@ -27,7 +27,7 @@ pub fn skip(why: impl Display) -> Result<()> {
     }
 }
 
-/// One line, however many the reason has.
+/// Joins the reason to a single line.
 fn line(test: &str, why: impl Display) -> String {
     let why = why.to_string();
     format!("{test}: {}", why.split_whitespace().collect::<Vec<_>>().join(" "))
@@ -35,7 +35,7 @@ fn line(test: &str, why: impl Display) -> String {
 
 fn count(file: &Path, line: &str) -> Result<()> {
     let to = OpenOptions::new().append(true).create(true).open(file);
-    // At the end of the file in one write, between whose bytes no other process writes.
+    // A single append: other processes can't write in between.
     let written = to.and_then(|mut to| to.write_all(format!("{line}\n").as_bytes()));
     written.with_context(|| format!("count a skipped test in {}", file.display()))
 }
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn skips_are_whole_lines_however_many_there_are_at_once() -> Result<()> {
+    fn concurrent_skips_are_whole_lines() -> Result<()> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("skipped");
         let line = line("a::test", "not here:\n  no such\ttool\n");
@@ -53,7 +53,7 @@ mod tests {
             let skip = || (0..50).try_for_each(|_| count(&file, &line));
             let skipping: Vec<_> = (0..8).map(|_| scope.spawn(skip)).collect();
             for skipped in skipping {
-                skipped.join().map_err(|_| anyhow::anyhow!("it ended early"))??;
+                skipped.join().map_err(|_| anyhow::anyhow!("the thread panicked"))??;
             }
             anyhow::Ok(())
         })?;
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skip_that_can_not_be_counted_fails_its_test() -> Result<()> {
+    fn an_uncounted_skip_fails_its_test() -> Result<()> {
         let folder = tempfile::tempdir()?;
         assert!(count(&folder.path().join("none/skipped"), "a::test: why").is_err());
         Ok(())

@@ -1,7 +1,7 @@
-//! A client that tries each request once, at one server, with ids the caller chose: what a test
-//! needs that wants to know exactly what was asked and answered.
+//! A client without retries, connected to a single server, with ids chosen by the caller. Tests use
+//! it to see each request and its answer.
 //!
-//! Must hold: nothing is tried again, and nothing is kept between two calls.
+//! Must hold: no request is repeated, and no state is kept between calls.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,20 +24,20 @@ use tonic::transport::{Channel, Endpoint};
 /// The files of a dataset: path and bytes.
 pub type Files = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The smallest chunks there are, in bytes.
+/// The smallest chunk size, in bytes.
 const CHUNK: u32 = 1 << 20;
 
-/// One connection to one server.
+/// A connection to a server.
 #[derive(Debug, Clone)]
 pub struct Wire {
     server: DieselClient<Channel>,
 }
 
 impl Wire {
-    /// Connects.
+    /// Connects to a server.
     ///
     /// # Errors
-    /// When nobody listens there.
+    /// When nothing listens at the address.
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let channel = Endpoint::from_shared(format!("http://{address}"))?.connect().await;
         let channel = channel.with_context(|| format!("connect to {address}"))?;
@@ -47,12 +47,12 @@ impl Wire {
         Ok(Self { server })
     }
 
-    /// The stub itself.
+    /// The generated stub.
     pub fn stub(&self) -> DieselClient<Channel> {
         self.server.clone()
     }
 
-    /// Creates a dataset of small chunks, or finds it.
+    /// Creates a dataset with small chunks, or returns the existing one.
     ///
     /// # Errors
     /// As the server answers.
@@ -63,7 +63,7 @@ impl Wire {
         id(&dataset.id)
     }
 
-    /// The dataset of a name; none when the server knows of none.
+    /// The id of a dataset; none for an unknown name.
     ///
     /// # Errors
     /// As the server answers.
@@ -79,7 +79,7 @@ impl Wire {
         }
     }
 
-    /// Ends a dataset.
+    /// Deletes a dataset.
     ///
     /// # Errors
     /// As the server answers.
@@ -103,7 +103,7 @@ impl Wire {
         Ok(Stamp::new(reply.into_inner().stamp))
     }
 
-    /// Deletes versions by the tombstone of that id.
+    /// Deletes versions with a tombstone of the given id.
     ///
     /// # Errors
     /// As the server answers.
@@ -118,7 +118,7 @@ impl Wire {
         Ok(Stamp::new(reply.into_inner().stamp))
     }
 
-    /// Rebuilds the metadata of all datasets; the last word on each, with all problems.
+    /// Rebuilds the metadata of all datasets; returns the last progress of each, with all problems.
     ///
     /// # Errors
     /// As the server answers.
@@ -136,7 +136,7 @@ impl Wire {
         Ok(told.into_values().collect())
     }
 
-    /// Purges a dataset; the last word, with all problems.
+    /// Purges a dataset; returns the last progress, with all problems.
     ///
     /// # Errors
     /// As the server answers.
@@ -154,7 +154,7 @@ impl Wire {
         Ok(last)
     }
 
-    /// Verifies a dataset; what was found.
+    /// Verifies a dataset and returns the findings.
     ///
     /// # Errors
     /// As the server answers.
@@ -168,10 +168,10 @@ impl Wire {
         Ok(findings)
     }
 
-    /// All files of a dataset, as a listing of everything below its root says.
+    /// All files of a dataset, from a recursive listing of its root.
     ///
     /// # Errors
-    /// As the server answers, or when the answer makes no sense.
+    /// As the server answers, or when the answer is invalid.
     pub async fn list(&self, dataset: DatasetId) -> Result<Vec<(FilePath, FileRecord)>> {
         let request = pb::ListRequest {
             dataset: Bytes::copy_from_slice(dataset.as_bytes()),
@@ -192,10 +192,10 @@ impl Wire {
         Ok(files)
     }
 
-    /// What stands at each of the paths, in their order.
+    /// The state of each path, in order.
     ///
     /// # Errors
-    /// As the server answers, or when the answer makes no sense.
+    /// As the server answers, or when the answer is invalid.
     pub async fn stat(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<StatItem>> {
         let request = StatRequest { dataset, paths: paths.to_vec() };
         let reply = self.stub().stat(pb::StatRequest::from(request)).await?.into_inner();
@@ -205,10 +205,10 @@ impl Wire {
         Ok(items.collect::<Result<_, _>>()?)
     }
 
-    /// The bytes of the files at these paths, in their order; none where nothing is.
+    /// The bytes of the files at these paths, in order; none for a missing path.
     ///
     /// # Errors
-    /// As the server answers, or when one of them can't be read.
+    /// As the server answers, or when a file can't be read.
     pub async fn read(
         &self,
         dataset: DatasetId,
@@ -246,10 +246,10 @@ impl Wire {
         Ok(found)
     }
 
-    /// All files with their bytes, read by path and checked against their checksums.
+    /// All files with their bytes, read by path and compared with their checksums.
     ///
     /// # Errors
-    /// As the server answers, or when a file is not what the listing says.
+    /// As the server answers, or when a file differs from the listing.
     pub async fn files(&self, dataset: DatasetId) -> Result<Files> {
         let listed = self.list(dataset).await?;
         let paths: Vec<FilePath> = listed.iter().map(|(path, _)| path.clone()).collect();
@@ -269,18 +269,18 @@ fn id(bytes: &[u8]) -> Result<DatasetId, Status> {
     Ok(DatasetId::from_bytes(bytes))
 }
 
-/// The shape of the chunks of these datasets.
+/// The shape of the chunks of the test datasets.
 ///
 /// # Errors
-/// None, while the format has such chunks.
+/// None, while the format permits the shape.
 pub fn shape() -> Result<ChunkShape> {
     Ok(ChunkShape::new(CHUNK, 64)?)
 }
 
-/// A sealed chunk of these files, as a client sends it.
+/// A sealed chunk of these files, as from a client.
 ///
 /// # Errors
-/// When they don't fit.
+/// When the files don't fit.
 pub fn chunk<'a>(
     id: ChunkId,
     dataset: DatasetId,

@@ -1,7 +1,6 @@
-//! The files and packages of this repository, as git and cargo see them.
+//! The files and packages of this repository, from git and cargo.
 //!
-//! Must hold: a new file counts before it is committed, a deleted or ignored one doesn't; and
-//! nothing is fetched, so the tests run without a network.
+//! Must hold: uncommitted new files count, deleted and ignored files don't. No network is used.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,31 +9,31 @@ use std::sync::LazyLock;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-/// One package of the workspace.
+/// A package of the workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Package {
-    /// The name in its manifest.
+    /// The name in the manifest.
     pub name: String,
-    /// Its `Cargo.toml`, relative to the root.
+    /// The path of `Cargo.toml`, relative to the root.
     pub manifest: PathBuf,
     /// The first source file of each library, binary, test and example, relative to the root.
     pub roots: Vec<PathBuf>,
-    /// The names of its programs.
+    /// The names of the package's programs.
     pub programs: Vec<String>,
-    /// What it asks for of the other packages in the workspace.
+    /// The dependencies on packages of the workspace.
     pub edges: Vec<Edge>,
 }
 
 /// A dependency on another package of the workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edge {
-    /// The package asked for.
+    /// The name of the dependency.
     pub to: String,
-    /// What it is needed for.
+    /// The purpose of the dependency.
     pub need: Need,
 }
 
-/// What a dependency is needed for.
+/// The purpose of a dependency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// The library or binary itself.
@@ -45,8 +44,8 @@ pub enum Need {
     Build,
 }
 
-/// The root of the repository: the one whose tests are run, which cargo says when it starts them.
-/// The one they were compiled in may be another clone that has the same target folder.
+/// The root of the repository under test, from the manifest path that cargo sets at run time. The
+/// compile-time path may belong to another clone with the same target folder.
 pub fn root() -> &'static Path {
     static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
         let manifest = std::env::var_os("CARGO_MANIFEST_DIR");
@@ -93,7 +92,7 @@ pub fn text(file: &Path) -> Result<Option<String>> {
 ///
 /// # Errors
 ///
-/// When cargo fails, or prints what this does not understand.
+/// When cargo fails, or its output is not understood.
 pub fn packages() -> Result<Vec<Package>> {
     let printed = stdout_of(Command::new(env!("CARGO")).args([
         "metadata",

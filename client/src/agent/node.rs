@@ -1,4 +1,4 @@
-//! The agent of this node as tools see it: to become it, to ask it, to stop it.
+//! The agent of the node for tools: claim its place, ask for its status, stop it.
 //!
 //! Must hold: every wait ends.
 
@@ -15,39 +15,39 @@ use crate::remote::ConnectOptions;
 use crate::snapshot::{Snapshot, SnapshotCache};
 use crate::task::TaskOptions;
 use crate::worker::Attacher;
+use crate::worker::address::AgentAddress;
 use crate::worker::memory::{Access, SharedMemory};
 use crate::worker::message::{FromAgent, Servers, ToAgent};
-use crate::worker::runtime::Place;
 use crate::worker::socket::Socket;
 
 /// How long an agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the process of an agent that ends may last.
+/// Time for an ending agent's process to exit.
 const ENDING: Duration = Duration::from_secs(5);
 
-/// The right to be the agent of a task on this node.
+/// The right to be the agent of a task on the node.
 #[derive(Debug)]
 pub struct Claim {
     /// The socket at which workers connect.
     pub listener: OwnedFd,
-    /// Held for as long as the agent lives.
+    /// The lock of the agent, kept for its whole life.
     pub lock: OwnedFd,
 }
 
-/// Becomes the agent of a task; none while there is another one.
+/// Becomes the agent of a task; none while another agent runs.
 ///
 /// # Errors
-/// [`Kind::Local`] when the folder for it can't be used.
+/// [`Kind::Local`] if the folder of the task can't be used.
 pub fn claim(options: &ConnectOptions, task: &TaskOptions) -> Result<Option<Claim>, Error> {
-    let claimed = place(options, task).claim();
+    let claimed = address(options, task).claim();
     let failed = |why| Error::new(Kind::Local, "use", task.folder.display(), why);
     Ok(claimed.map_err(failed)?.map(|(listener, lock)| Claim { listener, lock }))
 }
 
-/// Starts the agent of a task unless it runs, and has it open a dataset.
+/// Starts the agent of a task unless the agent runs already, and lets the agent open a dataset.
 ///
 /// # Errors
-/// [`Kind::NotFound`] for a dataset that is not there, [`Kind::Local`] when no agent can be started.
+/// [`Kind::NotFound`] for an unknown dataset, [`Kind::Local`] if no agent can be started.
 pub fn start(
     options: &ConnectOptions,
     task: &TaskOptions,
@@ -58,21 +58,21 @@ pub fn start(
     Ok(())
 }
 
-/// What the agent of a task says of itself, as JSON.
+/// The status report of the agent of a task, as JSON.
 ///
 /// # Errors
-/// [`Kind::NotFound`] when there is no agent, [`Kind::Local`] when it does not answer.
+/// [`Kind::NotFound`] without an agent, [`Kind::Local`] without an answer.
 pub fn status(options: &ConnectOptions, task: &TaskOptions) -> Result<String, Error> {
     match ask(options, task, &ToAgent::Status)?.0 {
         FromAgent::Status(status) => Ok(status),
-        _ => Err(failed(task, "its answer makes no sense")),
+        _ => Err(failed(task, "the answer of the agent makes no sense")),
     }
 }
 
-/// Ends the agent of a task, and waits until it has.
+/// Ends the agent of a task, and waits for its end.
 ///
 /// # Errors
-/// As [`status`].
+/// As for [`status`].
 pub fn stop(options: &ConnectOptions, task: &TaskOptions) -> Result<(), Error> {
     let (_, socket) = ask(options, task, &ToAgent::Stop)?;
     while socket.receive::<FromAgent>(PATIENCE).map_err(|why| failed(task, why))?.is_some() {}
@@ -91,20 +91,25 @@ fn ask(
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    Err(failed(task, "it ends, and does not answer any more"))
+    Err(failed(task, "the agent is ending; try again"))
 }
 
-/// Asks an agent; nothing when it ends without an answer, as one does that takes connections until its
-/// last thread is gone.
+/// Asks an agent; nothing if the agent ends without an answer. An ending agent still accepts
+/// connections until its last thread is gone.
 fn ask_once(
     options: &ConnectOptions,
     task: &TaskOptions,
     question: &ToAgent,
 ) -> Result<Option<(FromAgent, Socket)>, Error> {
-    let socket = place(options, task).connect().map_err(|why| match why.kind() {
+    let socket = address(options, task).connect().map_err(|why| match why.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             let subject = format!("task {}", task.name);
-            Error::new(Kind::NotFound, "find the agent of", subject, "none runs on this machine")
+            Error::new(
+                Kind::NotFound,
+                "find the agent of",
+                subject,
+                "no agent runs on this machine",
+            )
         }
         _ => failed(task, why),
     })?;
@@ -113,19 +118,19 @@ fn ask_once(
         Ok(answer) => Ok(answer.map(|(answer, _)| (answer, socket))),
         Err(why) => match why.kind() {
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Ok(None),
-            io::ErrorKind::TimedOut => Err(failed(task, silence(place(options, task).holder()))),
+            io::ErrorKind::TimedOut => Err(failed(task, silence(address(options, task).holder()))),
             _ => Err(failed(task, why)),
         },
     }
 }
 
-/// Why an agent may not answer.
+/// The cause of a missing answer.
 fn silence(process: Option<u32>) -> String {
     let Some(process) = process else {
-        return format!("it does not answer within {PATIENCE:?}");
+        return format!("the agent does not answer within {PATIENCE:?}");
     };
     let status = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // The name of the program, in brackets, may hold anything; the state is the first word behind it.
+    // The program name, in brackets, may hold anything; the state is the next word.
     let state = status.rsplit_once(')').and_then(|(_, words)| words.trim_start().chars().next());
     match state {
         Some('T' | 't') => format!(
@@ -136,19 +141,19 @@ fn silence(process: Option<u32>) -> String {
     }
 }
 
-fn place(options: &ConnectOptions, task: &TaskOptions) -> Place {
-    Place::of(task, &Servers::of(options))
+fn address(options: &ConnectOptions, task: &TaskOptions) -> AgentAddress {
+    AgentAddress::of(task, &Servers::of(options))
 }
 
 fn failed(task: &TaskOptions, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::new(Kind::Local, "ask the agent of", format!("task {}", task.name), why)
 }
 
-/// A descriptor by which another process can map a snapshot: of its file in the cache, else of a copy
-/// in memory.
+/// A descriptor for another process to map a snapshot: of its file in the cache, else of a copy in
+/// memory.
 ///
 /// # Errors
-/// When neither can be had.
+/// Errors of the memory for the copy.
 pub fn snapshot_file(snapshot: &Snapshot, cache: Option<&SnapshotCache>) -> io::Result<OwnedFd> {
     if let Some(file) = cache.and_then(|cache| cache.file_of(snapshot)) {
         return Ok(File::into(file));
@@ -159,13 +164,10 @@ pub fn snapshot_file(snapshot: &Snapshot, cache: Option<&SnapshotCache>) -> io::
     Ok(file)
 }
 
-/// Has every descriptor but the standard ones closed when this process starts a program.
+/// Closes all descriptors but the standard ones when the process starts a program.
 pub fn close_on_exec() {
-    #[expect(
-        unsafe_code,
-        reason = "there is no safe way to reach descriptors that nobody here opened"
-    )]
-    // SAFETY: nothing is closed now; only whoever calls `exec` sees a difference.
+    #[expect(unsafe_code, reason = "there is no safe way to reach descriptors of unknown origin")]
+    // SAFETY: the call closes nothing now; only `exec` closes the descriptors.
     let _ = unsafe {
         libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC)
     };

@@ -1,7 +1,6 @@
-//! Reads by number or path that copy into memory of the caller, or borrow the memory of the node's
-//! cache.
+//! Reads by number or path into memory of the caller, or borrowed from the cache of the node.
 //!
-//! Must hold: the node's cache is asked first; whatever it can't give comes from the servers.
+//! Must hold: a read asks the cache of the node first, and the servers for anything missing there.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -18,8 +17,8 @@ use crate::remote::ReadItem;
 use crate::snapshot::Snapshot;
 use crate::worker::{Presence, View, Worker};
 
-/// A file: its path ([`AsPath`]), or its number in the snapshot (`u32`). Only this crate implements the
-/// trait.
+/// A file: a path ([`AsPath`]), or a number in the snapshot (`u32`). Only the library implements
+/// the trait.
 pub trait AsFile: sealed::Sealed {
     /// The path or the number.
     #[doc(hidden)]
@@ -33,7 +32,7 @@ mod sealed {
     impl<P: super::AsPath<super::FilePath>> Sealed for P {}
 }
 
-/// What an [`AsFile`] is.
+/// The file named by an [`AsFile`].
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum FileKey<'a> {
@@ -60,7 +59,7 @@ impl Dataset {
     /// Reads a file to the beginning of `buffer`; gives its length in bytes.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] for a buffer that is too short, and those of [`get`](Self::get).
+    /// [`Kind::Invalid`] for a short buffer; otherwise as for [`get`](Self::get).
     pub fn get_into(&self, file: impl AsFile, buffer: &mut [u8]) -> Result<usize, Error> {
         let file = file.as_file()?;
         if let Some((worker, number)) = self.cached(&file)?
@@ -74,12 +73,12 @@ impl Dataset {
         Ok(bytes.len())
     }
 
-    /// Reads many files one behind the other into `buffer`: where each of them lies in it, in their
-    /// order.
+    /// Reads files one behind the other into `buffer`; gives their ranges in the buffer, in the
+    /// order of `files`.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] for a buffer that is too short, and those of [`get`](Self::get), for the first
-    /// file that fails.
+    /// For the first file that fails: [`Kind::Invalid`] for a short buffer; otherwise as for
+    /// [`get`](Self::get).
     pub fn get_many_into<F: AsFile>(
         &self,
         files: &[F],
@@ -113,19 +112,25 @@ impl Dataset {
         Ok(places)
     }
 
-    /// The bytes of a file, borrowed where they lie in the node's cache. Their chunk stays there as long as
-    /// the view lives: drop it soon, or copy.
+    /// Borrows the bytes of a file from the cache of the node. The chunk of the file stays in the
+    /// cache while the view lives: drop the view soon, or copy.
     ///
     /// # Errors
-    /// Those of [`get`](Self::get).
+    /// As for [`get`](Self::get).
     pub fn view(&self, file: impl AsFile) -> Result<View, Error> {
-        self.view_of(&file.as_file()?)
+        let file = file.as_file()?;
+        if let Some((worker, number)) = self.cached(&file)?
+            && let Some(view) = worker.view(number)
+        {
+            return Ok(view);
+        }
+        Ok(View::from(self.get_past_cache(&file)?))
     }
 
-    /// The same of many files, in their order.
+    /// Borrows many files, in their order.
     ///
     /// # Errors
-    /// Those of [`get`](Self::get), for the first file that fails.
+    /// As for [`get`](Self::get), for the first file that fails.
     pub fn view_many<F: AsFile>(&self, files: &[F]) -> Result<Vec<View>, Error> {
         let files = files.iter().map(AsFile::as_file).collect::<Result<Vec<_>, _>>()?;
         let mut views = Vec::with_capacity(files.len());
@@ -142,59 +147,58 @@ impl Dataset {
                 continue;
             }
             if known.as_ref().is_some_and(|(worker, _)| worker.is_attached()) {
-                views.push(View::of(self.get_past_cache(file)?));
+                views.push(View::from(self.get_past_cache(file)?));
             } else {
                 let read = self.get_many_of_servers(files.get(there..).unwrap_or_default())?;
-                views.extend(read.into_iter().map(View::of));
+                views.extend(read.into_iter().map(View::from));
             }
         }
         Ok(views)
     }
 
-    /// Hands over files, by number, that lie in the memory of this node now, and waits for nothing; ends
-    /// before the first file that is absent. Gives how many were handed over: 0 for a handle that reads
-    /// through no agent.
+    /// Lends the bytes of files by number, without waiting, up to the first file absent from the
+    /// memory of the node. Gives the number of files lent: 0 for a handle without an agent.
     pub fn lend_present(&self, numbers: &[u32], take: impl FnMut(&[u8])) -> usize {
         self.worker().map_or(0, |(worker, _)| worker.lend_present(numbers, take))
     }
 
-    /// Appends views of files, by number, that lie in the memory of this node now, and waits for nothing;
-    /// ends before the first file that is absent.
+    /// Appends views of files by number, without waiting, up to the first file absent from the
+    /// memory of the node.
     pub fn view_present(&self, numbers: &[u32], views: &mut Vec<View>) {
         if let Some((worker, _)) = self.worker() {
             worker.view_present(numbers, views);
         }
     }
 
-    fn view_of(&self, file: &FileKey<'_>) -> Result<View, Error> {
-        if let Some((worker, number)) = self.cached(file)?
-            && let Some(view) = worker.view(number)
-        {
-            return Ok(view);
-        }
-        Ok(View::of(self.get_past_cache(file)?))
-    }
-
-    /// Has the agent of this node bring the chunks of a selection into memory, as far as memory goes, in the
-    /// order of their numbers; does not wait for them. [`presence`](Self::presence) tells how many are there.
+    /// Asks the agent of the node to load the chunks of a selection, in the order of their numbers,
+    /// as far as memory goes. The call does not wait; [`presence`](Self::presence) shows the
+    /// progress.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] for a handle without a snapshot of a task and for the selection of another one,
-    /// [`Kind::Local`] without an agent, and while the agent has too many prefetches to do.
+    /// [`Kind::Invalid`] for a handle without a snapshot of a task, and for the selection of
+    /// another snapshot. [`Kind::Local`] without an agent, and while the agent has too many
+    /// prefetches.
     pub fn prefetch(&self, selection: &Selection) -> Result<(), Error> {
         let worker = self.worker_for(selection, "prefetch")?;
         let failed = |why| Error::new(Kind::Local, "prefetch", self.0.remote.address(), why);
         worker.prefetch(selection)?.map_err(failed)
     }
 
-    /// How many chunks of a selection are in the memory of this node.
+    /// The number of chunks of a selection in the memory of the node.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] as [`prefetch`](Self::prefetch), [`Kind::Local`] without an agent.
+    /// [`Kind::Invalid`] as for [`prefetch`](Self::prefetch), [`Kind::Local`] without an agent.
     pub fn presence(&self, selection: &Selection) -> Result<Presence, Error> {
-        const ACTION: &str = "look for chunks of";
+        const ACTION: &str = "count cached chunks of";
         let worker = self.worker_for(selection, ACTION)?;
-        let none = || Error::new(Kind::Local, ACTION, self.0.remote.address(), "no agent is there");
+        let none = || {
+            Error::new(
+                Kind::Local,
+                ACTION,
+                self.0.remote.address(),
+                "no agent runs on this machine",
+            )
+        };
         worker.presence(selection)?.ok_or_else(none)
     }
 
@@ -202,21 +206,21 @@ impl Dataset {
         let invalid = |why| Error::new(Kind::Invalid, action, self.0.remote.address(), why);
         let (worker, snapshot) = self
             .worker()
-            .ok_or_else(|| invalid("the handle does not read through an agent: name a task"))?;
+            .ok_or_else(|| invalid("the handle reads without an agent; name a task"))?;
         if selection.files() != snapshot.files() {
-            return Err(invalid("the selection is one of another snapshot"));
+            return Err(invalid("the selection is of another snapshot"));
         }
         Ok(worker)
     }
 
-    /// The worker and the snapshot that reads go through; none for a handle without a task, or one
-    /// through which something was written.
+    /// The worker and the snapshot for reads; none for a handle without a task, or after a write
+    /// through the handle.
     #[inline]
     pub(super) fn worker(&self) -> Option<(&Arc<Worker>, &Arc<Snapshot>)> {
         Some((self.0.worker.as_ref()?, self.snapshot()?))
     }
 
-    /// Where to ask for a file first.
+    /// The worker and the number of a file, if the cache may hold the file.
     #[inline]
     pub(super) fn cached(&self, file: &FileKey<'_>) -> Result<Option<(&Arc<Worker>, u32)>, Error> {
         let Some((worker, snapshot)) = self.worker() else { return Ok(None) };
@@ -226,7 +230,7 @@ impl Dataset {
         })
     }
 
-    /// The numbers of files; that of no file for a path where none is.
+    /// The numbers of files; an invalid number for a path without a file.
     fn numbers(&self, snapshot: &Snapshot, files: &[FileKey<'_>]) -> Result<Vec<u32>, Error> {
         let paths = files.iter().filter_map(|file| match file {
             FileKey::Number(_) => None,
@@ -242,14 +246,14 @@ impl Dataset {
 
     fn get_past_cache(&self, file: &FileKey<'_>) -> Result<Bytes, Error> {
         match self.cached(file)? {
-            Some((worker, number)) => worker.elsewhere(number, || self.get_of_servers(file)),
+            Some((worker, number)) => worker.uncached(number, || self.get_of_servers(file)),
             None => self.get_of_servers(file),
         }
     }
 
     fn get_of_servers(&self, file: &FileKey<'_>) -> Result<Bytes, Error> {
         match file {
-            FileKey::Path(path) => self.get_elsewhere(path),
+            FileKey::Path(path) => self.get_uncached(path),
             FileKey::Number(number) => {
                 let snapshot = self.numbering()?;
                 let item = ReadItem::from((snapshot.path(*number)?, snapshot.record(*number)?));
@@ -268,10 +272,10 @@ impl Dataset {
         self.get_many(&paths)?.into_iter().collect()
     }
 
-    /// The snapshot that numbers the files.
+    /// The snapshot with the numbers of the files.
     fn numbering(&self) -> Result<&Arc<Snapshot>, Error> {
         let none = || {
-            let why = "there is no snapshot that numbers the files";
+            let why = "the handle has no snapshot, so files have no numbers";
             Error::new(Kind::Invalid, "read", self.0.remote.address(), why)
         };
         self.snapshot().ok_or_else(none)

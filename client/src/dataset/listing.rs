@@ -1,6 +1,6 @@
-//! Listings of folders, by a snapshot or by the servers.
+//! Listings of folders, from a snapshot or from the servers.
 //!
-//! Must hold: both give the same entries in the same order.
+//! Must hold: both sources give the same entries in the same order.
 
 use dl_format::DirPath;
 use dl_proto::ListEntry;
@@ -11,11 +11,11 @@ use crate::path::AsPath;
 use crate::remote::Pages;
 use crate::snapshot::Walk;
 
-/// The entries of a folder, in the byte order of their paths; a folder sorts as its name and a
-/// slash. Ends after the first error.
+/// The entries of a folder, in the byte order of their paths. A folder sorts by its name with a
+/// slash. The listing ends after the first error.
 pub struct Listing(Source);
 
-/// Where entries come from.
+/// The source of the entries.
 enum Source {
     Snapshot(Walk),
     Servers(Box<Pages>),
@@ -29,12 +29,12 @@ impl std::fmt::Debug for Listing {
 }
 
 impl Dataset {
-    /// What is in a folder (paper, DL_ls): its files and folders, or with `recursive` all files
-    /// below it. With `names_only` files come without their records, which is faster.
+    /// The files and folders of a folder (paper, DL_ls), or with `recursive` all files below the
+    /// folder. With `names_only` files come faster, without their records.
     ///
     /// # Errors
-    /// [`Kind::NotFound`](crate::Kind::NotFound) when there is no such folder, and those of the
-    /// servers and of the way to them. Entries can fail later.
+    /// [`Kind::NotFound`](crate::Kind::NotFound) if there is no such folder, and errors of the
+    /// servers and of the connection. Later entries can fail too.
     pub fn list(
         &self,
         dir: impl AsPath<DirPath>,

@@ -1,6 +1,7 @@
-//! The ways to a handle.
+//! Opening of datasets.
 //!
-//! Must hold: a handle with a snapshot is given where a snapshot can be had and was asked for.
+//! Must hold: a handle gets a snapshot if the caller asks for snapshots and a snapshot is
+//! available.
 
 use std::path::Path;
 
@@ -13,12 +14,13 @@ use crate::remote::{Client, ConnectOptions};
 use crate::snapshot::{Snapshot, SnapshotCache};
 
 impl Dataset {
-    /// Connects to a dataset that exists, with usual settings (paper, DL_connect), to read it: with
-    /// a snapshot in the cache of this user, [`SnapshotCache::of_user`], where one can be had.
+    /// Connects to an existing dataset, with usual settings (paper, DL_connect). The handle reads
+    /// from a snapshot in the cache of the user, [`SnapshotCache::of_user`], if a snapshot is
+    /// available.
     ///
     /// # Errors
-    /// [`Kind::NotFound`] when there is none of that name ([`Client::create_dataset`] makes one),
-    /// [`Kind::Invalid`] for what can't be a name, and those of [`Client::connect`].
+    /// [`Kind::NotFound`] for an unknown name ([`Client::create_dataset`] creates a dataset),
+    /// [`Kind::Invalid`] for an invalid name. Otherwise as for [`Client::connect`].
     pub fn connect(
         user: &str,
         key: Option<&str>,
@@ -39,17 +41,17 @@ impl Dataset {
 }
 
 impl Client {
-    /// A dataset that exists. With [`ConnectOptions::snapshots`] it answers from a snapshot, as
-    /// [`Dataset::with_snapshot`] does, unless none can be had: then it asks the servers.
+    /// An existing dataset. With [`ConnectOptions::snapshots`] the handle answers from a snapshot,
+    /// as with [`Dataset::with_snapshot`]. The servers answer if no snapshot is available.
     ///
     /// # Errors
-    /// [`Kind::NotFound`] when there is none of that name.
+    /// [`Kind::NotFound`] for an unknown name.
     pub fn dataset(&self, name: &DatasetName) -> Result<Dataset, Error> {
         if let Some(dataset) = self.of_task(name)? {
             return Ok(dataset);
         }
         let dataset = Dataset::new(self.find(name)?);
-        // Of one that is being rebuilt no version is known.
+        // A dataset has no known version during a rebuild of its metadata.
         let is_known = !matches!(dataset.info().counts, Counts::Unknown(_));
         let cache = self.options().snapshots.as_ref().filter(|_| is_known);
         let Some(cache) = cache else { return Ok(dataset) };
@@ -59,11 +61,11 @@ impl Client {
         })
     }
 
-    /// A dataset by its snapshot in a file, of which the servers are asked nothing: only when a file
-    /// is read. `name` is what they call it.
+    /// A dataset by a snapshot file. Only reads of files send requests to the servers. `name` is
+    /// the name of the dataset at the servers.
     ///
     /// # Errors
-    /// As [`Dataset::load_meta`].
+    /// As for [`Dataset::load_meta`].
     pub fn by_snapshot(
         &self,
         name: &DatasetName,
@@ -75,17 +77,17 @@ impl Client {
         Ok(Dataset::new(self.described(info)).answering(snapshot))
     }
 
-    /// The dataset of that name: a new one with chunks of that shape, or the one that exists, with
-    /// the shape it has.
+    /// The dataset with a name: a new dataset with chunks of the given shape, or the existing
+    /// dataset, with its own shape.
     ///
     /// # Errors
-    /// Those of the servers and of the way to them.
+    /// Errors of the servers and of the connection.
     pub fn create_dataset(&self, name: &DatasetName, shape: ChunkShape) -> Result<Dataset, Error> {
         Ok(Dataset::new(self.create(name, shape)?))
     }
 }
 
-/// What a snapshot says of its dataset, which the servers call by this name.
+/// The description of a dataset by its snapshot and its name at the servers.
 pub(super) fn info_of(name: &DatasetName, snapshot: &Snapshot) -> DatasetInfo {
     DatasetInfo {
         name: name.clone(),

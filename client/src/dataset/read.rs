@@ -1,7 +1,8 @@
-//! Reads of files by path: along the order of an epoch where one is read, else from the servers, by
-//! records where a snapshot has them.
+//! Reads of files by path: from the chunks of an epoch, if the handle has an epoch, else from the
+//! servers. A snapshot spares the servers the lookup.
 //!
-//! Must hold: a file that an epoch has is not asked for; of many files each is answered for itself.
+//! Must hold: no request asks for a file of the current epoch's chunks. Each file of a batch has a
+//! result of its own.
 
 use std::io::Write;
 
@@ -15,7 +16,7 @@ use crate::error::{Error, Kind};
 use crate::path::AsPath;
 use crate::remote::{FileSink, ReadItem};
 
-/// A file of many that are to be read.
+/// A file of a batch.
 enum Begun {
     /// No request is needed.
     Done(Result<Bytes, Error>),
@@ -26,10 +27,10 @@ impl Dataset {
     /// Reads a file into memory (paper, DL_get).
     ///
     /// # Errors
-    /// [`Kind::NotFound`] when there is none,
-    /// [`Kind::Conflict`] when it is a folder,
-    /// [`Kind::Corrupt`] when the stored bytes are damaged,
-    /// [`Kind::Invalid`] when it can't be a path.
+    /// [`Kind::NotFound`] if there is no such file,
+    /// [`Kind::Conflict`] for a folder,
+    /// [`Kind::Corrupt`] for damaged stored bytes,
+    /// [`Kind::Invalid`] for an invalid path.
     pub fn get(&self, path: impl AsPath<FilePath>) -> Result<Bytes, Error> {
         let path = path.as_path("read")?;
         if let Some((worker, snapshot)) = self.worker()
@@ -37,25 +38,25 @@ impl Dataset {
         {
             return match worker.read(number) {
                 Some(bytes) => Ok(bytes),
-                None => worker.elsewhere(number, || self.get_elsewhere(&path)),
+                None => worker.uncached(number, || self.get_uncached(&path)),
             };
         }
-        self.get_elsewhere(&path)
+        self.get_uncached(&path)
     }
 
-    /// The same past the node's cache.
-    pub(super) fn get_elsewhere(&self, path: &FilePath) -> Result<Bytes, Error> {
+    /// Reads a file without the cache of the node.
+    pub(super) fn get_uncached(&self, path: &FilePath) -> Result<Bytes, Error> {
         match self.begin(path)? {
             Begun::Done(file) => file,
             Begun::Asked(item) => self.0.remote.get(&item),
         }
     }
 
-    /// Reads many files into memory, in as few requests as is useful: each file, or why it could
-    /// not be read, in the order of `paths`.
+    /// Reads many files into memory, in as few requests as useful. Each file, or its error, in the
+    /// order of `paths`.
     ///
     /// # Errors
-    /// When a request fails as a whole: those of the servers and of the way to them.
+    /// Errors of the servers and of the connection, for a request that fails as a whole.
     pub fn get_many<P: AsPath<FilePath>>(
         &self,
         paths: &[P],
@@ -75,7 +76,7 @@ impl Dataset {
         Ok(files.collect())
     }
 
-    /// A file of the node's cache, else as [`begin`](Self::begin).
+    /// A file of the cache of the node, else as [`begin`](Self::begin).
     fn begin_anywhere(&self, path: &impl AsPath<FilePath>) -> Result<Begun, Error> {
         if let Some((worker, snapshot)) = self.worker()
             && let Ok(path) = path.as_path("read")
@@ -87,8 +88,8 @@ impl Dataset {
         self.begin(path)
     }
 
-    /// A file of an epoch or one that can't be read, else what to ask for. The error is that of the
-    /// way to the servers.
+    /// A file of the epoch, an error for an unreadable file, or else the item to request. The call
+    /// fails if the epoch's source fails.
     fn begin(&self, path: &impl AsPath<FilePath>) -> Result<Begun, Error> {
         let path = match path.as_path("read") {
             Ok(path) => path,
@@ -103,19 +104,18 @@ impl Dataset {
         })
     }
 
-    /// A file that is there already, or is fetched with its chunk.
+    /// A file of the epoch: in memory, or fetched with its chunk.
     fn read_ahead(&self, path: &FilePath) -> Option<FileRead> {
         let (epoch, snapshot) = self.epoch()?;
-        // What is wrong with the path is told where it is read as usual.
+        // The usual read reports a bad path.
         let number = snapshot.number(path).ok()??;
         epoch.read_ahead(number)
     }
 
-    /// Reads many files, and hands each over as soon as it is there, with its number among
-    /// `items`: with records, in requests of a bounded size, so that memory is bounded. Files with
-    /// records that lie next to each other in a chunk are read as one, so items in the order of
-    /// their chunks and offsets come fastest. Files of more than a chunk are for
-    /// [`read_to`](Self::read_to).
+    /// Reads many files, and hands over each file on arrival, with its index in `items`. For items
+    /// with records, requests have a bounded size, and so has memory. Neighbours in a chunk are
+    /// read as one range, so items in the order of chunks and offsets come fastest.
+    /// [`read_to`](Self::read_to) is for files larger than a chunk.
     pub fn read_files(&self, items: Vec<ReadItem>, sink: &mut FileSink<'_>) {
         let cached = self.cached_numbers(&items);
         let (mut numbers, mut readable) = (Vec::with_capacity(items.len()), Vec::new());
@@ -136,16 +136,16 @@ impl Dataset {
             self.0.remote.read_files(&readable, &mut |item, file| sink(number_of(item), file));
         };
         match numbers.first().and_then(|first| cached.get(*first).copied().flatten()) {
-            Some(first) => self.elsewhere(first, read),
+            Some(first) => self.uncached(first, read),
             None => read(),
         }
     }
 
-    /// Reads a file of any size with bounded memory; gives its length in bytes. When it fails,
-    /// what was written is the beginning of the file.
+    /// Reads a file of any size with bounded memory; gives its length in bytes. After a failure
+    /// `writer` has the beginning of the file.
     ///
     /// # Errors
-    /// As [`get`](Self::get), and [`Kind::Local`] when `writer` fails.
+    /// As for [`get`](Self::get), and [`Kind::Local`] if `writer` fails.
     pub fn read_to(&self, item: impl Into<ReadItem>, writer: &mut dyn Write) -> Result<u64, Error> {
         let item = item.into();
         let cached = self.cached_numbers(std::slice::from_ref(&item));
@@ -164,20 +164,22 @@ impl Dataset {
         let item = ReadItem { record: Some(record), ..item };
         let mut read = || self.0.remote.read_to(&item, record, writer);
         match cached.first().copied().flatten() {
-            Some(number) => self.elsewhere(number, read),
+            Some(number) => self.uncached(number, read),
             None => read(),
         }
     }
 
-    /// Reads a file from the servers, by its number in the snapshot, and tells the node's agent.
-    fn elsewhere<T>(&self, number: u32, read: impl FnOnce() -> T) -> T {
+    /// Reads a file from the servers, by its number in the snapshot, and reports the read to the
+    /// agent.
+    fn uncached<T>(&self, number: u32, read: impl FnOnce() -> T) -> T {
         match self.worker() {
-            Some((worker, _)) => worker.elsewhere(number, read),
+            Some((worker, _)) => worker.uncached(number, read),
             None => read(),
         }
     }
 
-    /// The numbers of files that the node's cache may have, as the snapshot has them; none for the others.
+    /// The numbers of files with equal content in the snapshot, which the cache of the node may
+    /// hold; none for the rest.
     fn cached_numbers(&self, items: &[ReadItem]) -> Vec<Option<u32>> {
         let Some((_, snapshot)) = self.worker() else { return Vec::new() };
         let number = |item: &ReadItem| {
@@ -190,10 +192,10 @@ impl Dataset {
         items.iter().map(number).collect()
     }
 
-    /// Hands over a file of the node's cache, by its index among many that are read in this order; false
-    /// where it has to be read elsewhere.
+    /// Lends a file of the node's cache, by its index in a batch read in order. Gives false if the
+    /// file is absent.
     fn lend(&self, numbers: &[Option<u32>], index: usize, take: &mut dyn FnMut(&[u8])) -> bool {
-        /// Chunks that the agent may fetch while this one is read.
+        /// Chunks for the agent to fetch during the read.
         const AHEAD: usize = 8;
         let Some((worker, snapshot)) = self.worker() else { return false };
         let Some(Some(number)) = numbers.get(index).copied() else { return false };
@@ -222,7 +224,8 @@ impl Dataset {
         Err(Error::new(kind, "read", self.address_of(path), why))
     }
 
-    /// The item with its record where a snapshot answers, or why there is nothing to read.
+    /// The item with its record from the snapshot, if there is a snapshot; an error if there is no
+    /// such file.
     fn known_item(&self, item: ReadItem) -> Result<ReadItem, Error> {
         let Some(snapshot) = self.snapshot().filter(|_| item.record.is_none()) else {
             return Ok(item);

@@ -1,6 +1,6 @@
-//! Handles that read through the agent of this node.
+//! Handles that read through the agent of the node.
 //!
-//! Must hold: without an agent a handle reads from the servers, and a note says so once.
+//! Must hold: without an agent a handle reads from the servers, and logs a single warning.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::worker::message::{Servers, milliseconds};
 use crate::worker::{Attacher, Worker};
 
 impl Client {
-    /// A dataset as the agent of this node has it; none without a task.
+    /// A dataset as held by the agent of the node; none without a task.
     pub(super) fn of_task(&self, name: &DatasetName) -> Result<Option<Dataset>, Error> {
         let Some(task) = &self.options().task else { return Ok(None) };
         let servers = Servers::of(self.options());
@@ -31,14 +31,14 @@ impl Client {
                 return self.until_attached(name, attacher).map(Some);
             }
         };
-        let snapshot = Arc::new(Snapshot::map_sealed(&file, "the agent's snapshot".as_ref())?);
+        let snapshot = Arc::new(Snapshot::map_shared(&file, "the agent's snapshot".as_ref())?);
         let remote = self.described(info_of(name, &snapshot));
         let worker = Worker::new(attacher, Arc::clone(&snapshot), Some(attached));
         Ok(Some(Dataset::with(remote, Some(snapshot), Some(Arc::new(worker)))))
     }
 
-    /// A dataset by its newest snapshot, read from the servers until an agent with the same version is
-    /// there; read from the servers for good where no snapshot can be had.
+    /// A dataset by its newest snapshot, read from the servers until an agent with the same version
+    /// runs. Without a snapshot the servers answer all reads for good.
     fn until_attached(&self, name: &DatasetName, attacher: Attacher) -> Result<Dataset, Error> {
         let dataset = Dataset::new(self.find(name)?);
         let cache = self.options().snapshots.clone().or_else(SnapshotCache::of_user);
@@ -51,7 +51,7 @@ impl Client {
 }
 
 impl Servers {
-    /// Of the options of a client.
+    /// The settings of a client that an agent needs.
     pub fn of(options: &ConnectOptions) -> Self {
         let certificate = options.certificate.as_ref();
         Self {
@@ -59,14 +59,14 @@ impl Servers {
             key: options.key.clone(),
             addresses: options.servers.clone(),
             ca: options.ca.clone(),
-            certificate: certificate.map(|one| (one.certificate.clone(), one.key.clone())),
+            certificate: certificate.map(|files| (files.certificate.clone(), files.key.clone())),
             plain_text_key: options.plain_text_key,
             connect_timeout: milliseconds(options.connect_timeout),
             request_timeout: milliseconds(options.request_timeout),
         }
     }
 
-    /// As options of a client that reads from the servers.
+    /// Options of a client for reads from the servers.
     pub fn options(&self) -> ConnectOptions {
         let certificate = self.certificate.clone();
         ConnectOptions {

@@ -1,9 +1,9 @@
-//! Reading a dataset in the order of an epoch (paper, 4.3): which file comes next for which thread and
-//! which process, and the token to go on with.
+//! Reading of a dataset in the order of an epoch (paper, 4.3): the next file for each thread and
+//! process, and the token to resume.
 //!
-//! Must hold: the files of the rank, or of its worker, each once, in the order of docs/ORDER.md; a
-//! file that can't be had is named and the next one follows; no file is passed over while its source
-//! can't be asked. Where files come from is the affair of a [`FileSource`].
+//! Must hold: the files of the rank, or of its worker, come once each, in the order of
+//! docs/ORDER.md. A failed file is named, and the next file follows. While the source fails as a
+//! whole, no file is passed over. A [`FileSource`] reads the files.
 
 mod source;
 #[cfg(test)]
@@ -24,36 +24,36 @@ use crate::snapshot::Snapshot;
 pub(crate) use source::{FileRead, FileSource, OpenSource};
 pub(crate) use turns::Turns;
 
-/// What is being done, in errors.
 const SHUFFLE: &str = "shuffle";
 
-/// What one rank, or a worker of its loader, reads in an epoch.
+/// The part of an epoch that a rank, or a worker of its loader, reads.
 #[derive(Debug, Clone)]
 pub struct ShuffleOptions {
-    /// Of all ranks of the task.
+    /// The order of all ranks.
     pub order: OrderSettings,
-    /// Which of them this is, counted from 0.
+    /// The rank, counted from 0.
     pub rank: u32,
-    /// The rank's worker that this is; none reads all of the rank's files.
+    /// The worker of the rank; none to read all files of the rank.
     pub worker: Option<Worker>,
     /// The files to read; none for all.
     pub selection: Option<Selection>,
-    /// Where to go on, with any number of ranks. Its seed, epoch and group count, and not those of
-    /// the settings.
+    /// The position to resume, with any number of ranks. The seed, epoch and group of the token
+    /// replace those of `order`.
     pub resume: Option<ResumeToken>,
-    /// Files of this rank, or of its worker, that were read already, from where the epoch begins or goes on.
+    /// The number of files read before, by the rank or its worker, from the begin or the resumption
+    /// on.
     pub read: u64,
 }
 
 impl ShuffleOptions {
-    /// Everything, for one process. Twice `group` chunks are held in memory.
+    /// All files, for a single process. Memory holds twice `group` chunks.
     pub fn new(seed: u64, epoch: u64, group: u32) -> Self {
         let order = OrderSettings::new(seed, epoch, group);
         Self { order, rank: 0, worker: None, selection: None, resume: None, read: 0 }
     }
 
-    /// The share of one of `world` processes. Each is a node of its own, so that every chunk but
-    /// those at the ends of shares is read by one of them alone.
+    /// The share of a process among `world` processes. Each process is its own node, so two
+    /// processes share only the chunks at the ends of their shares.
     #[must_use]
     pub fn of_rank(mut self, rank: u32, world: u32) -> Self {
         self.rank = rank;
@@ -62,8 +62,8 @@ impl ShuffleOptions {
         self
     }
 
-    /// The share of one of `workers` processes of the rank, which a loader asks for batches of
-    /// `batch` files in turns. Each of them fetches the chunks of the rank for itself.
+    /// The share of a worker process among `workers`, for a loader that takes batches of `batch`
+    /// files in turn. Each worker fetches the chunks of the rank separately.
     #[must_use]
     pub fn of_worker(mut self, number: u32, workers: u32, batch: u32) -> Self {
         self.worker = Some(Worker { number, workers, batch });
@@ -74,49 +74,47 @@ impl ShuffleOptions {
 /// A file of an epoch.
 #[derive(Debug, Clone)]
 pub struct EpochFile {
-    /// Which of the rank's files this is, counted from 0 where the epoch begins or goes on.
+    /// The index among the rank's files, from the begin or the resumption on.
     pub position: u64,
-    /// Its number in the snapshot.
+    /// The number in the snapshot.
     pub number: u32,
-    /// Its path.
+    /// The path.
     pub path: FilePath,
-    /// What it holds, or why it can't be had. The bytes keep up to 256 KiB of their chunk in memory:
-    /// copy those of small files that are kept for long.
+    /// The content or the error of the file. The bytes keep up to 256 KiB of their chunk in memory:
+    /// copy small files before keeping them for long.
     pub bytes: Result<Bytes, Error>,
 }
 
-/// The files of one rank, or of one of its workers, in one epoch, in their order. Cheap to clone;
-/// clones share it, and each file is handed to one of them. Usable from any thread.
+/// The files of a rank, or of a worker, in an epoch, in order. A clone is cheap and shares the
+/// position, so each file goes to a single clone. Usable from any thread.
 ///
-/// While it lives, reads of files along the order through the handle that it was made with are
-/// answered from the chunks that it fetches. A process that is forked off begins where its parent
-/// was; its reads go to the servers.
+/// While the epoch lives, its chunks also answer reads of these files through its handle. A forked
+/// process continues at the position of its parent; its reads go to the servers.
 #[derive(Debug, Clone)]
 #[must_use = "reads go along the order only while the epoch lives"]
 pub struct Epoch(Arc<Inner>);
 
 struct Inner {
-    /// As users write it.
+    /// The address of the dataset, as users write addresses.
     dataset: String,
     snapshot: Arc<Snapshot>,
     order: Arc<Order>,
     rank: u32,
     worker: Worker,
     selection: String,
-    /// As far as any process of this line of forks has come.
+    /// The position, over all processes in a line of forks.
     position: AtomicU64,
     open: OpenSource,
     reader: PerProcess<Reader>,
 }
 
-/// What one process reads an epoch with.
 #[derive(Debug)]
 struct Reader {
     turns: Turns,
     source: Box<dyn FileSource>,
 }
 
-/// An epoch, as long as somebody else holds it.
+/// An epoch without ownership.
 #[derive(Debug)]
 pub(crate) struct WeakEpoch(Weak<Inner>);
 
@@ -126,7 +124,7 @@ impl WeakEpoch {
     }
 }
 
-/// The source is opened by a function.
+/// The open function has no useful text.
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { dataset, order, rank, worker, selection, position, reader, .. } = self;
@@ -148,7 +146,6 @@ impl Inner {
             .map_err(|why| Error::new(why.kind(), SHUFFLE, &self.dataset, why))
     }
 
-    /// This process's own.
     fn reader(&self) -> Result<&Reader, Error> {
         self.reader.get_or_make(|| {
             let mut cursor = self.cursor()?;
@@ -160,7 +157,7 @@ impl Inner {
 }
 
 impl Reader {
-    /// The first file that no thread has, once it may be read.
+    /// The first file without a thread, once its read is possible.
     fn next(&self) -> Option<(u64, u32, FileRead)> {
         loop {
             let turn = self.turns.give()?;
@@ -181,7 +178,7 @@ impl Reader {
 }
 
 impl Epoch {
-    /// Begins or goes on with an epoch of `dataset`, whose files `open` reads.
+    /// Begins or resumes an epoch of `dataset`; `open` opens the source of its files.
     pub(crate) fn begin(
         dataset: String,
         snapshot: Arc<Snapshot>,
@@ -223,34 +220,33 @@ impl Epoch {
         WeakEpoch(Arc::downgrade(&self.0))
     }
 
-    /// A file out of turn that this process has, or fetches already.
+    /// A file out of order, if already in memory or in fetching.
     pub(crate) fn read_ahead(&self, number: u32) -> Option<FileRead> {
         self.0.reader.get()?.source.read_ahead(number)
     }
 
-    /// The next file; none when all were handed out. Waits until its chunk is there.
+    /// The next file; none at the end. Waits for the chunk of the file.
     ///
-    /// A file that can't be had is handed out with the reason in its [`EpochFile::bytes`], after it
-    /// was asked for again: the next one follows.
+    /// A failed file, after a second try, carries its error in [`EpochFile::bytes`], and the next
+    /// file follows.
     ///
     /// # Errors
-    /// When no server answered for as long as a request may take: the file is not passed over, and
-    /// the next call tries it again.
+    /// If no server answers within the time of a request. The next call tries the same file again.
     pub fn next(&self) -> Result<Option<EpochFile>, Error> {
         let reader = self.0.reader()?;
         let Some((position, number, read)) = reader.next() else { return Ok(None) };
-        // For a process that is forked off.
+        // A forked process starts from here.
         self.0.position.store(reader.turns.position(), Ordering::Relaxed);
         let (bytes, path) = (read?, self.0.snapshot.path(number)?);
         let position = self.0.worker.of_rank(position);
         Ok(Some(EpochFile { position, number, path, bytes }))
     }
 
-    /// The numbers of the next files, at most so many, for a caller who reads them through the handle; none
-    /// when all were handed out.
+    /// The numbers of the next files, at most `files`, for a caller who reads them through the
+    /// handle; none at the end.
     ///
     /// # Errors
-    /// Those of [`Dataset::shuffle`](crate::Dataset::shuffle), in a process that is forked off.
+    /// As for [`Dataset::shuffle`](crate::Dataset::shuffle), in a forked process.
     pub fn take(&self, files: usize) -> Result<Vec<u32>, Error> {
         let reader = self.0.reader()?;
         let mut numbers = Vec::new();
@@ -267,32 +263,32 @@ impl Epoch {
         Ok(numbers)
     }
 
-    /// Files that are handed out here, from where the epoch begins or goes on.
+    /// The number of all files, from the begin or the resumption on.
     pub fn length(&self) -> u64 {
         self.0.worker.share(self.0.order.length())
     }
 
-    /// How many of them were handed out, one after the other.
+    /// The number of files handed out so far, without gaps.
     pub fn position(&self) -> u64 {
         let here = self.0.reader.get().map(|reader| reader.turns.position());
         here.unwrap_or_else(|| self.0.position.load(Ordering::Relaxed))
     }
 
-    /// The numbers of all of them, in their order.
+    /// The numbers of all files, in order.
     ///
     /// # Errors
-    /// None, after [`Dataset::shuffle`](crate::Dataset::shuffle) found that there is such a rank.
+    /// None in practice: [`Dataset::shuffle`](crate::Dataset::shuffle) has checked the rank.
     pub fn cursor(&self) -> Result<Cursor, Error> {
         self.0.cursor()
     }
 
-    /// The snapshot that numbers the files.
+    /// The snapshot with the numbers of the files.
     pub fn snapshot(&self) -> &Arc<Snapshot> {
         &self.0.snapshot
     }
 
-    /// Where the task is when each of its ranks, by all of its workers, has read the first `read` of
-    /// its files; the [`EpochFile::position`] of a file is how many come before it.
+    /// The position of the task after each rank, with all its workers, has read its first `read`
+    /// files. The [`EpochFile::position`] of a file is the number of files before.
     pub fn token(&self, read: u64) -> ResumeToken {
         let settings = self.0.order.settings();
         ResumeToken {

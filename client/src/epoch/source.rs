@@ -1,6 +1,6 @@
-//! Where the files of an epoch come from, as one process sees it.
+//! The source of the files of an epoch, for a single process.
 //!
-//! Must hold: an unreadable file is told apart from an interrupted way to all files.
+//! Must hold: the failure of a file differs from a failure of the whole source.
 
 use std::fmt::Debug;
 
@@ -9,17 +9,16 @@ use bytes::Bytes;
 use crate::error::Error;
 use crate::order::Cursor;
 
-/// The bytes of a file, or the reason why the file is unreadable. The outer error means: no server could
-/// be asked.
+/// The bytes or the error of a file. The outer error means: no server answered.
 pub(crate) type FileRead = Result<Result<Bytes, Error>, Error>;
 
-/// Reads the files of an order, and may fetch them before they are asked for.
+/// Reads the files of an order, perhaps ahead of the requests.
 pub(crate) trait FileSource: Debug + Send + Sync {
     /// The file with a number, at a position of the order. None while memory is full of files at earlier
     /// positions that other threads still read: the caller comes back after the end of such a read.
     fn read(&self, position: u64, number: u32) -> Option<FileRead>;
 
-    /// The caller reads the files before a position by himself.
+    /// Skips the files before a position, which the caller reads without the source.
     fn pass(&self, position: u64);
 
     /// The file with a number, out of turn, for a caller who may keep the bytes. None for a file neither
@@ -27,6 +26,6 @@ pub(crate) trait FileSource: Debug + Send + Sync {
     fn read_ahead(&self, number: u32) -> Option<FileRead>;
 }
 
-/// Makes the source of the current process, for the files left in a cursor.
+/// Opens the source of the current process, for the files left in a cursor.
 pub(crate) type OpenSource =
     Box<dyn Fn(Cursor) -> Result<Box<dyn FileSource>, Error> + Send + Sync>;

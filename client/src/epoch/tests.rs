@@ -1,4 +1,4 @@
-//! Epochs over a source that does as each test says.
+//! Epochs over a scripted source.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use crate::process::tests::holds_in_a_child;
 
 const FILES: u32 = 24;
 
-/// What becomes of a read, by position.
+/// The result of a read, by position.
 type Script = dyn Fn(u64) -> Option<Result<(), Error>> + Send + Sync;
 
 struct Scripted(Arc<Script>);
@@ -21,7 +21,7 @@ impl fmt::Debug for Scripted {
     }
 }
 
-/// Each file holds its number.
+/// Fills each file with its number.
 fn bytes_of(number: u32) -> Bytes {
     Bytes::copy_from_slice(&number.to_le_bytes())
 }
@@ -39,7 +39,7 @@ impl FileSource for Scripted {
 }
 
 fn away() -> Error {
-    Error::new(Kind::Unreachable, "read", "a chunk", "nobody is there")
+    Error::new(Kind::Unreachable, "read", "a chunk", "no server answers")
 }
 
 /// An epoch of four chunks of six files, in groups of two chunks.
@@ -94,7 +94,7 @@ fn files_come_in_their_order_for_ranks_workers_and_tokens() {
 }
 
 #[test]
-fn a_file_that_could_not_be_asked_for_comes_again_before_all_others() {
+fn a_file_without_a_server_comes_again_before_all_others() {
     let is_away = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&is_away);
     let epoch = epoch(options(), move |_| match seen.load(Ordering::SeqCst) {
@@ -114,14 +114,14 @@ fn a_file_that_could_not_be_asked_for_comes_again_before_all_others() {
     assert!(epoch.read_ahead(4).is_none());
 }
 
-/// A thread waits for the reads of others, one of which fails and whose thread then gives up.
+/// A thread waits for the read of another thread, which fails and gives its file back.
 #[test]
-fn who_waits_for_others_goes_on_with_a_file_that_they_gave_back() {
+fn a_waiting_thread_takes_a_file_given_back_by_another() {
     let is_waiting = Arc::new(AtomicBool::new(false));
     let failed = Arc::new(AtomicBool::new(false));
     let (waiting, tried) = (Arc::clone(&is_waiting), Arc::clone(&failed));
     let epoch = epoch(options(), move |position| match position {
-        // The first try ends once another thread was put off.
+        // The first try ends after another thread has begun to wait.
         0 if !tried.load(Ordering::SeqCst) => {
             while !waiting.load(Ordering::SeqCst) {
                 thread::yield_now();
@@ -154,7 +154,7 @@ fn who_waits_for_others_goes_on_with_a_file_that_they_gave_back() {
 }
 
 #[test]
-fn a_forked_process_begins_where_its_parent_was_with_a_source_of_its_own() {
+fn a_forked_process_resumes_with_its_own_source() {
     let epoch = epoch(options(), |_| Some(Ok(())));
     let order: Vec<u32> = epoch.cursor().unwrap().collect();
     for position in 0..5 {

@@ -11,21 +11,20 @@ use crate::order::Cursor;
 /// Gives the files of an order to the threads of one process.
 #[derive(Debug)]
 pub(crate) struct Turns {
-    inside: Mutex<Inside>,
-    /// A read has ended.
+    inner: Mutex<Inner>,
     ended: Condvar,
 }
 
 #[derive(Debug)]
-struct Inside {
+struct Inner {
     cursor: Cursor,
     /// Files that were given back, by position.
     returned: BTreeMap<u64, u32>,
-    /// Given to threads that still read them.
-    under_way: usize,
+    /// The number of threads with a file in reading.
+    reading: usize,
     /// Reads that have ended.
     ends: u64,
-    /// Threads in [`Turns::wait`]: without any, nobody is woken.
+    /// Threads in [`Turns::wait`]; without any, a read ends without a signal.
     waiting: usize,
 }
 
@@ -42,17 +41,16 @@ pub(crate) struct Turn {
 impl Turns {
     /// The files left in a cursor.
     pub(crate) fn new(cursor: Cursor) -> Self {
-        let inside =
-            Inside { cursor, returned: BTreeMap::new(), under_way: 0, ends: 0, waiting: 0 };
-        Self { inside: Mutex::new(inside), ended: Condvar::new() }
+        let inner = Inner { cursor, returned: BTreeMap::new(), reading: 0, ends: 0, waiting: 0 };
+        Self { inner: Mutex::new(inner), ended: Condvar::new() }
     }
 
     /// The first file without a thread; none when all were given.
     pub(crate) fn give(&self) -> Option<Turn> {
-        let mut inside = self.lock();
-        let (position, number) = inside.next()?;
-        inside.under_way += 1;
-        Some(Turn { position, number, ends: inside.ends })
+        let mut inner = self.lock();
+        let (position, number) = inner.next()?;
+        inner.reading += 1;
+        Some(Turn { position, number, ends: inner.ends })
     }
 
     /// The file was handed over.
@@ -62,16 +60,16 @@ impl Turns {
 
     /// The file could not be read, and is given again.
     pub(crate) fn give_back(&self, turn: Turn) {
-        let mut inside = self.lock();
-        inside.returned.insert(turn.position, turn.number);
-        self.finish(inside);
+        let mut inner = self.lock();
+        inner.returned.insert(turn.position, turn.number);
+        self.finish(inner);
     }
 
-    fn finish(&self, mut inside: MutexGuard<'_, Inside>) {
-        inside.under_way -= 1;
-        inside.ends += 1;
-        let is_awaited = inside.waiting > 0;
-        drop(inside);
+    fn finish(&self, mut inner: MutexGuard<'_, Inner>) {
+        inner.reading -= 1;
+        inner.ends += 1;
+        let is_awaited = inner.waiting > 0;
+        drop(inner);
         if is_awaited {
             self.ended.notify_all();
         }
@@ -80,32 +78,32 @@ impl Turns {
     /// The file can't be read before reads of other threads end: gives the file back, and waits until
     /// such a read has ended, or none is left.
     pub(crate) fn wait(&self, turn: Turn) {
-        let mut inside = self.lock();
-        inside.returned.insert(turn.position, turn.number);
-        inside.under_way -= 1;
-        if inside.under_way == 0 {
+        let mut inner = self.lock();
+        inner.returned.insert(turn.position, turn.number);
+        inner.reading -= 1;
+        if inner.reading == 0 {
             self.ended.notify_all();
         }
-        inside.waiting += 1;
-        while inside.ends == turn.ends && inside.under_way > 0 {
-            inside = self.ended.wait(inside).unwrap_or_else(PoisonError::into_inner);
+        inner.waiting += 1;
+        while inner.ends == turn.ends && inner.reading > 0 {
+            inner = self.ended.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
-        inside.waiting -= 1;
+        inner.waiting -= 1;
     }
 
     /// Files before the first file to give.
     pub(crate) fn position(&self) -> u64 {
-        let inside = self.lock();
-        let next = inside.cursor.position();
-        inside.returned.keys().next().map_or(next, |first| next.min(*first))
+        let inner = self.lock();
+        let next = inner.cursor.position();
+        inner.returned.keys().next().map_or(next, |first| next.min(*first))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Inside {
+impl Inner {
     fn next(&mut self) -> Option<(u64, u32)> {
         let position = self.cursor.position();
         self.returned.pop_first().or_else(|| Some((position, self.cursor.next()?)))

@@ -1,32 +1,32 @@
-//! One rank's, or one worker's, way through an order.
+//! The files of a rank, or of a worker, in order.
 //!
-//! Must hold: holds the files of one group, and no more than that.
+//! Must hold: memory holds the files of a single group.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Order, OrderError, Way, Worker};
+use super::{Order, OrderError, Stride, Worker};
 
-/// Gives the numbers of the files that one rank, or one worker of a rank, reads, in order.
+/// An iterator over the file numbers of a rank, or of a worker of a rank.
 #[derive(Debug, Clone)]
 pub struct Cursor {
     order: Arc<Order>,
     rank: u32,
-    way: Way,
+    stride: Stride,
     worker: Worker,
-    /// Files given so far, of how many.
+    /// The number of files given so far, and of all files.
     given: u64,
     length: u64,
-    /// Places of the group in `files`.
+    /// The places of the group in `files`.
     group: Range<u64>,
     files: Vec<u32>,
-    /// In `files`: the next one, and where the piece ends that is read without a look at the order.
+    /// Indexes in `files`: the next file, and the end of the prepared run.
     next: usize,
     stop: usize,
 }
 
 impl Cursor {
-    /// The way of one rank.
+    /// The files of a rank.
     ///
     /// # Errors
     /// [`OrderError::Rank`].
@@ -34,8 +34,8 @@ impl Cursor {
         Self::of_worker(order, rank, Worker::ONLY)
     }
 
-    /// The way of one worker of a rank: what a loader gets that asks its workers for batches in
-    /// turn is the order of the rank.
+    /// The files of a worker of a rank. A loader that takes batches from its workers in turn gets
+    /// the order of the rank.
     ///
     /// # Errors
     /// [`OrderError::Rank`], [`OrderError::Worker`].
@@ -49,7 +49,7 @@ impl Cursor {
             return Err(OrderError::Worker { number, workers, batch });
         }
         Ok(Self {
-            way: order.way(rank),
+            stride: order.stride(rank),
             rank,
             worker,
             given: 0,
@@ -62,44 +62,41 @@ impl Cursor {
         })
     }
 
-    /// The order.
     pub(crate) fn order(&self) -> &Order {
         &self.order
     }
 
-    /// The rank.
     pub(crate) fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// Which of the rank's workers.
     pub(crate) fn worker(&self) -> Worker {
         self.worker
     }
 
-    /// Files that it gives in all.
+    /// The number of all files of the cursor.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Files that it has given or passed over.
+    /// The number of files given or passed over.
     pub fn position(&self) -> u64 {
         self.given
     }
 
-    /// Goes to where `position` files have been given.
+    /// Continues after `position` files.
     pub fn seek(&mut self, position: u64) {
         self.given = position.min(self.length);
         (self.next, self.stop) = (0, 0);
     }
 
-    /// For each chunk the number of its first file and, behind them, the number of files.
+    /// For each chunk the number of its first file; at the end the number of files.
     pub(super) fn first_files(&self) -> &[u32] {
         &self.order.first_files
     }
 
-    /// Gives the files up to the end of the group that the next one is in, and goes on behind them.
-    /// No file comes twice: who pads and comes round begins a group anew.
+    /// Appends the files up to the end of the current group, and continues after them. No file
+    /// comes twice: a wrap-around of padding begins another group.
     pub(super) fn take_group(&mut self, files: &mut Vec<u32>) {
         let mut before = None;
         while let Some((place, _)) = self.place() {
@@ -107,10 +104,10 @@ impl Cursor {
                 return;
             }
             before = Some(place);
-            if self.turn().is_none() {
+            if self.prepare().is_none() {
                 return;
             }
-            let step = self.way.step as usize;
+            let step = self.stride.step as usize;
             let piece = self.files.get(self.next..self.stop).unwrap_or_default();
             let count = piece.len().div_ceil(step);
             files.extend(piece.iter().step_by(step));
@@ -119,23 +116,22 @@ impl Cursor {
         }
     }
 
-    /// The place of the next file, and how many of this cursor's follow in one piece, itself
-    /// included.
+    /// The place of the next file, and the number of files in the same run from there on.
     fn place(&self) -> Option<(u64, u64)> {
         if self.given >= self.length {
             return None;
         }
         let (index, in_batch) = self.worker.at(self.given);
-        let Way { places, first, step } = &self.way;
-        // Only who pads comes round to the beginning.
+        let Stride { places, first, step } = &self.stride;
+        // Only padding wraps around.
         let (place, together) = places.at((first + index * step) % places.length().max(1))?;
         let together = together.div_ceil(*step).min(in_batch);
         Some((place, together.min(self.length - self.given)))
     }
 
-    /// Prepares the piece that the next file is in.
+    /// Prepares the run with the next file.
     #[cold]
-    fn turn(&mut self) -> Option<()> {
+    fn prepare(&mut self) -> Option<()> {
         let (place, together) = self.place()?;
         if !self.group.contains(&place) {
             let group = self.order.group_at(place);
@@ -143,7 +139,7 @@ impl Cursor {
             self.group = group.places;
         }
         self.next = (place - self.group.start) as usize;
-        let stop = together.saturating_sub(1).saturating_mul(self.way.step).saturating_add(1);
+        let stop = together.saturating_sub(1).saturating_mul(self.stride.step).saturating_add(1);
         self.stop = self.files.len().min(self.next.saturating_add(stop as usize));
         Some(())
     }
@@ -155,10 +151,10 @@ impl Iterator for Cursor {
     #[inline]
     fn next(&mut self) -> Option<u32> {
         if self.next >= self.stop {
-            self.turn()?;
+            self.prepare()?;
         }
         let file = *self.files.get(self.next)?;
-        self.next += self.way.step as usize;
+        self.next += self.stride.step as usize;
         self.given += 1;
         Some(file)
     }

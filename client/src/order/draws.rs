@@ -1,9 +1,9 @@
-//! The numbers that an order is drawn with: xoshiro256++ (Blackman, Vigna: "Scrambled linear
-//! pseudorandom number generators", 2021), its state from SplitMix64 (Steele, Lea, Flood, 2014).
+//! The random numbers of an order: xoshiro256++ (Blackman, Vigna: "Scrambled linear pseudorandom
+//! number generators", 2021), with a state from SplitMix64 (Steele, Lea, Flood, 2014).
 //!
-//! Must hold: what docs/ORDER.md says, number for number, on every machine and for ever.
+//! Must hold: the numbers are those of docs/ORDER.md, on every machine and for ever.
 
-/// What a generator is for: no two uses share their numbers.
+/// The use of a generator. No two uses share their numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum Stream {
@@ -13,14 +13,13 @@ pub(super) enum Stream {
     Files = 1,
 }
 
-/// Numbers for one shuffle.
 #[derive(Debug)]
 pub(super) struct Draws([u64; 4]);
 
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl Draws {
-    /// Those of one stream of one epoch; `index` tells shuffles of a stream apart.
+    /// The numbers of a stream of an epoch; `index` separates the shuffles of a stream.
     pub(super) fn new(seed: u64, epoch: u64, stream: Stream, index: u64) -> Self {
         let key = [seed, epoch, stream as u64, index];
         let mut state =
@@ -44,8 +43,8 @@ impl Draws {
         drawn
     }
 
-    /// A number below `bound`, which is not 0, each with the same probability (Lemire: "Fast
-    /// random integer generation in an interval", 2019).
+    /// A uniform number below `bound`, which is not 0 (Lemire: "Fast random integer generation in
+    /// an interval", 2019).
     fn below(&mut self, bound: u64) -> u64 {
         let mut wide = u128::from(self.next()) * u128::from(bound);
         if (wide as u64) < bound {
@@ -57,7 +56,7 @@ impl Draws {
         (wide >> 64) as u64
     }
 
-    /// Shuffles from the last place down: each place is exchanged with one at or before it.
+    /// Shuffles from the last place down: each place is exchanged with a random place up to itself.
     pub(super) fn shuffle<T>(mut self, values: &mut [T]) {
         for last in (1..values.len()).rev() {
             let other = self.below(last as u64 + 1) as usize;
@@ -77,14 +76,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_published_numbers_of_the_generator_come_out() {
+    fn the_generator_gives_the_published_numbers() {
         let mut draws = Draws([1, 2, 3, 4]);
         let drawn = [(); 4].map(|()| draws.next());
         assert_eq!(drawn, [41_943_041, 58_720_359, 3_588_806_011_781_223, 3_591_011_842_654_386]);
     }
 
     #[test]
-    fn every_order_of_four_comes_up_about_as_often() {
+    fn all_permutations_of_four_are_about_equally_frequent() {
         let mut counts = std::collections::BTreeMap::new();
         for index in 0..24_000 {
             let mut values = [0, 1, 2, 3];

@@ -1,9 +1,9 @@
-//! The order in which a task reads its files in one epoch (paper, 4.3), exactly as docs/ORDER.md
-//! says it: chunks are shuffled, cut into groups, and the files of each group are shuffled.
+//! The order in which a task reads its files in an epoch (paper, 4.3), exactly as in docs/ORDER.md:
+//! chunks are shuffled and cut into groups, and the files of each group are shuffled.
 //!
-//! Must hold: a pure function of the chunks' file counts, the selection, the settings and the
-//! resume token; the same on every machine and for ever. Memory is that of one group, and reaching
-//! any position costs the set-up of one group.
+//! Must hold: the order is a pure function of the chunks' file counts, the selection, the settings
+//! and the resume token, on every machine and for ever. Memory holds the files of a single group. A
+//! seek costs the set-up of a single group.
 
 mod cursor;
 mod draws;
@@ -27,68 +27,68 @@ use spans::{Intervals, stretch};
 pub use token::{InvalidToken, ResumeToken, Stage};
 pub use worker::Worker;
 
-/// The version of docs/ORDER.md that this is.
+/// The version of docs/ORDER.md.
 pub const ORDER_VERSION: u32 = 1;
 
-/// Chunks whose files are shuffled together, unless somebody says otherwise: docs/SHUFFLING.md has
-/// the evidence for it.
+/// The default number of chunks whose files are shuffled together; docs/SHUFFLING.md has the
+/// evidence.
 pub const DEFAULT_GROUP: u32 = 100;
 
-/// Most ranks of a task, and most nodes.
+/// The maximum number of ranks, and of nodes, in a task.
 pub const RANKS_MAX: u32 = 1 << 20;
 
-/// How much an epoch may have been gone on with: stages before the last one, times the stretches
-/// and skips of all of these. So many intervals, of 24 bytes each, are in memory at most.
+/// The limit for repeated resumption of an epoch: the earlier stages, times all their stretches and
+/// skips. Memory holds at most as many intervals, of 24 bytes each.
 const PIECES_MAX: u64 = 1 << 22;
 
-/// How a task shares the files of an epoch.
+/// The division of an epoch's files among the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Partition {
-    /// One sequence, dealt out to the ranks one file after the other: the same global batches for
-    /// every number of ranks. Every rank reads from every group.
+    /// A single sequence, dealt to the ranks file by file. Global batches do not depend on the
+    /// number of ranks. Every rank reads from every group.
     Global,
-    /// A stretch of the shuffled chunks for each node, dealt out to that node's ranks: only chunks
-    /// at the ends of stretches are read by two nodes. Ranks of one node have neighbouring numbers.
+    /// A stretch of the shuffled chunks for each node, dealt to the ranks of the node. Two nodes
+    /// share only the chunks at the ends of stretches. Ranks of a node have neighbouring numbers.
     Local {
         /// Divides the number of ranks.
         nodes: u32,
     },
 }
 
-/// What becomes of files that can't be shared equally.
+/// The treatment of files left over by an equal division.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Tail {
-    /// They are left out of this epoch: fewer than there are ranks.
+    /// Leave out the files in the epoch: fewer files than ranks.
     #[default]
     Drop,
-    /// Some files are read again, so that none is left out: fewer than there are ranks.
+    /// Read a few files twice, so no file is left out: fewer files than ranks.
     Pad,
 }
 
-/// What decides an order, beside the dataset and the selection.
+/// The settings of an order, beside the dataset and the selection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OrderSettings {
-    /// The task's own number.
+    /// The number of the task.
     pub seed: u64,
-    /// Counted from 0; each one has another order.
+    /// Counted from 0; each epoch has another order.
     pub epoch: u64,
     /// Chunks whose files are shuffled together.
     pub group: u32,
     /// Ranks of the task, at most [`RANKS_MAX`].
     pub world: u32,
-    /// How they share the files.
+    /// The division of the files among the ranks.
     pub partition: Partition,
-    /// So that each rank has the same number of files.
+    /// The treatment of left-over files. All ranks have the same number of files.
     pub tail: Tail,
 }
 
 impl OrderSettings {
-    /// For one process that reads everything.
+    /// For a single process with all files.
     pub fn new(seed: u64, epoch: u64, group: u32) -> Self {
         Self { seed, epoch, group, world: 1, partition: Partition::Global, tail: Tail::Drop }
     }
 
-    /// Stretches that the sequence is cut into.
+    /// The number of stretches of the sequence.
     fn nodes(&self) -> u32 {
         match self.partition {
             Partition::Global => 1,
@@ -96,7 +96,7 @@ impl OrderSettings {
         }
     }
 
-    /// Ranks that one stretch is dealt out to.
+    /// The number of ranks for each stretch.
     fn ranks_of_a_node(&self) -> u32 {
         self.world / self.nodes()
     }
@@ -116,7 +116,7 @@ impl OrderSettings {
     }
 }
 
-/// Why there is no such order.
+/// The cause of an invalid order.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
@@ -131,67 +131,63 @@ pub enum OrderError {
         /// Nodes asked for.
         nodes: u32,
     },
-    /// More ranks than an order has.
+    /// Too many ranks.
     #[error("{0} ranks are too many: an order has {RANKS_MAX} at most")]
     Ranks(u32),
-    /// A rank that the task doesn't have.
-    #[error("there is no rank {rank} among {world}: they count from 0")]
+    /// An unknown rank.
+    #[error("no rank {rank} among {world} ranks, counted from 0")]
     Rank {
-        /// Asked for.
+        /// The rank.
         rank: u32,
-        /// How many there are.
+        /// The number of ranks.
         world: u32,
     },
-    /// A worker that the rank doesn't have, or batches of nothing.
-    #[error(
-        "there is no worker {number} among {workers}, which count from 0, with batches of {batch}"
-    )]
+    /// An unknown worker, or an empty batch.
+    #[error("no worker {number} among {workers}, counted from 0, with batches of {batch} files")]
     Worker {
-        /// Asked for.
+        /// The worker.
         number: u32,
-        /// How many there are.
+        /// The number of workers.
         workers: u32,
-        /// Files of a batch.
+        /// Files in a batch.
         batch: u32,
     },
-    /// A selected file that the snapshot doesn't have.
-    #[error("there is no file {number} among {files}: they count from 0")]
+    /// A selected file missing in the snapshot.
+    #[error("no file {number} among {files} files, counted from 0")]
     File {
-        /// Selected.
+        /// The selected number.
         number: u32,
-        /// How many there are.
+        /// The number of files.
         files: u32,
     },
     /// A selection for another number of files.
-    #[error("the selection is one of {selected} files, and the snapshot has {files}")]
+    #[error("the selection is for {selected} files, and the snapshot has {files}")]
     Files {
-        /// Files of the snapshot that the selection was made for.
+        /// The number of files that the selection was made for.
         selected: u32,
-        /// Files of this snapshot.
+        /// The number of files in the snapshot.
         files: u32,
     },
-    /// Files that belong to no chunk, or to two.
-    #[error(
-        "the snapshot is damaged: the files of chunk {chunk} don't begin where those before it end"
-    )]
+    /// Files in no chunk, or in two.
+    #[error("the snapshot is damaged: the files of chunk {chunk} don't follow the files before")]
     Chunks {
-        /// Counted from 0; as many as there are chunks where it is the end of the last one.
+        /// Counted from 0; the number of chunks for the end of the last chunk.
         chunk: usize,
     },
-    /// An epoch that was gone on with too often, by too many nodes.
+    /// An epoch resumed too often, with too many nodes.
     #[error(
-        "the epoch can't be gone on with: it was by too many numbers of nodes, {stages} in all, of up to {nodes} nodes; begin it again"
+        "the epoch was resumed with too many different numbers of nodes ({stages}, up to {nodes} nodes); begin the epoch again"
     )]
     Stages {
-        /// Numbers of nodes, one after the other.
+        /// The number of different node counts.
         stages: usize,
-        /// Most nodes of these.
+        /// The largest node count.
         nodes: u32,
     },
 }
 
 impl OrderError {
-    /// What the caller can do about it.
+    /// The kind of error.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Chunks { .. } => Kind::Corrupt,
@@ -210,30 +206,30 @@ impl OrderError {
 /// The order of one epoch, for all of its ranks.
 #[derive(Debug)]
 pub struct Order {
-    /// For each chunk the number of its first file, and behind them the number of files.
+    /// For each chunk the number of its first file; at the end the number of files.
     first_files: Arc<[u32]>,
     selection: Arc<Selection>,
     settings: OrderSettings,
-    /// The chunks that hold selected files, shuffled.
+    /// The chunks with selected files, shuffled.
     chunks: Vec<u32>,
-    /// For each of these the place of its first file among all selected ones, in the order of the
-    /// shuffled chunks; behind them the number of selected files.
+    /// For each of these chunks the place of its first file among all selected files, in shuffled
+    /// order; at the end the number of selected files.
     starts: Vec<u64>,
-    /// What was read while the task had other numbers of nodes, and what these left, as places.
+    /// The stages with earlier numbers of nodes, and the places left by them.
     earlier: Vec<Stage>,
     shared: Intervals,
-    /// What was read of that by the task as it is.
+    /// The reads of the current number of nodes.
     stage: Stage,
-    /// Files that each rank has left to read.
+    /// Files left for each rank.
     length: u64,
 }
 
 impl Order {
     /// The order of an epoch from its beginning. `first_files` holds for each chunk the number of
-    /// its first file and, behind them, the number of files.
+    /// its first file; at the end the number of files.
     ///
     /// # Errors
-    /// Settings or files that no order has.
+    /// [`OrderError`] for invalid settings or files.
     pub fn new(
         first_files: Arc<[u32]>,
         selection: Arc<Selection>,
@@ -242,11 +238,11 @@ impl Order {
         Self::resumed(first_files, selection, settings, &[])
     }
 
-    /// The rest of an epoch of which `stages` were read. The task may have another number of ranks
-    /// and nodes than it had.
+    /// The rest of an epoch after `stages`. The task may have other numbers of ranks and nodes than
+    /// before.
     ///
     /// # Errors
-    /// As [`Order::new`].
+    /// As for [`Order::new`].
     pub fn resumed(
         first_files: Arc<[u32]>,
         selection: Arc<Selection>,
@@ -296,8 +292,8 @@ impl Order {
         })
     }
 
-    /// What a rank reads of the places.
-    fn way(&self, rank: u32) -> Way {
+    /// The places of a rank.
+    fn stride(&self, rank: u32) -> Stride {
         let (nodes, ranks) = (self.stage.nodes(), self.settings.ranks_of_a_node());
         let passed = u128::from(self.stage.passed());
         let share = |node| self.stage.share(&self.shared, node, 0);
@@ -305,42 +301,42 @@ impl Order {
         let (places, first, step) = if own.length() > 0 || self.length == 0 {
             (own, passed + u128::from(rank % ranks), ranks)
         } else {
-            // Who has nothing pads as if there were one node.
+            // A rank without places pads as if there were a single node.
             let all = (0..nodes).flat_map(share).collect();
             (all, passed * u128::from(nodes) + u128::from(rank), self.settings.world)
         };
         let first = (first % u128::from(places.length().max(1))) as u64;
-        Way { places, first, step: step.into() }
+        Stride { places, first, step: step.into() }
     }
 
-    /// Files that each rank has left to read.
+    /// Files left for each rank.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// The settings it was made with.
+    /// The settings of the order.
     pub fn settings(&self) -> &OrderSettings {
         &self.settings
     }
 
-    /// The files that it reads.
+    /// The selected files.
     pub(crate) fn selection(&self) -> &Selection {
         &self.selection
     }
 
-    /// Whether it is the rest of an epoch.
+    /// Whether the order is the rest of an epoch.
     pub(crate) fn is_resumed(&self) -> bool {
         !self.earlier.is_empty() || self.stage.passed() > 0
     }
 
-    /// What the last place is, and what was read before it, when each rank has read `read` files.
+    /// The stages of the task after each rank has read `read` files.
     pub fn stages_after(&self, read: u64) -> Vec<Stage> {
         let mut stage = self.stage.clone();
         stage.advance(read.saturating_mul(self.settings.ranks_of_a_node().into()));
         self.earlier.iter().cloned().chain([stage]).collect()
     }
 
-    /// Places of the group that holds a place, and which of the shuffled chunks they lie in.
+    /// The group with a place: its range of places, and its range of shuffled chunks.
     fn group_at(&self, place: u64) -> Group {
         let total = self.starts.last().copied().unwrap_or(0).max(1);
         let nodes = self.earlier.first().unwrap_or(&self.stage).nodes();
@@ -357,12 +353,12 @@ impl Order {
         Group { pieces: start..end, places: start_of(start).max(from)..start_of(end).min(to) }
     }
 
-    /// Which of the shuffled chunks holds a place.
+    /// The index of the shuffled chunk with a place.
     fn piece_at(&self, place: u64) -> usize {
         self.starts.partition_point(|start| *start <= place).saturating_sub(1)
     }
 
-    /// The chunks of a group, as they follow each other, each with the places it has in the group.
+    /// The chunks of a group, in order, each with its places in the group.
     fn pieces(&self, group: &Group) -> impl Iterator<Item = (u32, Range<u64>)> + '_ {
         let Group { pieces, places } = group.clone();
         let chunks = self.chunks.get(pieces.clone()).unwrap_or_default().iter();
@@ -373,7 +369,7 @@ impl Order {
         })
     }
 
-    /// The files of a group, shuffled, into `files`.
+    /// Fills `files` with the shuffled files of a group.
     fn fill(&self, group: &Group, files: &mut Vec<u32>) {
         files.clear();
         for (piece, (chunk, places)) in group.pieces.clone().zip(self.pieces(group)) {
@@ -388,14 +384,14 @@ impl Order {
         self.shuffle_group(group.places.start, files);
     }
 
-    /// Shuffles what stands on the places of a group from its first place on.
+    /// Shuffles the values on the places of a group, by its first place.
     pub(crate) fn shuffle_group<T>(&self, first_place: u64, values: &mut [T]) {
         let OrderSettings { seed, epoch, .. } = self.settings;
         Draws::new(seed, epoch, Stream::Files, first_place).shuffle(values);
     }
 
-    /// The chunks that hold selected files, shuffled, and for each of them the place of its first
-    /// file; behind these the number of selected files.
+    /// The shuffled chunks with selected files, and for each chunk the place of its first file; at
+    /// the end the number of selected files.
     pub(crate) fn sequence(&self) -> (&[u32], &[u64]) {
         (&self.chunks, &self.starts)
     }
@@ -408,15 +404,15 @@ struct Group {
     places: Range<u64>,
 }
 
-/// What a rank reads: of these places each `step`-th, from the first one on, round and round.
+/// The places of a rank: every `step`-th of `places`, from `first` on, with wrap-around.
 #[derive(Debug, Clone)]
-struct Way {
+struct Stride {
     places: Intervals,
     first: u64,
     step: u64,
 }
 
-/// Files that each rank has left to read, where the nodes share as many.
+/// Files left for each rank, with `shared` places for all nodes.
 fn length(shared: u64, stage: &Stage, settings: &OrderSettings) -> u64 {
     let (nodes, ranks) = (u64::from(stage.nodes()), u64::from(settings.ranks_of_a_node()));
     let left = |stretch| stage.kept_of(stretch).saturating_sub(stage.passed());
@@ -426,7 +422,7 @@ fn length(shared: u64, stage: &Stage, settings: &OrderSettings) -> u64 {
     }
 }
 
-/// Each file belongs to one chunk.
+/// Checks for files in no chunk or in two.
 fn check_chunks(first_files: &[u32]) -> Result<(), OrderError> {
     let before = std::iter::once(&0).chain(first_files);
     let mut both = first_files.iter().zip(before).enumerate();
@@ -435,7 +431,7 @@ fn check_chunks(first_files: &[u32]) -> Result<(), OrderError> {
     wrong.map_or(Ok(()), |(chunk, _)| Err(OrderError::Chunks { chunk }))
 }
 
-/// Going on takes no more than [`PIECES_MAX`] allows.
+/// Checks the stages against [`PIECES_MAX`].
 fn check_stages(earlier: &[Stage]) -> Result<(), OrderError> {
     let pieces = |stage: &Stage| u64::from(stage.nodes()) * (stage.skips().len() as u64 + 1);
     let pieces: u64 = earlier.iter().map(pieces).sum();

@@ -1,25 +1,24 @@
-//! The chunks of a group, in the order in which a reader needs them.
+//! The chunks of a group, in the order of need.
 //!
-//! Must hold: every file of the group lies in one chunk of the plan, and no other file does; a chunk
-//! precedes the chunks whose first files are read later.
+//! Must hold: the plan has exactly the files of the group, each in a single chunk. A chunk precedes
+//! the chunks whose first files are read later.
 
 use std::ops::Range;
 
 use super::Cursor;
 
-/// The files of one group for a rank, or for a worker of the rank, by the chunks that hold them. A
-/// chunk is known by its index in the plan; the indexes follow the numbers of the chunks.
+/// The files of a group for a rank or a worker, by chunk. A chunk is named by its index in the
+/// plan; the indexes follow the numbers of the chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkPlan {
     positions: Range<u64>,
     /// Numbers of the files, ascending, each once.
     numbers: Vec<u32>,
     chunks: Vec<PlannedChunk>,
-    /// Indexes of the chunks.
     by_need: Vec<usize>,
 }
 
-/// A chunk, and where its files stand among the numbers.
+/// A chunk, and the range of its files in the numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PlannedChunk {
     number: u32,
@@ -27,8 +26,8 @@ struct PlannedChunk {
 }
 
 impl ChunkPlan {
-    /// The plan for the files from the cursor's position to the end of their group; moves the cursor
-    /// behind them. None at the end of the order.
+    /// The plan for the files from the cursor's position to the end of their group. Moves the
+    /// cursor to the end of the group. None at the end of the order.
     pub fn next_of(cursor: &mut Cursor) -> Option<Self> {
         let (start, mut order) = (Cursor::position(cursor), Vec::new());
         cursor.take_group(&mut order);
@@ -36,8 +35,8 @@ impl ChunkPlan {
         (!order.is_empty()).then_some(plan)
     }
 
-    /// Of files in the order in which they are read, from a position on. `first_files` holds for each
-    /// chunk the number of its first file.
+    /// The plan of files in reading order, from a position on. `first_files` holds for each chunk
+    /// the number of its first file.
     fn new(start: u64, order: &[u32], first_files: &[u32]) -> Self {
         let mut numbers = order.to_vec();
         numbers.sort_unstable();
@@ -80,12 +79,12 @@ impl ChunkPlan {
         self.positions.clone()
     }
 
-    /// How many chunks hold these files.
+    /// The number of chunks.
     pub fn chunks(&self) -> usize {
         self.chunks.len()
     }
 
-    /// How many different files there are: a reader that pads may read one twice.
+    /// The number of different files. A padded order may contain a file twice.
     pub fn files(&self) -> usize {
         self.numbers.len()
     }
@@ -95,23 +94,23 @@ impl ChunkPlan {
         self.chunks.get(chunk).map(|chunk| chunk.number)
     }
 
-    /// The numbers of the files that are wanted of a chunk, ascending.
+    /// The numbers of the files in a chunk, ascending.
     pub fn files_of(&self, chunk: usize) -> &[u32] {
         let files = self.chunks.get(chunk).map_or(0..0, |chunk| chunk.files.clone());
         self.numbers.get(files).unwrap_or_default()
     }
 
-    /// The chunks, in the order in which the first file of each is read.
+    /// The chunks, in the order of the first need.
     pub fn by_need(&self) -> &[usize] {
         &self.by_need
     }
 
-    /// The chunk of a file, and the file's place among those that are wanted of the chunk; none for a
-    /// file that is not in the group.
+    /// The chunk of a file, and the index of the file among the wanted files of the chunk; none for
+    /// a file outside of the group.
     pub fn find(&self, number: u32) -> Option<(usize, usize)> {
         let chunk = self.chunk_of(number);
         let files = self.files_of(chunk);
-        // Mostly all files of a chunk are wanted.
+        // Usually all files of a chunk are wanted.
         let dense = number.checked_sub(*files.first()?)? as usize;
         let place = if files.get(dense) == Some(&number) {
             dense
@@ -121,7 +120,7 @@ impl ChunkPlan {
         Some((chunk, place))
     }
 
-    /// The chunk that holds a file, if the file is one of the group's.
+    /// The chunk with a file, if the file belongs to the group.
     fn chunk_of(&self, number: u32) -> usize {
         let starts_by = |chunk: &PlannedChunk| {
             self.numbers.get(chunk.files.start).is_some_and(|first| *first <= number)
@@ -141,7 +140,7 @@ mod tests {
     use crate::order::{Order, OrderSettings, Partition, Selection, Tail, Worker};
 
     #[test]
-    fn files_are_found_by_their_chunks_and_no_others_are() {
+    fn exactly_the_files_of_the_group_are_found_by_their_chunks() {
         let plan = ChunkPlan::new(40, &[9, 2, 30, 3, 8, 29], &[0, 0, 5, 10, 10, 40]);
         let files: Vec<&[u32]> = (0..plan.chunks()).map(|chunk| plan.files_of(chunk)).collect();
         assert_eq!(files, [&[2, 3][..], &[8, 9], &[29, 30]]);
@@ -158,7 +157,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn plans_hold_each_file_of_a_cursor_in_its_chunk_and_chunks_by_first_need(
+        fn plans_hold_the_files_of_a_cursor_by_chunk_and_need(
             sizes in proptest::collection::vec(0_u32..9, 1..30),
             (group, world, rank, workers) in (1_u32..8, 1_u32..4, 0_u32..4, 1_u32..4),
             (seed, is_padded, is_local, left_out) in any::<(u64, bool, bool, u32)>(),
@@ -184,7 +183,7 @@ mod tests {
                 position = plan.positions().end;
                 prop_assert_eq!(cursor.position(), position);
                 let read = &all[plan.positions().start as usize..position as usize];
-                // By chunk, when its first file is needed, and which files.
+                // For each chunk: the first need, and the files.
                 let mut chunks = BTreeMap::<u32, (usize, Vec<u32>)>::new();
                 for (need, number) in read.iter().enumerate() {
                     let chunk = first_files.partition_point(|first| first <= number) as u32 - 1;

@@ -1,6 +1,7 @@
-//! The part of a dataset that a task reads: all of it, or a set of its files.
+//! The part of a dataset that a task reads: all files, or a set of files.
 //!
-//! Must hold: a bit for each file at most; the files of a chunk come in the order of their numbers.
+//! Must hold: memory is at most a bit for each file. The files of a chunk come in the order of
+//! their numbers.
 
 use std::ops::Range;
 
@@ -11,11 +12,11 @@ use super::OrderError;
 /// Files per word of the set.
 const WORD: u32 = u64::BITS;
 
-/// Which files of a snapshot are read.
+/// A set of files of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selection {
     files: u32,
-    /// A bit for each file; none when all are read.
+    /// A bit for each file; none for all files.
     set: Option<Vec<u64>>,
 }
 
@@ -25,10 +26,10 @@ impl Selection {
         Self { files, set: None }
     }
 
-    /// Some of `files` files, by number, in any order; twice is once.
+    /// A set of numbers among `files` files, in any order, with repeated numbers allowed.
     ///
     /// # Errors
-    /// [`OrderError::File`] for a number that no file has.
+    /// [`OrderError::File`] for a number without a file.
     pub fn of(files: u32, numbers: impl IntoIterator<Item = u32>) -> Result<Self, OrderError> {
         let mut selection =
             Self { files, set: Some(vec![0; (files as usize).div_ceil(WORD as usize)]) };
@@ -41,12 +42,12 @@ impl Selection {
         Ok(selection)
     }
 
-    /// How many files the snapshot has.
+    /// The number of files in the snapshot.
     pub fn files(&self) -> u32 {
         self.files
     }
 
-    /// As a resume token names it: `all`, or how many files there are in it and a checksum of which.
+    /// The name in a resume token: `all`, or the number of files with a checksum of the set.
     pub fn label(&self) -> String {
         let count = self.count(0..self.files);
         let Some(set) = self.set.as_ref().filter(|_| count < self.files) else {
@@ -57,7 +58,7 @@ impl Selection {
         format!("{count}-{:08x}", Crc32c::of(bits).value())
     }
 
-    /// Where each run of files that are read begins and ends; none when all are read.
+    /// The beginning and end of each run of selected files; none for all files.
     ///
     /// # Errors
     /// More than `most` runs.
@@ -78,7 +79,7 @@ impl Selection {
         Ok(Some(runs))
     }
 
-    /// Whether a file is read.
+    /// Whether a file is selected.
     pub fn contains(&self, number: u32) -> bool {
         match &self.set {
             None => number < self.files,
@@ -88,7 +89,7 @@ impl Selection {
         }
     }
 
-    /// How many of the files in a range of numbers are read.
+    /// The number of selected files in a range.
     pub fn count(&self, range: Range<u32>) -> u32 {
         match &self.set {
             None => range.end.min(self.files).saturating_sub(range.start),
@@ -96,7 +97,7 @@ impl Selection {
         }
     }
 
-    /// The files in a range of numbers that are read.
+    /// The selected files in a range.
     pub fn numbers(&self, range: Range<u32>) -> impl Iterator<Item = u32> + '_ {
         let all = self.set.is_none().then(|| range.start..range.end.min(self.files));
         let some = self.words(range).flat_map(|(first, mut word)| {
@@ -118,8 +119,8 @@ impl Selection {
         }
     }
 
-    /// The words of the set that a range touches, without bits outside of it, each with the number
-    /// of its first file. None when all files are read.
+    /// The words of the set in a range, without bits outside of the range, each with the number of
+    /// its first file. None for all files.
     fn words(&self, range: Range<u32>) -> impl Iterator<Item = (u32, u64)> + '_ {
         let set = self.set.as_deref().unwrap_or_default();
         let (from, to) = (range.start / WORD, range.end.div_ceil(WORD).max(range.start / WORD));
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_holds_what_was_put_into_it_and_nothing_else() {
+    fn a_set_holds_exactly_its_numbers() {
         let numbers = [0_u32, 3, 63, 64, 65, 127, 128, 299];
         let some = Selection::of(300, numbers).unwrap();
         for range in [0..300, 0..0, 3..64, 64..64, 64..65, 65..200, 128..129, 299..300, 40..290] {
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_says_how_many_and_a_checksum_of_which() {
+    fn a_label_has_the_count_and_a_checksum_of_the_set() {
         let some = Selection::of(12, [0, 9, 10]).unwrap();
         assert_eq!(some.label(), format!("3-{:08x}", Crc32c::of(&[0b1, 0b110]).value()));
         let others = [Selection::of(12, [0, 9, 11]), Selection::of(20, [0, 9, 10])];

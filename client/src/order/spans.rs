@@ -1,14 +1,14 @@
-//! Places in the sequence of an epoch, as intervals, and how they are cut among nodes.
+//! Places in the sequence of an epoch, as intervals, and their division among nodes.
 //!
-//! Must hold: no place is lost and none comes twice, wherever a sequence is cut (docs/ORDER.md).
+//! Must hold: a division loses no place and repeats no place (docs/ORDER.md).
 
 use std::ops::Range;
 
-/// Places, interval by interval. No interval is empty.
+/// Places as a list of non-empty intervals.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Intervals {
     intervals: Vec<Range<u64>>,
-    /// For each interval, how many places precede it here.
+    /// For each interval, the number of places in earlier intervals.
     before: Vec<u64>,
     length: u64,
 }
@@ -36,7 +36,7 @@ impl Intervals {
         self.length
     }
 
-    /// The place at an index, and how many follow it in one piece, itself included.
+    /// The place at an index, and the length of the interval from there on.
     pub(super) fn at(&self, index: u64) -> Option<(u64, u64)> {
         let number = self.before.partition_point(|before| *before <= index).checked_sub(1)?;
         let (interval, before) = (self.intervals.get(number)?, self.before.get(number)?);
@@ -44,7 +44,7 @@ impl Intervals {
         (place < interval.end).then(|| (place, interval.end - place))
     }
 
-    /// The places whose indexes lie in a range. Some may be empty.
+    /// The places with indexes in a range. Some intervals may be empty.
     pub(super) fn part(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let first = self.before.partition_point(|before| *before <= range.start).saturating_sub(1);
         let intervals = self.intervals.iter().zip(&self.before).skip(first);
@@ -57,8 +57,8 @@ impl Intervals {
     }
 }
 
-/// The indexes of one of as many stretches of a sequence, none longer than another by more than
-/// one.
+/// The indexes of a stretch, in a division of a sequence into `parts` stretches of equal length, up
+/// to one index.
 pub(super) fn stretch(length: u64, parts: u32, part: u32) -> Range<u64> {
     let start =
         |part: u64| (u128::from(part) * u128::from(length) / u128::from(parts.max(1))) as u64;

@@ -1,4 +1,4 @@
-//! Orders beside a plain reading of docs/ORDER.md, for random datasets, settings and tokens.
+//! Orders beside a direct reading of docs/ORDER.md, for random datasets, settings and tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,13 +6,18 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What docs/ORDER.md says, without regard for memory: all that each rank reads.
-fn plainly(
+/// A sequence in parts of equal length, up to one element.
+fn cut(sequence: &[u32], parts: u32) -> Vec<Vec<u32>> {
+    let at = |part: u32| part as usize * sequence.len() / parts as usize;
+    (0..parts).map(|part| sequence[at(part)..at(part + 1)].to_vec()).collect()
+}
+
+/// The selected files of the shuffled chunks, each with the index of its chunk.
+fn shuffled_chunks(
     counts: &[u32],
     selected: &[u32],
     settings: &OrderSettings,
-    stages: &[Stage],
-) -> Vec<Vec<u32>> {
+) -> Vec<(usize, u32)> {
     let mut first = 0;
     let mut chunks: Vec<Vec<u32>> = Vec::new();
     for count in counts {
@@ -22,16 +27,15 @@ fn plainly(
     }
     chunks.retain(|files: &Vec<u32>| !files.is_empty());
     Draws::new(settings.seed, settings.epoch, Stream::Chunks, 0).shuffle(&mut chunks);
-    let places: Vec<(usize, u32)> = (0..)
+    (0..)
         .zip(&chunks)
         .flat_map(|(piece, files)| files.iter().map(move |file| (piece, *file)))
-        .collect();
-    let nodes = stages.first().map_or(settings.nodes(), Stage::nodes);
+        .collect()
+}
+
+/// The files of all groups, each group shuffled, with groups that end at the stretches of nodes.
+fn shuffled_groups(places: &[(usize, u32)], settings: &OrderSettings, nodes: u32) -> Vec<u32> {
     let mut sequence = Vec::new();
-    let cut = |sequence: &[u32], parts: u32| -> Vec<Vec<u32>> {
-        let at = |part: u32| part as usize * sequence.len() / parts as usize;
-        (0..parts).map(|part| sequence[at(part)..at(part + 1)].to_vec()).collect()
-    };
     let all: Vec<u32> = (0..places.len() as u32).collect();
     for span in cut(&all, nodes) {
         let mut rest = &span[..];
@@ -49,6 +53,15 @@ fn plainly(
             rest = others;
         }
     }
+    sequence
+}
+
+/// The stretches of the last stage, without skips, and the number of files read of each.
+fn last_stretches(
+    mut sequence: Vec<u32>,
+    settings: &OrderSettings,
+    stages: &[Stage],
+) -> (Vec<Vec<u32>>, usize) {
     let mut stages = stages.to_vec();
     if stages.last().is_none_or(|stage| stage.nodes() != settings.nodes()) {
         stages.push(Stage::new(settings.nodes()));
@@ -65,6 +78,20 @@ fn plainly(
         let left = stretches.iter().flat_map(|stretch| stretch.iter().skip(read));
         sequence = left.copied().collect();
     }
+    (stretches, read)
+}
+
+/// The files of each rank by docs/ORDER.md, without regard for memory.
+fn reference_order(
+    counts: &[u32],
+    selected: &[u32],
+    settings: &OrderSettings,
+    stages: &[Stage],
+) -> Vec<Vec<u32>> {
+    let places = shuffled_chunks(counts, selected, settings);
+    let nodes = stages.first().map_or(settings.nodes(), Stage::nodes);
+    let sequence = shuffled_groups(&places, settings, nodes);
+    let (stretches, read) = last_stretches(sequence, settings, stages);
     let (world, nodes) = (settings.world as usize, settings.nodes() as usize);
     let ranks = world / nodes;
     let left = || stretches.iter().map(|stretch| stretch.len().saturating_sub(read));
@@ -143,14 +170,14 @@ fn case() -> impl Strategy<Value = Case> {
 
 proptest! {
     #[test]
-    fn an_order_is_what_its_document_says(case in case()) {
+    fn an_order_follows_its_document(case in case()) {
         let Case { counts, selected, settings } = case;
         let order = order(&counts, &selected, settings, &[]).unwrap();
-        prop_assert_eq!(ranks(&order), plainly(&counts, &selected, &settings, &[]));
+        prop_assert_eq!(ranks(&order), reference_order(&counts, &selected, &settings, &[]));
     }
 
     #[test]
-    fn the_ranks_read_each_file_once_and_as_many_each(case in case()) {
+    fn the_ranks_read_each_file_once_in_equal_numbers(case in case()) {
         let Case { counts, selected, settings } = case;
         let order = order(&counts, &selected, settings, &[]).unwrap();
         let read = ranks(&order);
@@ -167,7 +194,7 @@ proptest! {
             Tail::Drop => prop_assert!(times.values().all(|times| *times == 1)),
             Tail::Pad => {
                 prop_assert_eq!(times.len() as u64, files);
-                // Fewer files than ranks come round more than once.
+                // With fewer files than ranks, padding wraps around several times.
                 let most = if files >= world { 2 } else { settings.world };
                 prop_assert!(times.values().all(|times| *times <= most));
             }
@@ -175,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn going_on_anywhere_gives_what_was_left(
+    fn a_resumed_order_is_the_rest_of_the_order(
         case in case(),
         (share, again, skip) in (0.0..1.0_f64, 0.0..1.0_f64, 0_u64..9),
     ) {
@@ -200,7 +227,7 @@ proptest! {
     }
 
     #[test]
-    fn groups_taken_one_after_the_other_are_the_order(
+    fn the_groups_of_a_cursor_are_the_order(
         case in case(),
         (share, from) in (0.0..1.0_f64, 0_u64..9),
     ) {
@@ -232,7 +259,7 @@ proptest! {
     }
 
     #[test]
-    fn another_number_of_ranks_and_nodes_reads_what_was_not_read(
+    fn other_numbers_of_ranks_and_nodes_read_the_rest(
         case in case(),
         (nodes, ranks_each, share, skip) in (1_u32..4, 1_u32..4, 0.0..1.0_f64, 0_u64..9),
     ) {
@@ -249,12 +276,12 @@ proptest! {
             ..settings
         };
         let second = order(&counts, &selected, other, &stages).unwrap();
-        prop_assert_eq!(ranks(&second), plainly(&counts, &selected, &other, &stages));
+        prop_assert_eq!(ranks(&second), reference_order(&counts, &selected, &other, &stages));
         let third = OrderSettings { world: 2, partition: Partition::Global, ..other };
         let half = second.length() / 2;
         let stages = second.stages_after(half);
         let last = order(&counts, &selected, third, &stages).unwrap();
-        prop_assert_eq!(ranks(&last), plainly(&counts, &selected, &third, &stages));
+        prop_assert_eq!(ranks(&last), reference_order(&counts, &selected, &third, &stages));
         if skip == 0 {
             let some = |order, count: u64| {
                 let ranks = ranks(order).into_iter();
@@ -285,7 +312,7 @@ proptest! {
     }
 
     #[test]
-    fn only_chunks_at_the_ends_of_a_stretch_are_read_by_two_nodes(case in case()) {
+    fn two_nodes_share_only_chunks_at_the_ends_of_stretches(case in case()) {
         let Case { counts, selected, settings } = case;
         let settings = OrderSettings {
             world: settings.nodes(),
@@ -304,7 +331,7 @@ proptest! {
     }
 
     #[test]
-    fn batches_of_workers_taken_in_turns_are_the_order_of_their_rank(
+    fn batches_of_workers_in_turn_are_the_order_of_the_rank(
         case in case(),
         workers in 1_u32..5,
         batch in 1_u32..6,
@@ -363,7 +390,7 @@ fn token(stages: Vec<Stage>) -> ResumeToken {
 }
 
 #[test]
-fn a_token_is_for_one_dataset_version_and_selection() {
+fn a_token_is_for_a_dataset_a_version_and_a_selection() {
     let mut stage = Stage::new(8);
     stage.advance(5_000);
     stage.skip(6_000..7_000);
@@ -398,7 +425,7 @@ fn a_token_is_for_one_dataset_version_and_selection() {
 }
 
 #[test]
-fn what_no_order_can_be_is_refused() {
+fn invalid_orders_are_refused() {
     let settings = OrderSettings::new(1, 0, 2);
     let local = Partition::Local { nodes: 3 };
     let of = |settings| order(&[3, 4], &[0, 1, 2, 3, 4, 5, 6], settings, &[]).err();
@@ -431,7 +458,7 @@ fn an_empty_dataset_has_an_empty_order() {
 }
 
 #[test]
-fn files_of_no_chunk_or_of_two_are_damage() {
+fn files_in_no_chunk_or_in_two_are_damage() {
     for (first_files, wrong) in [
         (&[4, 8, 10][..], Some(0)),
         (&[10], Some(0)),
@@ -448,7 +475,7 @@ fn files_of_no_chunk_or_of_two_are_damage() {
 }
 
 #[test]
-fn a_padded_end_is_gone_on_with_by_any_number_of_ranks() {
+fn a_padded_end_is_resumed_by_any_number_of_ranks() {
     let global = OrderSettings { world: 4, tail: Tail::Pad, ..OrderSettings::new(1, 0, 1) };
     let local =
         |world| OrderSettings { world, partition: Partition::Local { nodes: world }, ..global };
@@ -458,7 +485,7 @@ fn a_padded_end_is_gone_on_with_by_any_number_of_ranks() {
         ranks(&order(counts, &all, settings, &whole.stages_after(read)).unwrap())
     };
     assert_eq!(end(&[4, 3, 3], global, global, 2), [[6], [4], [9], [8]]);
-    // What pads is what was read first; where nothing was, what there is.
+    // Padding repeats the first reads; without any reads, the available files.
     let six = OrderSettings { world: 6, ..global };
     assert_eq!(end(&[4, 3, 3], global, six, 2), [[6], [4], [9], [8], [7], [0]]);
     assert_eq!(end(&[4, 3, 3], global, local(3), 2), [[6], [6], [4]]);
@@ -467,7 +494,7 @@ fn a_padded_end_is_gone_on_with_by_any_number_of_ranks() {
 }
 
 #[test]
-fn as_many_ranks_and_nodes_as_there_may_be_take_no_memory_for_each() {
+fn the_maximum_of_ranks_and_nodes_needs_no_memory_for_each() {
     let nodes = RANKS_MAX;
     let settings = OrderSettings {
         world: nodes,
@@ -489,11 +516,15 @@ fn as_many_ranks_and_nodes_as_there_may_be_take_no_memory_for_each() {
         assert_eq!(of(more, "1@0").err(), Some(OrderError::Ranks(world)));
     }
     assert!(format!("{world}@0").parse::<Stage>().is_err());
-    // As long as a token may be.
+    // The maximum length of a token.
     let one = OrderSettings::new(1, 0, 2);
     let often = vec![format!("{nodes}@0"); 1_600].join(",");
     assert_eq!(of(one, &often).err(), Some(OrderError::Stages { stages: 1_600, nodes }));
-    assert_eq!(of(one, &["1@0"; 2_049].join(",")).err(), None, "the last one is this task's");
+    assert_eq!(
+        of(one, &["1@0"; 2_049].join(",")).err(),
+        None,
+        "the last stage is the current task's"
+    );
     assert!(of(one, &["2@0"; 2_000].join(",")).is_err());
     assert!(matches!(
         order(&[50, 50], &all, one, &[Stage::new(0)]),

@@ -1,7 +1,7 @@
-//! Where a task is in an epoch, as a short text that a person can read and edit.
+//! The position of a task in an epoch, as a short text for reading and editing.
 //!
-//! Must hold: a token says which dataset, version, selection and order it belongs to, and is
-//! refused for any other; it does not depend on the number of ranks, nodes or workers that go on.
+//! Must hold: a token names its dataset, version, selection and order, and is refused for any
+//! other. A token does not depend on the numbers of ranks, nodes or workers that resume.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,47 +10,47 @@ use std::str::FromStr;
 use super::spans::{Intervals, stretch};
 use super::{ORDER_VERSION, OrderError, RANKS_MAX};
 
-/// Most bytes of a token: one that grew beyond was edited wrongly, or resumed too often.
+/// The maximum bytes of a token. A longer text is an editing error, or was resumed too often.
 const TEXT_MAX: usize = 16_384;
 
-/// What was read of an epoch while the task had one number of nodes.
+/// The reads of an epoch with a fixed number of nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stage {
     nodes: u32,
-    /// Places of each node's stretch that were read.
+    /// Places read of each node's stretch.
     position: u64,
-    /// Places of each stretch that are left out: in order, and apart.
+    /// Skipped places of each stretch: in order, and disjoint.
     skips: Vec<Range<u64>>,
 }
 
 impl Stage {
-    /// Nothing read yet, by so many nodes.
+    /// A stage of `nodes` nodes, before any read.
     pub fn new(nodes: u32) -> Self {
         Self { nodes, position: 0, skips: Vec::new() }
     }
 
-    /// Nodes that shared the epoch.
+    /// The nodes that share the epoch.
     pub fn nodes(&self) -> u32 {
         self.nodes
     }
 
-    /// Files of each node's stretch that were read or skipped.
+    /// Places of each node's stretch that were read or skipped.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// What is left out. That before the position counts too: who pads doesn't read it either.
+    /// The skipped places. Skips before the position count too: padding leaves them out as well.
     pub fn skips(&self) -> &[Range<u64>] {
         &self.skips
     }
 
-    /// Leaves out a range of each node's stretch, counted from the stretch's beginning.
+    /// Skips a range of each node's stretch, counted from its beginning.
     pub fn skip(&mut self, range: Range<u64>) {
         self.skips.push(range);
         self.tidy();
     }
 
-    /// Goes on by so many places, over those that are left out.
+    /// Advances by a number of places, over skipped places.
     pub(super) fn advance(&mut self, places: u64) {
         let (mut left, from) = (places, self.position);
         for skip in self.skips.iter().filter(|skip| skip.end > from) {
@@ -64,22 +64,22 @@ impl Stage {
         self.position = self.position.saturating_add(left);
     }
 
-    /// Places of a stretch of this length, or of its beginning, that are not left out.
+    /// Places of a stretch of the given length, without skipped places.
     pub(super) fn kept_of(&self, length: u64) -> u64 {
         self.kept(0..length).map(|kept| kept.end - kept.start).sum()
     }
 
-    /// Places of each stretch before the position that were not left out, as if it were so long.
+    /// Places before the position, without skipped places, for a stretch of any length.
     pub(super) fn passed(&self) -> u64 {
         self.kept_of(self.position)
     }
 
-    /// What is left of a sequence, one stretch after the other.
+    /// The rest of a sequence, stretch after stretch.
     pub(super) fn left_of(&self, sequence: &Intervals) -> Intervals {
         (0..self.nodes).flat_map(|node| self.share(sequence, node, self.position)).collect()
     }
 
-    /// What a node's stretch of a sequence has from an index on, without what is left out.
+    /// The places of a node's stretch from an index on, without skipped places.
     pub(super) fn share<'a>(
         &'a self,
         sequence: &'a Intervals,
@@ -91,7 +91,7 @@ impl Stage {
         kept.flat_map(move |kept| sequence.part(start + kept.start..start + kept.end))
     }
 
-    /// The indexes among these that are not left out.
+    /// The indexes in a range, without skipped indexes.
     fn kept(&self, indexes: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let starts = std::iter::once(0).chain(self.skips.iter().map(|skip| skip.end));
         let ends = self.skips.iter().map(|skip| skip.start).chain(std::iter::once(u64::MAX));
@@ -113,8 +113,8 @@ impl Stage {
     }
 }
 
-/// `8@5000!6000-7000`: of each of 8 stretches 5,000 places were read, and 6,000 to 6,999 are left
-/// out.
+/// `8@5000!6000-7000`: of each of 8 stretches 5,000 places were read, and 6,000 to 6,999 are
+/// skipped.
 impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@{}", self.nodes, self.position)?;
@@ -150,14 +150,14 @@ impl FromStr for Stage {
     }
 }
 
-/// Where a task is in an epoch.
+/// The position of a task in an epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResumeToken {
     /// The dataset's id, in its printed form.
     pub dataset: String,
     /// The version of the dataset, in its printed form.
     pub version: String,
-    /// Which files are read: `all`, or a checksum of the selection.
+    /// The selected files: `all`, or a checksum of the selection.
     pub selection: String,
     /// See [`super::OrderSettings`].
     pub seed: u64,
@@ -165,61 +165,61 @@ pub struct ResumeToken {
     pub epoch: u64,
     /// See [`super::OrderSettings`].
     pub group: u32,
-    /// What was read, in as many stages as the number of nodes has changed.
+    /// The reads: a stage for each number of nodes.
     pub stages: Vec<Stage>,
 }
 
-/// Why a text is no token, or none for this.
+/// The cause of an invalid or unsuitable token.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidToken {
-    /// Something else, or cut off.
+    /// Another text, or an incomplete token.
     #[error(
-        "this is no resume token: it begins with order=, and has dataset, version, selection, seed, epoch, group and at, with semicolons between"
+        "this is no resume token: a token begins with order= and has the fields dataset, version, selection, seed, epoch, group and at, separated by semicolons"
     )]
     Form,
     /// From another version of the order.
     #[error(
-        "the resume token is one of order {0}, and this program knows order {ORDER_VERSION}; go on with the program that made it"
+        "the resume token is for order {0}, and this program has order {ORDER_VERSION}; resume with the program that made the token"
     )]
     Version(String),
-    /// A field that can't be what it says.
-    #[error("the resume token says {field}={text}, which can't be")]
+    /// A field with an invalid value.
+    #[error("the resume token has an invalid value: {field}={text}")]
     Field {
-        /// Its name.
+        /// The name of the field.
         field: &'static str,
-        /// What stands there.
+        /// The value.
         text: String,
     },
-    /// Made for something else.
-    #[error("the resume token is for {field} {token}, and this is {here}: {advice}")]
+    /// A token for another dataset, version or selection.
+    #[error("the resume token is for {field} {token}, and the {field} here is {here}: {advice}")]
     Other {
-        /// What differs.
+        /// The differing field.
         field: &'static str,
-        /// As the token has it.
+        /// The value in the token.
         token: String,
-        /// As it is here.
+        /// The value here.
         here: String,
-        /// What to do.
+        /// The remedy.
         advice: &'static str,
     },
 }
 
 impl ResumeToken {
-    /// Whether it belongs to this dataset, version and selection.
+    /// Checks the dataset, the version and the selection.
     ///
     /// # Errors
-    /// [`InvalidToken::Other`] with what differs.
+    /// [`InvalidToken::Other`] with the differing field.
     pub fn check(&self, dataset: &str, version: &str, selection: &str) -> Result<(), InvalidToken> {
         let fields = [
-            ("dataset", &self.dataset, dataset, "resume with the dataset it was made for"),
+            ("dataset", &self.dataset, dataset, "resume with the dataset of the token"),
             (
                 "version",
                 &self.version,
                 version,
-                "the dataset has changed since; resume with a snapshot of that version, or begin the epoch again",
+                "the dataset has changed since; resume with a snapshot of the token's version, or begin the epoch again",
             ),
-            ("selection", &self.selection, selection, "resume with the files it was made for"),
+            ("selection", &self.selection, selection, "resume with the files of the token"),
         ];
         match fields.into_iter().find(|(_, token, here, _)| token.as_str() != *here) {
             None => Ok(()),
@@ -234,8 +234,8 @@ impl ResumeToken {
 }
 
 impl ResumeToken {
-    /// The token of a task of `world` ranks on `nodes` nodes that began at this one, when each rank has read
-    /// `read` files more.
+    /// The token after the reads of a task that began at `self`: `world` ranks on `nodes` nodes,
+    /// each with `read` more files.
     ///
     /// # Errors
     /// [`OrderError::World`] for ranks that can't be spread over the nodes.

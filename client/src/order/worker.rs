@@ -1,29 +1,29 @@
-//! The part of a rank's files that one worker of a loader reads.
+//! A worker's part of the files of a rank.
 //!
-//! Must hold: the batches that workers are asked for in turns are those of their rank.
+//! Must hold: the batches of all workers, taken in turn, are the batches of the rank.
 
-/// A worker of a loader: each `workers`-th batch of its rank is its own, from its number on.
-/// Batches are counted from where the epoch begins or goes on.
+/// A worker of a loader: every `workers`-th batch of the rank, from `number` on. Batches count from
+/// the begin of the epoch or from its resumption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Worker {
-    /// Which one, counted from 0.
+    /// The number of the worker, counted from 0.
     pub number: u32,
-    /// Of how many.
+    /// The number of workers.
     pub workers: u32,
-    /// Files of a batch, at least 1. The rank's last one may have fewer.
+    /// Files in a batch, at least 1. The last batch of the rank may have fewer.
     pub batch: u32,
 }
 
 impl Worker {
-    /// The only one of its rank, which reads everything.
+    /// The only worker of a rank, with all files.
     pub(crate) const ONLY: Self = Self { number: 0, workers: 1, batch: 1 };
 
-    /// Which of the rank's files its `index`-th is.
+    /// The rank's index for the worker's index.
     pub(crate) fn of_rank(&self, index: u64) -> u64 {
         self.at(index).0
     }
 
-    /// The same, and how many files of the rank follow it one after the other, itself included.
+    /// The same, with the number of consecutive files of the rank from there on.
     pub(super) fn at(&self, index: u64) -> (u64, u64) {
         if self.workers == 1 {
             return (index, u64::MAX);
@@ -34,7 +34,7 @@ impl Worker {
         (of_rank * batch + within, batch - within)
     }
 
-    /// How many of as many files of a rank it reads.
+    /// The worker's number of files, for a number of files of the rank.
     pub(crate) fn share(&self, files: u64) -> u64 {
         let [number, workers, batch] = [self.number, self.workers, self.batch].map(u64::from);
         let (full, rest) = (files / batch, files % batch);

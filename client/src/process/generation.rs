@@ -39,7 +39,7 @@ pub(super) fn current() -> u64 {
 fn begin() -> u64 {
     let Some(word) = word() else { return u64::from(std::process::id()) };
     let next = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-    // Of several threads that ask first, one decides for all.
+    // Among concurrent first calls, a single thread decides.
     match word.compare_exchange(0, next, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => next,
         Err(found) => found,
@@ -69,26 +69,26 @@ fn word() -> Option<&'static AtomicU64> {
     }
 }
 
-/// The word at an address out of [`WORD`].
+/// The word at an address from [`WORD`].
 #[inline]
 fn number_in(word: *mut AtomicU64) -> &'static AtomicU64 {
     #[expect(unsafe_code, reason = "mapped memory has no other face")]
-    // SAFETY: `WORD` only ever holds the start of a page that `map` made and nobody unmaps. All of its
-    // bytes are 0 or were written through this type, and any bytes are an `AtomicU64`.
+    // SAFETY: `WORD` only holds the start of a page made by `map`, which stays mapped. Its bytes are 0
+    // or were written through the type, and any bytes are an `AtomicU64`.
     unsafe {
         &*word
     }
 }
 
-/// A page of zeros, which each child finds full of zeros again.
+/// A page of zeros; each child finds zeros again.
 fn map() -> rustix::io::Result<NonNull<AtomicU64>> {
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     #[expect(unsafe_code, reason = "there is no safe way to map memory")]
-    // SAFETY: the kernel chooses the place, so nothing that is in use is replaced.
+    // SAFETY: the kernel chooses a free place, so the map replaces nothing.
     let start = unsafe { mmap_anonymous(std::ptr::null_mut(), LENGTH, access, flags) }?;
     let start = NonNull::new(start.cast::<AtomicU64>()).ok_or(rustix::io::Errno::NOMEM)?;
     #[expect(unsafe_code, reason = "there is no safe way to advise on memory")]
-    // SAFETY: the page was mapped just now, and nothing has been written to it that a child could miss.
+    // SAFETY: the page was mapped just now, and holds no data for a child to miss.
     let advised = unsafe { madvise(start.as_ptr().cast(), LENGTH, Advice::LinuxWipeOnFork) };
     match advised {
         Ok(()) => Ok(start),
@@ -101,8 +101,9 @@ fn map() -> rustix::io::Result<NonNull<AtomicU64>> {
 
 /// Gives back a page unknown to other threads.
 fn unmap(page: NonNull<AtomicU64>) {
-    #[expect(unsafe_code, reason = "what was mapped is unmapped")]
-    // SAFETY: `map` made it, it never came into `WORD`, and no reference to it was made.
+    #[expect(unsafe_code, reason = "unmapping is unsafe")]
+    // SAFETY: `map` made the page; `WORD` never held its address, and no reference to its word
+    // exists.
     let unmapped = unsafe { munmap(page.as_ptr().cast(), LENGTH) };
     debug_assert!(unmapped.is_ok());
 }

@@ -1,4 +1,4 @@
-//! Values of processes, in given generations and across real forks.
+//! Values for given generations and across real forks.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ fn value_of(values: &PerProcess<u32>, generation: u64, made: u32) -> u32 {
     *values.get_or_make_as(generation, || Ok::<_, Infallible>(made)).unwrap()
 }
 
-/// Whether `check` holds in a child of this process, which then ends at once.
+/// Whether `check` holds in a forked child, which ends at once.
 pub(crate) fn holds_in_a_child(check: impl FnOnce() -> bool) -> bool {
     #[expect(unsafe_code, reason = "there is no safe way to fork")]
     // SAFETY: the child allocates, counts and forks, and ends without running anything of the parent's.
@@ -17,13 +17,13 @@ pub(crate) fn holds_in_a_child(check: impl FnOnce() -> bool) -> bool {
     if child == 0 {
         let code = i32::from(!check());
         #[expect(unsafe_code, reason = "the test runner's own end must not run in the child")]
-        // SAFETY: it ends the process.
+        // SAFETY: the call ends the process.
         unsafe {
             libc::_exit(code)
         }
     }
     let mut status = -1;
-    #[expect(unsafe_code, reason = "there is no safe way to wait for a child that was forked")]
+    #[expect(unsafe_code, reason = "there is no safe way to wait for a forked child")]
     // SAFETY: `status` is a place to write to.
     let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(ended, child);
@@ -56,10 +56,10 @@ fn each_process_of_a_line_of_forks_has_its_own_value() {
 }
 
 #[test]
-fn a_grandchild_of_a_child_that_asked_for_nothing_has_another_generation_than_all_before() {
+fn generations_differ_also_after_a_child_without_a_value() {
     let parent = generation::current();
     assert_eq!(generation::current(), parent);
-    // The child has not asked, so that the page is empty when the grandchild is made.
+    // The child has not asked, so the page is empty at the fork of the grandchild.
     assert!(holds_in_a_child(|| holds_in_a_child(|| generation::current() > parent)));
     assert!(holds_in_a_child(|| {
         let child = generation::current();
@@ -69,7 +69,7 @@ fn a_grandchild_of_a_child_that_asked_for_nothing_has_another_generation_than_al
 }
 
 #[test]
-fn threads_of_a_child_that_ask_first_at_the_same_time_get_one_generation() {
+fn concurrent_first_calls_in_a_child_get_one_generation() {
     let parent = generation::current();
     for _ in 0..20 {
         assert!(holds_in_a_child(|| {

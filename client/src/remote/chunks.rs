@@ -1,7 +1,8 @@
 //! Ranges of chunks from the servers, for an epoch and for the node agent.
 //!
-//! Must hold: each byte of a range is handed over once, in order; after a broken answer only the missing
-//! bytes are asked for; bytes that nobody asked for are refused. Nothing is checked by a checksum here.
+//! Must hold: each byte of a range is delivered once, in order. After a break, a new request asks
+//! only for the missing bytes. Bytes outside the requested ranges are refused. No checksum is
+//! verified here.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -35,16 +36,17 @@ impl ChunkSource {
         Ok(Self { session: dataset.session()?, info: dataset.info().clone() })
     }
 
-    /// Reads ranges of chunks, in as few requests as is useful: for each range nothing, or the reason why
-    /// the range has an end before its length. `take` gets the number of the range, the offset within the
-    /// range, and the next bytes; they are not checked. The future runs on [`runtime`](Self::runtime).
+    /// Reads ranges of chunks, in as few requests as useful. Gives for each range nothing, or the
+    /// error that ended the range early. `take` receives the index of the range, the offset within
+    /// the range, and the next bytes, unchecked. The future runs on [`runtime`](Self::runtime).
     ///
-    /// The error of a range is [`Kind::NotFound`] for a chunk that is gone, as after a purge, and
-    /// [`Kind::Corrupt`] for a damaged chunk and for a range behind the end of its chunk.
+    /// The error of a range is [`Kind::NotFound`] for a missing chunk, for example after a purge.
+    /// The error is [`Kind::Corrupt`] for a damaged chunk, or a range beyond its end.
     ///
     /// # Errors
-    /// When a request fails as a whole: [`Kind::Invalid`] for a range that is empty or longer than a chunk,
-    /// and for servers that are too old for this request; else those of the servers and of the way to them.
+    /// Errors of a whole request: [`Kind::Invalid`] for an empty range, a range longer than a
+    /// chunk, or a server too old for the request. Otherwise errors of the servers and of the
+    /// connection.
     pub async fn fetch(
         &self,
         ranges: &[ChunkRange],
@@ -55,34 +57,33 @@ impl ChunkSource {
         get_chunks(&self.session, &self.info, ranges, pass_copies, take).await
     }
 
-    /// The runtime of this process, on which the library waits for the servers.
+    /// The runtime of the process, for waits for the servers.
     pub fn runtime(&self) -> &tokio::runtime::Handle {
         self.session.process.runtime.handle()
     }
 }
 
-/// How far a range has come.
 #[derive(Debug)]
 enum RangeState {
-    /// Not to the end; why not, when it was tried.
+    /// Incomplete; with the failure of the last try, if any.
     Missing(Option<Failure>),
     Whole,
     Failed(Failure),
 }
 
-/// How far the tries of one request got.
+/// The progress over all tries of a request.
 struct RangeProgress<Take> {
-    /// For each range, and how many of its bytes were handed over.
+    /// The state of each range, with the number of delivered bytes.
     ranges: Vec<(RangeState, u32)>,
-    /// When new bytes came, if so since this was last looked at.
+    /// The time of the last new bytes, unless read since.
     moved: Option<Duration>,
-    /// Whether the last try was answered to its end.
+    /// Whether the last answer was complete.
     is_answered: bool,
     take: Take,
 }
 
-/// Reads ranges of chunks; `take` gets the number of a range, the offset within the range, and the next
-/// bytes. For each range nothing, or why it ended early; or the error of a request as a whole.
+/// Reads ranges of chunks; `take` receives the index of a range, the offset within the range, and
+/// the next bytes. Gives for each range nothing or its error; or the error of a whole request.
 pub(crate) async fn get_chunks(
     session: &Session,
     info: &DatasetInfo,
@@ -103,7 +104,7 @@ pub(crate) async fn get_chunks(
     Ok(ended)
 }
 
-/// The same for so many ranges as fit into one request.
+/// The same for ranges of a single request.
 async fn get_batch(
     session: &Session,
     info: &DatasetInfo,
@@ -128,14 +129,16 @@ async fn get_batch(
         let failure = match state {
             RangeState::Whole => return Ok(()),
             RangeState::Failed(failure) | RangeState::Missing(Some(failure)) => failure,
-            RangeState::Missing(None) => Failure::new(Kind::Internal, "no answer came for it"),
+            RangeState::Missing(None) => {
+                Failure::new(Kind::Internal, "the answer has no result for the range")
+            }
         };
         Err(Error::new(failure.kind, ACTION, subject(info, &[*range]), failure))
     });
     Ok(ended.collect())
 }
 
-/// One try: asks for the missing bytes, and hands over those that come.
+/// A try: requests the missing bytes, and delivers the received bytes.
 async fn attempt<Take: FnMut(usize, u64, Bytes)>(
     mut server: Connection,
     this: Try,
@@ -144,7 +147,7 @@ async fn attempt<Take: FnMut(usize, u64, Bytes)>(
     progress: &Mutex<RangeProgress<Take>>,
 ) -> Result<(), Failure> {
     let (asked, missing) = lock(progress).begin(ranges);
-    // The last answer broke behind the last byte.
+    // The last answer broke off after the last byte.
     if asked.is_empty() {
         return Ok(());
     }
@@ -166,7 +169,7 @@ async fn attempt<Take: FnMut(usize, u64, Bytes)>(
 }
 
 impl<Take: FnMut(usize, u64, Bytes)> RangeProgress<Take> {
-    /// A new try: the numbers of the ranges to ask for, and the rest of each.
+    /// Begins a try: the indices of the missing ranges, and the rest of each range.
     fn begin(&mut self, ranges: &[ChunkRange]) -> (Vec<usize>, Vec<ChunkRange>) {
         self.is_answered = false;
         let states = self.ranges.iter().zip(ranges).enumerate();
@@ -181,7 +184,7 @@ impl<Take: FnMut(usize, u64, Bytes)> RangeProgress<Take> {
         missing.unzip()
     }
 
-    /// The next bytes of a range, or its end; `number` is none for a range that was not asked for.
+    /// Takes the next bytes of a range, or its failure; `number` is none for an unknown range.
     fn add(
         &mut self,
         number: Option<usize>,
@@ -189,15 +192,14 @@ impl<Take: FnMut(usize, u64, Bytes)> RangeProgress<Take> {
         data: Result<Bytes, (dl_proto::Kind, String)>,
         now: Duration,
     ) -> Result<(), Failure> {
-        let no_sense = |why: &str| {
-            Failure::new(Kind::Internal, format!("an answer that makes no sense: {why}"))
-        };
+        let no_sense =
+            |why: &str| Failure::new(Kind::Internal, format!("the answer makes no sense: {why}"));
         let found = number.and_then(|number| {
             let (state, came) = self.ranges.get_mut(number)?;
             Some((number, state, came, ranges.get(number)?.length))
         });
         let Some((number, state, came, length)) = found else {
-            return Err(no_sense("a range that was not asked for"));
+            return Err(no_sense("a range outside of the request"));
         };
         let data = match data {
             Ok(data) => data,
@@ -230,7 +232,7 @@ impl<Take: FnMut(usize, u64, Bytes)> RangeProgress<Take> {
         Ok(())
     }
 
-    /// The answer ended.
+    /// Ends a complete answer; fails if bytes are missing.
     fn end(&mut self) -> Result<(), Failure> {
         let mut missing = self.ranges.iter().filter_map(|(state, _)| match state {
             RangeState::Missing(why) => Some(why),
@@ -239,20 +241,20 @@ impl<Take: FnMut(usize, u64, Bytes)> RangeProgress<Take> {
         let Some(first) = missing.next() else { return Ok(()) };
         let problem = match first {
             Some(why) => why.to_string(),
-            None => "the answer leaves out bytes that were asked for".to_owned(),
+            None => "the answer leaves out requested bytes".to_owned(),
         };
         self.is_answered = true;
         Err(Failure::new(Kind::Unavailable, problem))
     }
 }
 
-/// The ranges in the words of an error.
+/// The ranges, for an error text.
 fn subject(info: &DatasetInfo, ranges: &[ChunkRange]) -> String {
     let address = dataset_address(&info.name);
-    let of_one = |chunk: ChunkId| format!("chunk {chunk} of {address}");
+    let chunk = |chunk: ChunkId| format!("chunk {chunk} of {address}");
     match ranges {
-        [one] => of_one(one.chunk),
-        many => format!("{} ranges of chunks of {address}", many.len()),
+        [range] => chunk(range.chunk),
+        ranges => format!("{} ranges of chunks of {address}", ranges.len()),
     }
 }
 

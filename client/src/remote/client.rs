@@ -1,6 +1,6 @@
-//! What can be done without a dataset at hand: find, create and delete datasets, rebuild metadata.
+//! Calls without a dataset handle: find, create and delete datasets, rebuild metadata.
 //!
-//! Must hold: what is done can be asked for again, through any server, with the effect of one.
+//! Must hold: a repeated call, through any server, has the effect of a single call.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -21,8 +21,8 @@ use crate::remote::session::Shared;
 use crate::remote::snapshot::load;
 use crate::snapshot::{Snapshot, SnapshotCache};
 
-/// The servers, as one user sees them. Cheap to clone; usable from any thread and, after a fork,
-/// from any process.
+/// The servers, for a single user. A clone is cheap. Usable from any thread and, after a fork, from
+/// any process.
 #[derive(Debug, Clone)]
 pub struct Client {
     pub(super) shared: Arc<Shared>,
@@ -32,12 +32,12 @@ impl Client {
     /// Connects to the servers.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`](crate::Kind::Unreachable) when none answered in
-    /// [`ConnectOptions::connect_timeout`], with each address and the reason;
-    /// [`Kind::Invalid`](crate::Kind::Invalid) for what is no address.
+    /// [`Kind::Unreachable`](crate::Kind::Unreachable) if no server answers within
+    /// [`ConnectOptions::connect_timeout`], with each address and cause;
+    /// [`Kind::Invalid`](crate::Kind::Invalid) for an invalid address.
     pub fn connect(options: ConnectOptions) -> Result<Self, Error> {
         let client = Self { shared: Arc::new(Shared::new(options)) };
-        // The agent asks the servers, and goes on without them.
+        // A client with a task reads through the agent, even without a server.
         if client.options().task.is_some() {
             return Ok(client);
         }
@@ -46,11 +46,11 @@ impl Client {
         Ok(client)
     }
 
-    /// All datasets, by name, with their counts, for which the servers may have to look at every
-    /// file. What is wrong with one of them is in its [`DatasetInfo::counts`].
+    /// All datasets, by name, with their counts. The servers may have to look at every file.
+    /// [`DatasetInfo::counts`] names the problem of a dataset without counts.
     ///
     /// # Errors
-    /// Those of the servers and of the way to them.
+    /// Errors of the servers and of the connection.
     pub fn datasets(&self) -> Result<Listed<DatasetInfo>, Error> {
         self.listed(false)
     }
@@ -58,7 +58,7 @@ impl Client {
     /// The names of all datasets, in order.
     ///
     /// # Errors
-    /// Those of the servers and of the way to them.
+    /// Errors of the servers and of the connection.
     pub fn dataset_names(&self) -> Result<Listed<DatasetName>, Error> {
         let Listed { found, unread } = self.listed(true)?;
         Ok(Listed { found: found.into_iter().map(|info| info.name).collect(), unread })
@@ -79,19 +79,18 @@ impl Client {
         ))
     }
 
-    /// A dataset that exists.
     pub(crate) fn find(&self, name: &DatasetName) -> Result<RemoteDataset, Error> {
         let session = self.shared.session()?;
         let info = session.wait(get_dataset(&session.connections, name, false))?;
         Ok(self.described(info))
     }
 
-    /// A dataset of which this is said.
+    /// A dataset with a known description.
     pub(crate) fn described(&self, info: DatasetInfo) -> RemoteDataset {
         RemoteDataset::new(Arc::clone(&self.shared), info)
     }
 
-    /// A snapshot in a file, as [`load`] gives it.
+    /// A snapshot from a file, as in [`load`].
     pub(crate) fn load(
         &self,
         file: &Path,
@@ -104,13 +103,12 @@ impl Client {
         &self.shared.options
     }
 
-    /// The same servers, of which none has been asked yet: the first request that needs one
-    /// connects, and takes no longer than that when none answers.
+    /// A client without a connection: the first request connects, within the connect timeout.
     pub fn unconnected(options: ConnectOptions) -> Self {
         Self { shared: Arc::new(Shared::new(options)) }
     }
 
-    /// The dataset of that name, which is made if there is none.
+    /// The dataset with a name, created if missing.
     pub(crate) fn create(
         &self,
         name: &DatasetName,
@@ -134,17 +132,17 @@ impl Client {
         Ok(self.described(info))
     }
 
-    /// Deletes a dataset with all its files (paper, DL_delete_dataset), for good when this returns. Its
-    /// name can be used again at once. Gives how many objects were removed, by the last try where there
-    /// were several: after some 20 seconds the servers go on with the others by themselves.
+    /// Deletes a dataset with all its files (paper, DL_delete_dataset). The deletion is final when
+    /// the call returns, and the name is free again. Gives the number of objects removed by the
+    /// last try; after some 20 seconds, the servers remove the rest in the background.
     ///
     /// # Errors
-    /// [`Kind::NotFound`](crate::Kind::NotFound) when there is none of that name.
+    /// [`Kind::NotFound`](crate::Kind::NotFound) for an unknown name.
     pub fn delete_dataset(&self, name: &DatasetName) -> Result<DeletedDataset, Error> {
         let session = self.shared.session()?;
         let connections = &session.connections;
         session.wait(async {
-            // By id, so that a second try can't delete one that was created since.
+            // A second try by id can't delete a newer dataset of the same name.
             let id = get_dataset(connections, name, false).await?.id;
             let message = pb::DeleteDatasetRequest {
                 name: name.as_str().to_owned(),
@@ -158,12 +156,12 @@ impl Client {
         })
     }
 
-    /// Rebuilds metadata from the chunk store, while readers and writers go on. `progress` is told
-    /// how far it is; the last word on each dataset comes back, with all problems that are left of it.
+    /// Rebuilds metadata from the chunk store, while readers and writers go on. `progress` receives
+    /// each step. Gives the last step of each dataset, with all its remaining problems.
     ///
     /// # Errors
-    /// Those of the servers and of the way to them. What could not be repaired is no error: it is
-    /// in [`RecoverProgress::problems`].
+    /// Errors of the servers and of the connection. Problems of datasets are no error: see
+    /// [`RecoverProgress::problems`].
     pub fn recover(
         &self,
         request: RecoverRequest,
@@ -175,39 +173,39 @@ impl Client {
             None => "all datasets".to_owned(),
         };
         let message = pb::RecoverRequest::from(request.clone());
-        let (told, progress) = (RefCell::new(BTreeMap::new()), RefCell::new(progress));
+        let (last, progress) = (RefCell::new(BTreeMap::new()), RefCell::new(progress));
         session.wait(session.connections.call(
             "recover",
             subject,
             session.connections.long(),
             |mut server, this| {
                 let request = this.request(message.clone());
-                let (told, progress) = (&told, &progress);
+                let (last, progress) = (&last, &progress);
                 async move {
-                    // What an earlier try met, this one meets again, if it is still so.
-                    told.borrow_mut().clear();
+                    // The server reports all remaining problems again in each try.
+                    last.borrow_mut().clear();
                     let mut stream = this.answer(server.recover(request)).await?;
                     while let Some(message) = this.message(&mut stream).await? {
                         let step = RecoverProgress::from(message);
                         (progress.borrow_mut())(&step);
-                        add(&mut told.borrow_mut(), step);
+                        add(&mut last.borrow_mut(), step);
                     }
                     Ok(())
                 }
             },
         ))?;
-        Ok(told.into_inner().into_values().collect())
+        Ok(last.into_inner().into_values().collect())
     }
 }
 
-/// The last word on a dataset, with all its problems, of which a server tells each once.
-fn add(told: &mut BTreeMap<String, RecoverProgress>, mut step: RecoverProgress) {
-    if let Some(before) = told.remove(&step.dataset) {
+/// Keeps the last step of a dataset, with its earlier problems, which a server reports once.
+fn add(last: &mut BTreeMap<String, RecoverProgress>, mut step: RecoverProgress) {
+    if let Some(before) = last.remove(&step.dataset) {
         let mut problems = before.problems;
         problems.append(&mut step.problems);
         step.problems = problems;
     }
-    told.insert(step.dataset.clone(), step);
+    last.insert(step.dataset.clone(), step);
 }
 
 #[cfg(test)]

@@ -54,11 +54,11 @@ impl RemoteDataset {
         let session = self.session()?;
         let info = session.wait(get_dataset(&session.connections, &self.info.name, counts))?;
         if info.id != self.info.id {
-            let why = "it was deleted, and its name was used again";
+            let why = "the dataset was deleted, and its name is in use again";
             return Err(Error::new(Kind::NotFound, "open", self.address(), why));
         }
         match info.counts {
-            // Nobody asked for them: nothing of what it holds can be told.
+            // Without its metadata, the dataset can't be opened.
             Counts::Unknown(why) if !counts => {
                 Err(Error::new(Kind::NeedsRecovery, "open", self.address(), why))
             }
@@ -73,7 +73,6 @@ impl RemoteDataset {
         stats.ask(&session, &self.info, paths)
     }
 
-    /// This process's writer.
     pub(crate) fn writer(&self) -> Result<&Arc<Writer>, Error> {
         self.writer.get_or_make(|| {
             let in_flight = self.shared.options.in_flight(self.info.shape.size());
@@ -81,12 +80,12 @@ impl RemoteDataset {
         })
     }
 
-    /// This process's writer, if anything was put.
+    /// The writer of the process, after a first put.
     pub(crate) fn started_writer(&self) -> Option<&Arc<Writer>> {
         self.writer.get()
     }
 
-    /// Deletes these versions; gives how many.
+    /// Deletes versions; gives their number.
     pub(crate) fn delete_versions(&self, deletions: Deletions) -> Result<u64, Error> {
         let session = self.session()?;
         let count = deletions.count();
@@ -99,7 +98,7 @@ impl RemoteDataset {
     async fn delete_piece(&self, session: &Session, deletions: Deletions) -> Result<(), Error> {
         let message = pb::DeleteRequest::from(DeleteRequest {
             dataset: self.info.id,
-            // The same in every try: that makes a try harmless whose answer was lost.
+            // A second try with the same id is harmless after a lost answer.
             tombstone: session.process.next_id(),
             deletions,
         });

@@ -1,7 +1,7 @@
-//! From an address, as a user writes it, to how a connection is made.
+//! Connection settings for the address of a server.
 //!
-//! Must hold: a key never travels unencrypted to another machine, unless that was asked for by
-//! name; with https the other end has shown that it is who the address says.
+//! Must hold: a key never travels unencrypted to another machine without an explicit permission.
+//! With https, the server has proved its name.
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -17,17 +17,16 @@ use crate::remote::failure::deepest;
 use crate::remote::options::{ClientCertificate, ConnectOptions};
 
 const DEFAULT_PORT: u16 = 7420;
-/// A connection that is silent for this long while a request waits is asked for a sign of life,
+/// Silence during a request after which the connection sends a ping.
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(10);
-/// and given up when it shows none for this long: the question waits behind what is being sent, which
-/// may be half a MiB on a slow line.
+/// Time for the answer to a ping, which waits behind up to half a MiB on a slow line.
 const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(20);
 
 const NO_ADDRESS: &str = "not an address; write it as host:port";
 const NO_LOGIN: &str =
     "an address has no login; give user and key with --user and --key-file (ConnectOptions)";
 
-/// How to reach one of the servers. Without a scheme it is plain text.
+/// The settings for a server's address; plain text without a scheme.
 pub(crate) fn endpoint(address: &str, options: &ConnectOptions) -> Result<Endpoint, String> {
     let (scheme, rest) = match address.split_once("://") {
         Some((scheme @ ("http" | "https"), rest)) => (scheme, rest),
@@ -41,7 +40,7 @@ pub(crate) fn endpoint(address: &str, options: &ConnectOptions) -> Result<Endpoi
     if host.is_empty() || host.contains('/') {
         return Err(NO_ADDRESS.to_owned());
     }
-    // A colon inside of brackets is no port's.
+    // A colon within brackets belongs to an IPv6 address.
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => {
             if name.is_empty() || port.parse::<u16>().is_err() {
@@ -75,7 +74,7 @@ pub(crate) fn endpoint(address: &str, options: &ConnectOptions) -> Result<Endpoi
         .keep_alive_timeout(KEEP_ALIVE_PATIENCE))
 }
 
-/// Why TLS can't be used with what the options and this machine have for it.
+/// The cause of unusable TLS settings.
 fn unusable(why: &str, options: &ConnectOptions) -> String {
     if options.ca.is_none() && why.contains("native certs") {
         return format!(
@@ -87,7 +86,7 @@ fn unusable(why: &str, options: &ConnectOptions) -> String {
         return format!("TLS can't be used: {why}");
     }
     let hint = match why.contains("UnsupportedCertVersion") {
-        true => "; it has to be of X.509 version 3, as openssl makes it with -extfile",
+        true => "; use X.509 version 3, which openssl makes with -extfile",
         false => "",
     };
     format!("the client's certificate and key can't be used for TLS: {why}{hint}")
@@ -106,7 +105,7 @@ fn tls(options: &ConnectOptions) -> Result<ClientTlsConfig, String> {
     })
 }
 
-/// What certificates say, each of which has to be one.
+/// The trust anchors of certificates; all of the text must be certificates.
 fn trusted(text: &[u8]) -> Result<Vec<TrustAnchor<'static>>, String> {
     let refused = |why: &dyn Display| format!("the certificates to trust are none (PEM): {why}");
     let mut roots = RootCertStore::empty();
@@ -116,7 +115,7 @@ fn trusted(text: &[u8]) -> Result<Vec<TrustAnchor<'static>>, String> {
     Ok(roots.roots)
 }
 
-/// Whether a host is this machine, whatever a resolver says.
+/// Whether a host is the local machine, without asking a resolver.
 fn is_loopback(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     host == "localhost" || address.is_ok_and(|address| address.to_canonical().is_loopback())
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_a_key_in_an_address_is_not_repeated() {
+    fn a_login_in_an_address_is_masked() {
         for (address, shown) in [
             ("https://ann:sesame@node1:9000", "https://***@node1:9000"),
             ("ann:sesame@node1", "***@node1"),
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn an_invalid_address_is_refused() {
         for address in
             ["", "http://", "ftp://node1:9000", "node 1:9000", "node1:9000/path", "a:b@node1:1"]
         {
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_goes_unencrypted_to_this_machine_alone_unless_that_is_allowed_by_name() {
+    fn a_key_leaves_the_machine_unencrypted_only_by_permission() {
         let key = Some("sesame".to_owned());
         let options = ConnectOptions { key, ..ConnectOptions::default() };
         for here in ["localhost", "127.0.0.1:9000", "127.9.9.9", "[::1]:9000", "[::ffff:127.0.0.1]"]
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_that_are_none_are_refused_before_anything_is_sent() {
+    fn invalid_certificates_are_refused_and_not_shown() {
         let whole = "-----BEGIN CERTIFICATE-----\nc2VzYW1l\n-----END CERTIFICATE-----\n";
         for text in ["", "sesame", whole, &whole.replace('\n', ""), &whole.replace('\n', "\\n")] {
             let ca = Some(text.as_bytes().to_vec());

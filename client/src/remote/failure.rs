@@ -1,9 +1,10 @@
-//! Why one try of a request failed, in words that need no further source.
+//! The failure of a single try of a request, as a text without further sources.
 //!
-//! Must hold: what the transport says and what a server says are told apart; the former is always
-//! worth another try.
+//! Must hold: failures of the connection differ from answers of a server. A failed connection is
+//! always worth another try.
 
 use std::error::Error;
+use std::time::Duration;
 
 use dl_format::ChunkId;
 use dl_proto::WireError;
@@ -12,18 +13,17 @@ use tonic::{Code, Status};
 
 use crate::error::Kind;
 
-/// What is wrong with bytes that are not what was written.
+/// The cause of an error about damaged bytes.
 pub(crate) const DAMAGED: &str = "its checksum does not match its bytes";
 
-/// One failed try.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{problem}")]
 pub(crate) struct Failure {
     pub(crate) kind: Kind,
     problem: String,
-    /// Nothing came: what this side has to say of it.
+    /// The text without the server, for a server that sent nothing.
     silence: Option<String>,
-    /// Whether the words say which object of the chunk store it is about.
+    /// Whether the text names the object of the chunk store.
     names_object: bool,
     /// Whether the server has never answered.
     is_first: bool,
@@ -35,49 +35,50 @@ impl Failure {
         Self { kind, problem: problem.into(), silence, names_object, is_first }
     }
 
-    /// In words that say which object of the chunk store it is about.
+    /// A failure with the object of the chunk store in its text.
     pub(crate) fn of_object(kind: Kind, problem: impl Into<String>) -> Self {
         Self { names_object: true, ..Self::new(kind, problem) }
     }
 
-    /// Bytes of a chunk that are not what was written.
     pub(crate) fn damaged(chunk: ChunkId) -> Self {
         Self::of_object(Kind::Corrupt, format!("chunk {chunk}: {DAMAGED}"))
     }
 
-    /// Whether the words say which object of the chunk store it is about.
+    /// Whether the text names the object of the chunk store.
     pub(crate) fn names_object(&self) -> bool {
         self.names_object
     }
 
-    /// That a server said nothing.
     pub(crate) fn silence(problem: String) -> Self {
         Self { silence: Some(problem.clone()), ..Self::new(Kind::TimedOut, problem) }
     }
 
-    /// Whether a server said nothing.
+    /// The silence of a server for some time.
+    pub(crate) fn silent_for(time: Duration) -> Self {
+        Self::silence(format!("no answer for {} s", time.as_secs()))
+    }
+
     pub(crate) fn is_silence(&self) -> bool {
         self.silence.is_some()
     }
 
-    /// The words without the server.
-    pub(crate) fn bare(&self) -> &str {
+    pub(crate) fn without_server(&self) -> &str {
         self.silence.as_deref().unwrap_or(&self.problem)
     }
 
-    /// The same, of a server that has never answered.
-    pub(crate) fn at_first(self) -> Self {
+    /// Marks the failure of a server that has never answered.
+    pub(crate) fn before_any_answer(self) -> Self {
         Self { is_first: true, ..self }
     }
 
-    /// The same, saying which server it was.
+    /// Adds the address of the server.
     pub(crate) fn at(self, server: &str) -> Self {
         let mut problem = format!("{server}: {}", self.problem);
         let is_broken = BROKEN.iter().any(|end| problem.contains(end));
         if self.kind == Kind::Unreachable && is_broken {
             problem += match server.starts_with("https://") {
                 true => {
-                    "; it may want to see a certificate (--client-cert), of a CA that it trusts"
+                    "; the server may require a client certificate of a trusted CA (--client-cert)"
                 }
                 false if self.is_first => CLOSED,
                 false => "",
@@ -87,27 +88,26 @@ impl Failure {
     }
 }
 
-/// What can be done about a connection that was closed before any answer.
-const CLOSED: &str = "; clients are served at the port of --listen, not at that of --http";
+/// The remedy for a connection closed before any answer.
+const CLOSED: &str = "; use the port of --listen, not the port of --http";
 
-/// Whether a server sent the status; else the transport on this side made it up.
+/// Whether a server sent the status, and not the local transport.
 pub(crate) fn is_answer(status: &Status) -> bool {
     status.source().is_none() && !is_foreign(status)
 }
 
-/// Whether what answered speaks HTTP and no gRPC; the words are those of the gRPC library.
+/// Whether the peer speaks HTTP and no gRPC, by texts of the gRPC library.
 fn is_foreign(status: &Status) -> bool {
     let is_no_message = status.message().contains("invalid compression flag")
         && status.message().contains("while receiving response with status: 4");
     status.message().starts_with("grpc-status header missing") || is_no_message
 }
 
-/// Whether a server refused to hear who is asking.
 pub(crate) fn is_refused(status: &Status) -> bool {
     status.code() == Code::Unauthenticated
 }
 
-/// The reason of an error.
+/// The last source of an error.
 pub(crate) fn deepest<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     let mut cause = error;
     while let Some(deeper) = cause.source() {
@@ -116,10 +116,10 @@ pub(crate) fn deepest<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 
     cause
 }
 
-/// What went wrong on the way, and what to do where that is not plain.
+/// The cause of a failed connection, with the remedy where there is one.
 fn transport(error: &(dyn Error + 'static)) -> String {
     let cause = deepest(error);
-    let told = cause.to_string();
+    let text = cause.to_string();
     let advice = match tls_error(cause) {
         Some(rustls::Error::InvalidMessage(_)) => {
             return "that port speaks no TLS: write http:// before the host".to_owned();
@@ -134,30 +134,30 @@ fn transport(error: &(dyn Error + 'static)) -> String {
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
                 "write the server as its certificate names it"
             }
-            _ => return told,
+            _ => return text,
         },
-        // What HTTP/2 leaves of the reasons of TLS and of our servers is text.
-        _ if told.contains(SPEAKS_TLS) => {
+        // For some reasons of TLS and of our servers, HTTP/2 passes on only the text.
+        _ if text.contains(SPEAKS_TLS) => {
             return "that port speaks TLS: write https:// before the host".to_owned();
         }
-        _ if told.contains(NO_FRAME) => return FOREIGN.to_owned(),
-        _ if REFUSED.iter().any(|alert| told.ends_with(alert)) => {
-            "the server wants to see a certificate of a CA that it knows (--client-cert)"
+        _ if text.contains(NO_FRAME) => return FOREIGN.to_owned(),
+        _ if REFUSED.iter().any(|alert| text.ends_with(alert)) => {
+            "the server requires a client certificate of a trusted CA (--client-cert)"
         }
-        _ => return told,
+        _ => return text,
     };
-    format!("{told}; {advice}")
+    format!("{text}; {advice}")
 }
 
-/// In the words of a server with TLS to a client without.
+/// The answer of a server with TLS to a client without.
 const SPEAKS_TLS: &str = "this port speaks TLS";
 
-/// In the words of the HTTP/2 library, of text where a frame should be.
+/// The HTTP/2 library's text for bytes other than a frame.
 const NO_FRAME: &str = "frame with invalid size";
 
 const FOREIGN: &str = "this is no dlserver: something else listens there";
 
-/// What a server says to a client whose certificate is missing or of no use.
+/// The alerts of a server that requires another client certificate.
 const REFUSED: [&str; 4] = [
     "fatal alert: CertificateRequired",
     "fatal alert: UnknownCA",
@@ -165,7 +165,7 @@ const REFUSED: [&str; 4] = [
     "fatal alert: CertificateExpired",
 ];
 
-/// How a connection ends that was refused while more was sent on it.
+/// Texts of a connection refused in the middle of a request.
 const BROKEN: [&str; 2] = ["broken pipe", "onnection reset"];
 
 fn tls_error<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
@@ -192,10 +192,10 @@ impl From<Status> for Failure {
     }
 }
 
-/// The other side broke the contract.
+/// An answer against the protocol.
 impl From<WireError> for Failure {
     fn from(error: WireError) -> Self {
-        Self::new(Kind::Internal, format!("an answer that makes no sense: {error}"))
+        Self::new(Kind::Internal, format!("the answer makes no sense: {error}"))
     }
 }
 
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_broken_connection_is_unreachable_and_names_its_deepest_cause() {
+    fn a_broken_connection_is_unreachable_with_its_last_cause() {
         let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
         let failure = Failure::from(Status::from_error(Box::new(refused)));
         assert_eq!(failure.kind, Kind::Unreachable);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn another_server_that_speaks_http_is_told_from_ours() {
+    fn an_http_server_without_grpc_is_recognized() {
         for words in [
             "grpc-status header missing, mapped from HTTP status code 404",
             "protocol error: received message with invalid compression flag: 60 (valid flags are 0 \
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_says_keeps_its_kind_and_its_words() {
+    fn the_status_of_a_server_keeps_its_kind_and_text() {
         let failure = Failure::from(Status::resource_exhausted("the disk is full"));
         assert_eq!((failure.kind, failure.to_string().as_str()), (Kind::Full, "the disk is full"));
         assert_eq!(Failure::from(Status::unavailable("")).kind, Kind::Unavailable);

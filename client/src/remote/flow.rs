@@ -1,18 +1,14 @@
-//! When bytes last went to a server or came from it.
+//! Times of the last transfer to and from a server.
 //!
-//! Must hold: what is sent counts when the connection takes it, not when it is ready; what a server
-//! sends counts for all that it is asked, as it comes in turns.
+//! Must hold: sent bytes count when the connection takes them. Received bytes count for all
+//! requests at the server, because answers share the connection.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use dl_runtime::Clock;
-use http_body::{Body as HttpBody, Frame, SizeHint};
-use tonic::Status;
+use http_body_util::BodyExt;
 use tonic::body::Body;
 
 /// A point of monotonic time, in milliseconds; 0 for never.
@@ -29,70 +25,44 @@ impl Moment {
     }
 }
 
-/// What moves for one try of a request, and for all that its server is asked; among the extensions
-/// of the request.
+/// The transfers of a try, and of all tries at its server; an extension of the request.
 #[derive(Debug, Clone)]
 pub(crate) struct Flow {
     clock: Arc<dyn Clock>,
-    got_on: Arc<Moment>,
+    progress: Arc<Moment>,
     server: Arc<Moment>,
 }
 
 impl Flow {
-    /// Nothing of the try has moved yet; `server` is told of what does.
+    /// A try without transfers so far; `server` is the time of the server's last transfer.
     pub(crate) fn new(clock: Arc<dyn Clock>, server: Arc<Moment>) -> Self {
-        Self { clock, got_on: Arc::default(), server }
+        Self { clock, progress: Arc::default(), server }
     }
 
-    /// A piece of the request was taken, or the server told that it works on it.
-    pub(crate) fn goes(&self) {
-        self.got_on.set(self.clock.monotonic());
-        self.comes();
+    /// Notes progress: the connection took a piece of the request, or the server reported work.
+    pub(crate) fn progressed(&self) {
+        self.progress.set(self.clock.monotonic());
+        self.transferred();
     }
 
-    fn comes(&self) {
+    fn transferred(&self) {
         self.server.set(self.clock.monotonic());
     }
 
-    /// When that was last.
-    pub(crate) fn got_on(&self) -> Duration {
-        self.got_on.get()
+    pub(crate) fn last_progress(&self) -> Duration {
+        self.progress.get()
     }
 
-    /// When anything went to the server or came from it.
-    pub(crate) fn moved(&self) -> Duration {
+    /// The time of the last transfer to or from the server.
+    pub(crate) fn last_transfer(&self) -> Duration {
         self.server.get()
     }
 
-    /// An answer that counts as it comes.
+    /// A body whose frames count on arrival.
     pub(crate) fn watch(self, body: Body) -> Body {
-        Body::new(Watched { body, flow: self })
-    }
-}
-
-struct Watched {
-    body: Body,
-    flow: Flow,
-}
-
-impl HttpBody for Watched {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        self.flow.comes();
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        Body::new(body.map_frame(move |frame| {
+            self.transferred();
+            frame
+        }))
     }
 }

@@ -1,7 +1,7 @@
 //! Purge and verify, which work through whole datasets on a server.
 //!
-//! Must hold: a request that broke off is asked again, and nothing is told twice; what comes back
-//! is the last word, with all that was told before.
+//! Must hold: after a break the request is sent again, and no report is passed on twice. The result
+//! is the last step, with all problems reported before.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,17 +11,17 @@ use dl_proto::{Finding, PurgeProgress, PurgeRequest, VerifyProgress, VerifyReque
 use crate::error::Error;
 use crate::remote::client::Client;
 use crate::remote::lookup::dataset_address;
-use crate::remote::once::Once;
+use crate::remote::report_filter::ReportFilter;
 
 impl Client {
-    /// Gives back the space of what was overwritten and deleted (paper, DL_purge), while readers
-    /// and writers go on. `progress` is told how far it is; the last word on each dataset comes
-    /// back, with all problems of it.
+    /// Reclaims the space of overwritten and deleted files (paper, DL_purge), while readers and
+    /// writers go on. `progress` receives each step. Gives the last step of each dataset, with all
+    /// its problems.
     ///
     /// # Errors
-    /// [`Kind::NotFound`](crate::Kind::NotFound) when there is no such dataset,
-    /// [`Kind::NeedsRecovery`](crate::Kind::NeedsRecovery) while metadata may be missing. What
-    /// could not be read is no error: it is in [`PurgeProgress::problems`].
+    /// [`Kind::NotFound`](crate::Kind::NotFound) for an unknown dataset,
+    /// [`Kind::NeedsRecovery`](crate::Kind::NeedsRecovery) while metadata may be missing.
+    /// Unreadable objects are no error: see [`PurgeProgress::problems`].
     pub fn purge(
         &self,
         request: PurgeRequest,
@@ -33,7 +33,8 @@ impl Client {
             None => "all datasets".to_owned(),
         };
         let message = pb::PurgeRequest::from(request.clone());
-        let told = RefCell::new((BTreeMap::<String, PurgeProgress>::new(), Once::default()));
+        let last =
+            RefCell::new((BTreeMap::<String, PurgeProgress>::new(), ReportFilter::default()));
         let progress = RefCell::new(progress);
         session.wait(session.connections.call(
             "purge",
@@ -41,33 +42,33 @@ impl Client {
             session.connections.long(),
             |mut server, this| {
                 let request = this.request(message.clone());
-                let (told, progress) = (&told, &progress);
+                let (last, progress) = (&last, &progress);
                 async move {
                     let mut stream = this.answer(server.purge(request)).await?;
                     while let Some(message) = this.message(&mut stream).await? {
                         let mut step = PurgeProgress::from(message);
                         (progress.borrow_mut())(&step);
-                        let (told, once) = &mut *told.borrow_mut();
-                        step.problems.retain(|problem| once.is_new((&step.dataset, problem)));
-                        if let Some(mut before) = told.remove(&step.dataset) {
+                        let (last, filter) = &mut *last.borrow_mut();
+                        step.problems.retain(|problem| filter.is_new((&step.dataset, problem)));
+                        if let Some(mut before) = last.remove(&step.dataset) {
                             before.problems.append(&mut step.problems);
                             step.problems = before.problems;
                         }
-                        told.insert(step.dataset.clone(), step);
+                        last.insert(step.dataset.clone(), step);
                     }
                     Ok(())
                 }
             },
         ))?;
-        Ok(told.into_inner().0.into_values().collect())
+        Ok(last.into_inner().0.into_values().collect())
     }
 
-    /// Compares a dataset's metadata with the chunk store; changes nothing. `found` is told what is
-    /// wrong as it is found, once; the last word on how far it went comes back.
+    /// Compares a dataset's metadata with the chunk store; changes nothing. `found` receives each
+    /// problem once, at its discovery. Gives the last step.
     ///
     /// # Errors
-    /// [`Kind::NotFound`](crate::Kind::NotFound) when there is no such dataset. What is wrong with
-    /// it is no error.
+    /// [`Kind::NotFound`](crate::Kind::NotFound) for an unknown dataset. Problems of the dataset
+    /// are no error.
     pub fn verify(
         &self,
         request: &VerifyRequest,
@@ -77,7 +78,7 @@ impl Client {
         let session = self.shared.session()?;
         let message = pb::VerifyRequest::from(request.clone());
         let (progress, found) = (RefCell::new(progress), RefCell::new(found));
-        let once = RefCell::new(Once::default());
+        let filter = RefCell::new(ReportFilter::default());
         let last = RefCell::new(VerifyProgress::default());
         session.wait(session.connections.call(
             "verify",
@@ -85,14 +86,14 @@ impl Client {
             session.connections.long(),
             |mut server, this| {
                 let request = this.request(message.clone());
-                let (once, last) = (&once, &last);
+                let (filter, last) = (&filter, &last);
                 let (progress, found) = (&progress, &found);
                 async move {
                     let mut stream = this.answer(server.verify(request)).await?;
                     while let Some(message) = this.message(&mut stream).await? {
                         let mut step = VerifyProgress::from(message);
                         for finding in step.findings.drain(..) {
-                            if once.borrow_mut().is_new(&finding.problem) {
+                            if filter.borrow_mut().is_new(&finding.problem) {
                                 (found.borrow_mut())(finding);
                             }
                         }
@@ -115,7 +116,7 @@ mod tests {
     use crate::remote::testing::{Script, info, options, start};
 
     #[test]
-    fn a_purge_and_a_verification_tell_everything_once() {
+    fn a_purge_and_a_verification_report_everything_once() {
         let client = Client::connect(options(&[start(Script::default())])).unwrap();
         let name = info().name;
         let mut steps = 0;
@@ -131,7 +132,8 @@ mod tests {
 
         let (mut steps, mut found) = (0, Vec::new());
         let request = VerifyRequest { dataset: name, checksums: true };
-        let last = client.verify(&request, &mut |_| steps += 1, &mut |one| found.push(one));
+        let mut report = |finding| found.push(finding);
+        let last = client.verify(&request, &mut |_| steps += 1, &mut report);
         assert_eq!((steps, last.unwrap().files), (2, 9));
         let problems: Vec<_> = found.iter().map(|finding| finding.problem.as_str()).collect();
         assert_eq!(problems, ["one", "two"]);

@@ -18,25 +18,25 @@ use crate::remote::failure::Failure;
 
 const ACTION: &str = "list";
 
-/// For how long a server may look for the next entry, as where very many files were deleted.
+/// The time for a server to find the next entry, for example among very many deleted files.
 const LONGEST: Duration = Duration::from_secs(60 * 60);
 
-/// A listing by the servers.
+/// A listing from the servers.
 pub(crate) struct Pages {
     dataset: Arc<RemoteDataset>,
     request: ListRequest,
     stream: Option<Owned<(Streaming<pb::ListReply>, Try)>>,
     page: std::vec::IntoIter<pb::ListEntry>,
-    /// Since when the next entry is waited for, on the monotonic clock, by whichever server.
+    /// The begin of the wait for the next entry, on the monotonic clock, over all servers.
     since: Option<Duration>,
     ended: bool,
 }
 
 impl Pages {
-    /// Asks for the entries of a folder.
+    /// Requests the entries of a folder.
     ///
     /// # Errors
-    /// [`Kind::NotFound`] when the servers know no such folder, and those of the way to them.
+    /// [`Kind::NotFound`] for an unknown folder; otherwise errors of the connection.
     pub(crate) fn open(
         dataset: &Arc<RemoteDataset>,
         dir: &DirPath,
@@ -82,7 +82,7 @@ impl Pages {
     fn turn_page(&mut self) -> Result<(), Error> {
         let (session, subject) = (self.dataset.session()?, self.subject());
         let since = *self.since.get_or_insert_with(|| session.connections.now());
-        // That of a parent is not touched.
+        // The stream of a parent process stays untouched.
         let Some((stream, this)) = self.stream.as_mut().and_then(Owned::get_mut) else {
             return self.ask(Duration::ZERO);
         };
@@ -114,8 +114,8 @@ impl Pages {
         }
     }
 
-    /// Asks for what comes after the last entry; a stream that breaks before its first page is
-    /// tried again. `waited` is how long the page has been waited for in silence already.
+    /// Requests the entries after the last entry, and tries again if the stream breaks before its
+    /// first page. `waited` is the silence before the call.
     fn ask(&mut self, waited: Duration) -> Result<(), Error> {
         let session = self.dataset.session()?;
         let connections = &session.connections;
@@ -131,7 +131,7 @@ impl Pages {
                     let mut stream = this.answer(server.list(request)).await?;
                     let page = loop {
                         match this.message(&mut stream).await? {
-                            // That time is over, for whichever server.
+                            // The time for an entry counts over all servers.
                             Some(page) if page.entries.is_empty() => match goes_on(&this, since) {
                                 Ok(()) => {}
                                 Err(failure) => return Ok(Err(this.at_server(failure))),
@@ -169,15 +169,15 @@ impl Pages {
     }
 }
 
-/// The server told with a page without entries that it works on the next one, which is waited for since
-/// then.
+/// Notes the sign of life in a page without entries, unless the next entry has taken too long since
+/// `since`.
 fn goes_on(this: &Try, since: Duration) -> Result<(), Failure> {
-    this.works();
+    this.note_progress();
     if this.now().saturating_sub(since) < LONGEST {
         return Ok(());
     }
     let why =
-        format!("it worked for {} s and found no entry; `dlcmd purge` may help", LONGEST.as_secs());
+        format!("the server found no entry within {} s; run `dlcmd purge`", LONGEST.as_secs());
     Err(Failure::new(Kind::TimedOut, why))
 }
 
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_that_breaks_goes_on_after_the_last_entry() {
+    fn a_broken_listing_resumes_after_the_last_entry() {
         let all = numbered(100);
         let (stored, opened) = (all.clone(), Arc::new(AtomicUsize::new(0)));
         let count = Arc::clone(&opened);
@@ -227,7 +227,7 @@ mod tests {
 
     /// Keeps S-12.
     #[test]
-    fn pages_without_entries_are_waited_through_and_what_a_server_says_then_is_told() {
+    fn a_listing_survives_empty_pages_and_reports_a_later_error() {
         let listed = |end: Status, ends: usize| {
             let asked = AtomicUsize::new(0);
             let list = move |_: ListRequest| match asked.fetch_add(1, Ordering::SeqCst) < ends {
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_an_error_at_once_and_an_empty_one_is_none() {
+    fn a_missing_folder_is_an_error_and_an_empty_folder_is_not() {
         let list = |request: ListRequest| match request.dir.is_root() {
             true => vec![],
             false => vec![Err(Status::not_found("no such folder"))],

@@ -1,6 +1,6 @@
-//! Finding a dataset by its name, for all who begin with one.
+//! Lookup of a dataset by name.
 //!
-//! Must hold: nothing is remembered between two calls; a name may come to stand for another one.
+//! Must hold: calls keep no state, because a name may come to mean another dataset.
 
 use dl_format::DatasetName;
 use dl_proto::{Dataset as DatasetInfo, pb};
@@ -9,12 +9,12 @@ use crate::error::Error;
 use crate::remote::connections::{Connection, Connections, Try};
 use crate::remote::failure::Failure;
 
-/// A dataset as users write it.
+/// The address of a dataset, as users write addresses.
 pub(crate) fn dataset_address(name: &DatasetName) -> String {
     format!("dl://{name}")
 }
 
-/// What the servers say of a dataset; with `counts`, for which they may look at every file of it.
+/// The servers' description of a dataset; with `counts` the servers may have to look at every file.
 pub(crate) async fn get_dataset(
     connections: &Connections,
     name: &DatasetName,
@@ -28,7 +28,7 @@ pub(crate) async fn get_dataset(
     connections.call("open", || dataset_address(name), connections.usual(), attempt).await
 }
 
-/// A dataset as an answer describes it.
+/// The description of a dataset in an answer.
 pub(crate) fn info(wire: pb::Dataset) -> Result<DatasetInfo, Failure> {
     Ok(DatasetInfo::try_from(wire)?)
 }

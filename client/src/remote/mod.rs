@@ -1,8 +1,7 @@
-//! The half of the library that talks gRPC to the servers: for writers, tools, the agent and the
-//! mount.
+//! The gRPC client of the servers: for writers, tools, the agent and the mount.
 //!
-//! Must hold: what a server says is checked before it is handed out; nothing waits for ever; the
-//! async runtime below never shows.
+//! Must hold: answers of a server are checked before use. No call waits for ever. The async runtime
+//! stays hidden.
 
 mod chunks;
 mod client;
@@ -16,10 +15,10 @@ mod housekeeping;
 mod list;
 mod lookup;
 mod moving;
-mod once;
 mod options;
 mod process;
 mod read;
+mod report_filter;
 mod segments;
 mod session;
 mod snapshot;

@@ -1,15 +1,15 @@
-//! Requests with long answers, whose time counts from the last bytes that came.
+//! Requests with long answers, whose time counts from the last received bytes.
 //!
-//! Must hold: an answer that comes slowly is not given up; one that brings nothing new ends within the
-//! usual time.
+//! Must hold: a slow answer is not given up. A request without new bytes ends within the usual
+//! time.
 
 use crate::error::{Error, Kind};
 use crate::remote::connections::{Connection, Connections, Try};
 use crate::remote::failure::Failure;
 
 impl Connections {
-    /// Like [`call`](Self::call), again for as long as new bytes come. `moved` takes the time at which new
-    /// bytes last came, if any came since the last call of `moved`.
+    /// Like [`call`](Self::call), repeated while new bytes come. `moved` gives the time of the last
+    /// new bytes, if there were any since the last call of `moved`.
     pub(crate) async fn call_while_moving<Attempt: Future<Output = Result<(), Failure>>>(
         &self,
         action: &'static str,
@@ -27,7 +27,7 @@ impl Connections {
             let left = moved.and_then(|at| self.usual().left(self.now().saturating_sub(at)));
             match (left, before) {
                 (Some(left), _) => (patience, before) = (left, Some(error)),
-                // What was said when there was time for an answer says more.
+                // The error with the full time limit says more.
                 (None, Some(before)) if error.kind() == Kind::TimedOut => return Err(before),
                 (None, _) => return Err(error),
             }

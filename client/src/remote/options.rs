@@ -1,4 +1,4 @@
-//! How to reach the servers, and what is told while none answers.
+//! Settings of a client, and reports of waiting requests.
 //!
 //! Must hold: Debug shows no key.
 
@@ -11,75 +11,74 @@ use dl_format::ChunkShape;
 use crate::snapshot::SnapshotCache;
 use crate::task::TaskOptions;
 
-/// Is told of every request right before it is tried again, and of one that a server leaves without
-/// an answer for 5 seconds, where that is long and nothing else goes there or comes back. Called on whatever thread waits for
-/// the request: it returns soon, and makes no calls of this library.
+/// Receives a report before each new try of a request, and after 5 seconds without bytes from or to
+/// the server of a short request. The callback runs on the thread of the request: it must return
+/// soon, and make no calls of the library.
 pub type OnRetry = Arc<dyn Fn(&Retry) + Send + Sync>;
 
-/// Is told why a dataset is read without the cache of this node, when it is opened.
+/// Receives the reason when a dataset is opened without the cache of the node.
 pub type OnUncached = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// A request that failed for now and is about to be tried again, or that waits for an answer.
+/// A request about to be tried again, or waiting for an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retry {
-    /// What is being done, in the present tense: "write".
+    /// The operation, as an imperative: "write".
     pub action: &'static str,
-    /// To what: a path, a dataset, a chunk, a server.
+    /// The object: a path, a dataset, a chunk, a server.
     pub subject: String,
-    /// What each server that was tried said last, with its address, or that it says nothing.
+    /// The last reply of each server tried, or its silence, with the server's address.
     pub reason: String,
-    /// How long ago the first try began.
+    /// Time since the begin of the first try.
     pub waited: Duration,
-    /// How much longer it is tried before the call fails.
+    /// Time until the call fails.
     pub left: Duration,
 }
 
-/// How to reach the servers, who is asking, and how much to have under way.
+/// Settings of a client: addresses, user, times and limits.
 #[derive(Clone)]
 pub struct ConnectOptions {
-    /// Who is asking.
+    /// The user.
     pub user: String,
-    /// Proves it, where the servers want a proof. Never shown.
+    /// The key of the user, for servers with users. Never shown.
     pub key: Option<String>,
-    /// Each `host:port` or `http://host:port`, in plain text, or `https://host:port`; all serve the
-    /// same datasets.
+    /// Addresses: `host:port` or `http://host:port`, in plain text, or `https://host:port`. All
+    /// servers must serve the same datasets.
     pub servers: Vec<String>,
-    /// The certificates (PEM) to trust where a server is named with https; otherwise the machine's.
+    /// The trusted certificates (PEM) for https; by default, those of the machine.
     pub ca: Option<Vec<u8>>,
-    /// Shown to servers that ask for a certificate.
+    /// The certificate for servers that require client certificates.
     pub certificate: Option<ClientCertificate>,
-    /// Lets the key travel in plain text to other machines.
+    /// Allows the key to travel in plain text to other machines.
     pub plain_text_key: bool,
-    /// How long to try when every server refuses, before `connect` gives up.
+    /// Time for `connect` to reach a server.
     pub connect_timeout: Duration,
-    /// How long a request may take, all its tries together; a request that brings or takes many
-    /// bytes may take longer while they flow. With [`task`](Self::task), waits for the agent count.
+    /// Time for a request with all its tries; more while the bytes of a large request or answer
+    /// flow. With [`task`](Self::task), the wait for the agent counts.
     pub request_timeout: Duration,
-    /// Connections kept to each server, at least one.
+    /// Connections to each server, at least 1.
     pub connections_per_server: usize,
-    /// Chunks of the usual 4 MiB that may be under way to the servers, per dataset handle, at least
-    /// one: bounds the memory of a writer. Of larger ones as many as take no more together, of smaller
-    /// ones no more than this.
+    /// Chunks in flight for a dataset handle, at least 1: the limit bounds the memory of a writer.
+    /// The number is for chunks of the usual 4 MiB or less. For larger chunks fewer are allowed,
+    /// with the same memory.
     pub in_flight_chunks: usize,
-    /// Where datasets that are opened find a snapshot, or keep the one they fetch, to answer from.
-    /// None to ask the servers instead, as is best for writers and for few questions.
+    /// The cache for snapshots of opened datasets. None to ask the servers instead, as is best for
+    /// writers and for few requests.
     pub snapshots: Option<SnapshotCache>,
-    /// The training job that this process belongs to. Its processes on one machine read out of one
-    /// cache, which an agent fills; a dataset that is opened then answers from a snapshot. None to read
-    /// from the servers.
+    /// The training job of the process. Processes of a job on a machine share a cache, filled by an
+    /// agent, and opened datasets answer from a snapshot. None to read from the servers.
     pub task: Option<TaskOptions>,
-    /// Who wants to know that a call waits for a server.
+    /// Called when a call waits for a server.
     pub on_retry: Option<OnRetry>,
-    /// Who wants to know that there is a task and no agent, so that all files come from the servers.
+    /// Called when a task has no agent, so all files come from the servers.
     pub on_uncached: Option<OnUncached>,
 }
 
-/// What a client shows to servers that ask for a certificate.
+/// The certificate of a client, for servers that require certificates.
 #[derive(Clone)]
 pub struct ClientCertificate {
-    /// The certificate, and those that lead to its CA (PEM).
+    /// The certificate, with the chain to its CA (PEM).
     pub certificate: Vec<u8>,
-    /// Its private key (PEM). Never shown.
+    /// The private key (PEM). Never shown.
     pub key: Vec<u8>,
 }
 
@@ -111,14 +110,14 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// How long a request may take. A read of a task may have waited before: to attach to the agent, and
-    /// for its chunk.
+    /// Time for a request. A read of a task may have waited before for the agent, and for its
+    /// chunk.
     pub(crate) fn time_of_a_request(&self) -> Duration {
         let before = self.task.as_ref().map_or(Duration::ZERO, |task| task.patience * 2);
         self.request_timeout.saturating_sub(before).max(self.request_timeout / 2)
     }
 
-    /// Chunks of up to `size` bytes that may be under way at once.
+    /// The number of chunks of up to `size` bytes in flight.
     pub(crate) fn in_flight(&self, size: u32) -> usize {
         let usual = ChunkShape::default().size();
         let times = usize::try_from(size.div_ceil(usual)).unwrap_or(usize::MAX);
@@ -126,7 +125,7 @@ impl ConnectOptions {
     }
 }
 
-/// An address as it may be told: a login in it may be a key.
+/// An address without its login, which may be a key.
 pub(crate) fn masked(address: &str) -> String {
     match address.rsplit_once('@') {
         Some((_, host)) => {
@@ -161,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_under_way_is_bounded_whatever_the_size_of_chunks() {
+    fn memory_in_flight_is_bounded_for_any_chunk_size() {
         let options = ConnectOptions::default();
         let in_flight = [1, 1 << 20, 4 << 20, (4 << 20) + 1, 16 << 20, 64 << 20]
             .map(|size| options.in_flight(size));

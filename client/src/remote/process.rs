@@ -1,6 +1,6 @@
-//! The async runtime of one process, and the origin of its chunk ids.
+//! The async runtime of a process, and the source of its chunk ids.
 //!
-//! Must hold: a child of a fork has a runtime and ids of its own; no two chunks get the same id.
+//! Must hold: a child of a fork has its own runtime and ids. No two chunks get the same id.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,15 +13,15 @@ use tokio::runtime::Runtime;
 use crate::error::{Error, Kind};
 use crate::process::PerProcess;
 
-/// One thread of the runtime for so many processors: it only moves bytes between connections and
-/// the threads that call, and each more is one more to wake.
+/// Processors per thread of the runtime, which only moves bytes between connections and callers.
+/// More threads cost more wakeups.
 const PROCESSORS_PER_THREAD: usize = 4;
 
-/// How far the ids may be ahead of the clock after it was set back. Servers refuse those that are a
-/// quarter of an hour off theirs.
+/// The lead of ids over the clock after the clock was set back, at most. Servers refuse ids more
+/// than 15 minutes off their clock.
 const AHEAD_MAX: Duration = Duration::from_secs(60);
 
-/// The doors of one process.
+/// The runtime, clock, randomness and ids of a process.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) runtime: Runtime,
@@ -33,7 +33,7 @@ pub(crate) struct Process {
 static PROCESS: PerProcess<Process> = PerProcess::new();
 
 impl Process {
-    /// This process's own.
+    /// The value of the current process.
     pub(crate) fn current() -> Result<&'static Self, Error> {
         PROCESS.get_or_make(|| {
             Self::start(Arc::new(SystemClock::new())).map_err(|why| {
@@ -42,7 +42,7 @@ impl Process {
         })
     }
 
-    /// By this clock; its waits and ids are of that time.
+    /// Starts with a clock, which also dates the ids.
     pub(crate) fn start(clock: Arc<dyn Clock>) -> std::io::Result<Self> {
         let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let threads = processors.div_ceil(PROCESSORS_PER_THREAD);
@@ -56,7 +56,6 @@ impl Process {
         Ok(Self { runtime, clock, random, ids })
     }
 
-    /// An id that no other chunk has.
     pub(crate) fn next_id(&self) -> ChunkId {
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
         next_id(&mut ids, &*self.clock, &*self.random)
@@ -69,8 +68,8 @@ fn ids(random: &dyn Random) -> ChunkIdMaker {
     ChunkIdMaker::new(origin)
 }
 
-/// The next id; of a new origin once a clock that was far ahead is right again, as no server takes one
-/// of that time.
+/// The next id. After a clock far ahead has been set right, ids get a new origin and the right time.
+/// Servers would refuse ids from the future.
 fn next_id(maker: &mut ChunkIdMaker, clock: &dyn Clock, random: &dyn Random) -> ChunkId {
     let now = clock.now();
     if maker.is_ahead(now, AHEAD_MAX) {
@@ -88,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_follow_a_clock_that_was_far_ahead_back() {
+    fn ids_follow_a_clock_back_from_far_ahead() {
         let now = UNIX_EPOCH + Duration::from_secs(1_000);
         let (clock, random) = (ManualClock::new(now), SeededRandom::new(1));
         let mut maker = ids(&random);

@@ -1,12 +1,12 @@
-//! Bytes that came in several pieces, read as one without joining them.
+//! A sequence of received buffers, read as one buffer without joining.
 //!
-//! Must hold: what lies within one piece is never copied.
+//! Must hold: bytes within a single piece are never copied.
 
 use std::collections::{VecDeque, vec_deque};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// Pieces one after the other, none of them empty.
+/// Non-empty pieces in order.
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
     pieces: VecDeque<Bytes>,
@@ -14,7 +14,6 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    /// Adds a piece at the end.
     pub(crate) fn push(&mut self, piece: Bytes) {
         self.bytes += piece.len();
         if !piece.is_empty() {
@@ -22,7 +21,7 @@ impl Segments {
         }
     }
 
-    /// The first bytes, which stay.
+    /// A copy of the first bytes, without removal.
     pub(crate) fn first<const COUNT: usize>(&self) -> Option<[u8; COUNT]> {
         let mut first = [0; COUNT];
         let mut bytes = self.pieces.iter().flatten();
@@ -32,7 +31,7 @@ impl Segments {
         Some(first)
     }
 
-    /// Bytes to be looked at where they lie, at most so many of the first.
+    /// A reader of up to `most` bytes, without removal.
     pub(crate) fn look(&self, most: usize) -> impl Buf {
         let mut pieces = self.pieces.iter();
         let piece: &[u8] = pieces.next().map_or(&[], |piece| piece);
@@ -40,9 +39,9 @@ impl Segments {
     }
 }
 
-/// Pieces that stay where they are.
+/// A reader that leaves the pieces in place.
 struct Look<'a> {
-    /// What is left of the first one; empty only when nothing is.
+    /// The rest of the current piece; empty only at the end.
     piece: &'a [u8],
     pieces: vec_deque::Iter<'a, Bytes>,
     bytes: usize,
@@ -119,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_read_as_one_and_what_lies_in_one_is_not_copied() {
+    fn pieces_read_as_one_and_a_range_within_one_is_not_copied() {
         let whole: Vec<u8> = (0..=255).collect();
         let whole = Bytes::from(whole);
         for cuts in [vec![], vec![1], vec![4, 4, 9], vec![7, 100, 101, 255]] {

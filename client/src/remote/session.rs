@@ -1,6 +1,6 @@
-//! A client as it is seen from the process that runs now.
+//! The connections of a client in the current process.
 //!
-//! Must hold: after a fork the child makes connections of its own.
+//! Must hold: after a fork the child makes its own connections.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,16 +11,16 @@ use crate::remote::connections::Connections;
 use crate::remote::options::ConnectOptions;
 use crate::remote::process::Process;
 
-/// What all handles of one client share.
+/// The common part of all handles of a client.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) options: ConnectOptions,
-    /// Whether a server has ever answered, a parent of this process included.
+    /// Whether a server has ever answered, also in a parent process.
     is_met: Arc<AtomicBool>,
     connections: PerProcess<Arc<Connections>>,
 }
 
-/// The means of the process that runs now.
+/// The runtime and the connections of the current process.
 #[derive(Debug, Clone)]
 pub(crate) struct Session {
     pub(crate) process: &'static Process,

@@ -1,7 +1,7 @@
 //! Snapshots from the servers: fetched once for all processes of a user, or into a file.
 //!
-//! Must hold: a download goes on where it broke off, at any server; what is used was checked; every
-//! wait ends. What can't be kept is held in memory.
+//! Must hold: a broken download resumes at the same offset, at any server. A snapshot is checked
+//! before use. Every wait ends. Without room in the cache, a snapshot lies in memory.
 
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
@@ -15,16 +15,17 @@ use crate::error::{Error, Kind};
 use crate::remote::dataset::RemoteDataset;
 use crate::remote::failure::Failure;
 use crate::remote::session::Session;
-use crate::snapshot::{Given, Key, Lock, Snapshot, SnapshotCache, Source, Target, room};
+use crate::snapshot::{Key, Lock, Origin, Snapshot, SnapshotCache, Target, UserFile, room};
 
-/// How often somebody who fetches the same snapshot is looked at.
+/// Time between looks at another process that fetches the same snapshot.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long somebody who fetches it may show no sign of life: as long as a server may build it.
+/// Time for which another process may show no sign of life: enough for a server to build the
+/// snapshot.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// How often a download is begun anew because its version is gone, or it came damaged.
+/// Downloads of a version that disappears, or of damaged bytes, at most.
 const TIMES: u32 = 3;
 
-/// Which snapshot, and how many bytes it has.
+/// The version and the length of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Head {
     version: Version,
@@ -32,73 +33,57 @@ struct Head {
 }
 
 impl RemoteDataset {
-    /// The snapshot of the newest version, which was `version` just now: that of the cache, or a new one,
-    /// or one in memory where it can't be kept, or without a cache.
+    /// The snapshot of a version: from the cache, or fetched into the cache, else into memory. Unless
+    /// `is_exact`, the servers may give a newer version.
     pub(crate) fn snapshot_of(
         &self,
         version: Version,
+        is_exact: bool,
         cache: Option<&SnapshotCache>,
     ) -> Result<Snapshot, Error> {
-        self.find_snapshot(version, None, cache)
-    }
-
-    /// The same of a version that may be an old one, of which the servers still have a snapshot.
-    pub(crate) fn snapshot_at(
-        &self,
-        version: Version,
-        cache: Option<&SnapshotCache>,
-    ) -> Result<Snapshot, Error> {
-        self.find_snapshot(version, Some(version), cache)
-    }
-
-    fn find_snapshot(
-        &self,
-        version: Version,
-        asked: Option<Version>,
-        cache: Option<&SnapshotCache>,
-    ) -> Result<Snapshot, Error> {
+        let asked = is_exact.then_some(version);
         let session = self.session()?;
         let Some(cache) = cache else { return self.fetch_into_memory(&session, asked) };
         let find = || cache.find(self.key(version), session.process.clock.now());
         if let Some(snapshot) = find() {
             return Ok(snapshot);
         }
-        // Somebody else may have fetched it meanwhile.
+        // Another process may have fetched the snapshot meanwhile.
         let kept = lock(self.info().id, &session, cache)
             .and_then(|lock| find().map_or_else(|| self.fetch(&session, asked, cache, &lock), Ok));
         match kept {
             Err(error) if error.kind() == Kind::Local => {
                 let snapshot = self.fetch_into_memory(&session, asked)?;
                 let (why, bytes) = (error.chain(), snapshot.length());
-                tracing::warn!(why, bytes, "a snapshot is held in the memory of this process");
+                tracing::warn!(why, bytes, "keeping a snapshot in memory");
                 Ok(snapshot)
             }
             kept => kept,
         }
     }
 
-    /// The snapshot of a version, as the servers give it.
+    /// The cache key of a snapshot from the servers.
     fn key(&self, version: Version) -> Key {
-        Key { source: Source::Servers, dataset: self.info().id, version }
+        Key { origin: Origin::Servers, dataset: self.info().id, version }
     }
 
-    /// Writes a snapshot of what the dataset holds now into a file.
+    /// Writes a snapshot of the current version into a file.
     pub(crate) fn save_snapshot(&self, file: &Path) -> Result<Snapshot, Error> {
         let session = self.session()?;
         let failed = |why| Error::new(Kind::Local, "write", file.display(), why);
         let mut target = Target::begin(file).map_err(failed)?;
-        let snapshot = anew(|| {
+        let snapshot = retried(|| {
             let head = self.head(&session, None, &|| ())?;
             target.clear().map_err(failed)?;
             let done = self.download(&session, head, 0, target.file(), &|| ());
-            done.map_err(|why| why.told(failed))?;
+            done.map_err(|why| why.into_error(failed))?;
             Snapshot::check(target.partial())
         })?;
         target.end().map_err(failed)?;
         Ok(snapshot)
     }
 
-    /// Fetches a snapshot into the cache, the newest one unless a version is asked for.
+    /// Fetches a snapshot into the cache: the newest, unless a version is given.
     fn fetch(
         &self,
         session: &Session,
@@ -107,7 +92,7 @@ impl RemoteDataset {
         lock: &Lock,
     ) -> Result<Snapshot, Error> {
         let failed = |why| cache.failed(why);
-        anew(|| {
+        retried(|| {
             let waits = || lock.show_life(session.process.clock.now());
             let head = self.head(session, asked, &waits)?;
             let (key, now) = (self.key(head.version), session.process.clock.now());
@@ -116,11 +101,11 @@ impl RemoteDataset {
             }
             let (mut file, path) = cache.begin(lock, key).map_err(failed)?;
             let there = file.seek(SeekFrom::End(0)).map_err(failed)?;
-            // More than there should be is none of it.
+            // A file longer than the snapshot holds other bytes.
             let from = if there > head.length { 0 } else { there };
             file.set_len(from).and_then(|()| file.seek(SeekFrom::Start(from))).map_err(failed)?;
             let done = self.download(session, head, from, &mut file, &waits);
-            let checked = done.map_err(|why| why.told(failed)).and_then(|()| {
+            let checked = done.map_err(|why| why.into_error(failed)).and_then(|()| {
                 let snapshot = Snapshot::map(&file, &path, cache.marker(key))?;
                 snapshot.verify_checksums()?;
                 snapshot.check_is(key.dataset, key.version)?;
@@ -128,8 +113,8 @@ impl RemoteDataset {
             });
             match &checked {
                 Ok(_) => cache.end(lock, key, &file, now),
-                // What broke off is gone on with.
-                Err(error) if is_for_nothing(error) || error.kind() == Kind::Local => {
+                // A partial file stays, to be resumed.
+                Err(error) if is_useless(error) || error.kind() == Kind::Local => {
                     let _ = std::fs::remove_file(&path);
                 }
                 Err(_) => {}
@@ -138,7 +123,7 @@ impl RemoteDataset {
         })
     }
 
-    /// The same for this process alone.
+    /// Fetches a snapshot into the memory of the process.
     fn fetch_into_memory(
         &self,
         session: &Session,
@@ -146,11 +131,11 @@ impl RemoteDataset {
     ) -> Result<Snapshot, Error> {
         let subject = self.address();
         let failed = |why| Error::new(Kind::Local, "hold the snapshot in memory of", &subject, why);
-        anew(|| {
+        retried(|| {
             let head = self.head(session, asked, &|| ())?;
             let mut bytes = room(head.length).map_err(failed)?;
             let done = self.download(session, head, 0, &mut bytes, &|| ());
-            done.map_err(|why| why.told(failed))?;
+            done.map_err(|why| why.into_error(failed))?;
             let snapshot = Snapshot::in_memory(bytes, Path::new(&subject))?;
             snapshot.verify_checksums()?;
             snapshot.check_is(self.info().id, head.version)?;
@@ -158,8 +143,8 @@ impl RemoteDataset {
         })
     }
 
-    /// Which snapshot the servers have; it is built when there is none, and `building` is called
-    /// now and then meanwhile.
+    /// Asks for the version and the length of a snapshot, which the servers build if missing; calls
+    /// `building` meanwhile.
     fn head(
         &self,
         session: &Session,
@@ -184,17 +169,17 @@ impl RemoteDataset {
             },
         )
         .map_err(|broken| {
-            broken.told(|why| Error::new(Kind::Internal, "get", "a snapshot", why))
+            broken.into_error(|why| Error::new(Kind::Internal, "get", "a snapshot", why))
         })?;
         let head = *locked(&head);
         head.ok_or_else(|| {
             let subject = self.address();
-            Error::new(Kind::Internal, "get the snapshot of", subject, "the answer says nothing")
+            Error::new(Kind::Internal, "get the snapshot of", subject, "the answer is empty")
         })
     }
 
-    /// Writes the bytes of a snapshot from an offset on, and no more of them than it has; `building` is
-    /// called now and then when it has to be built anew.
+    /// Writes the bytes of a snapshot from an offset on, up to its length; calls `building` while
+    /// the servers build the snapshot again.
     fn download(
         &self,
         session: &Session,
@@ -202,7 +187,7 @@ impl RemoteDataset {
         from: u64,
         target: &mut dyn Write,
         building: &(impl Fn() + ?Sized),
-    ) -> Result<(), Broken> {
+    ) -> Result<(), DownloadError> {
         if from == head.length {
             return Ok(());
         }
@@ -235,27 +220,28 @@ impl RemoteDataset {
             let now = *locked(&at);
             match asked {
                 Ok(()) if now == head.length => return Ok(()),
-                // Time counts from the last bytes that came.
+                // The time limit counts from the last bytes.
                 Ok(()) if now > before => {}
-                Err(Broken::Request(error)) if error.kind().is_retryable() && now > before => {}
+                Err(DownloadError::Request(error))
+                    if error.kind().is_retryable() && now > before => {}
                 Err(broken) => return Err(broken),
                 Ok(()) => {
                     let subject = self.address();
-                    let why = format!("it ends after {now} of {} bytes", head.length);
+                    let why = format!("the answer ends after {now} of {} bytes", head.length);
                     let error = Error::new(Kind::Corrupt, "get the snapshot of", subject, why);
-                    return Err(Broken::Request(error));
+                    return Err(DownloadError::Request(error));
                 }
             }
         }
     }
 
-    /// Asks until an answer came to its end; `request` is what is asked then.
+    /// Asks until an answer is complete; each try calls `request` for its message.
     fn ask(
         &self,
         session: &Session,
         request: impl Fn() -> GetSnapshotRequest,
         take: impl Fn(SnapshotPiece) -> io::Result<()>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), DownloadError> {
         let subject = || self.address();
         let connections = &session.connections;
         let (take, broken) = (&take, Mutex::new(None));
@@ -281,13 +267,13 @@ impl RemoteDataset {
         ));
         let broken = locked(&broken).take();
         match (asked, broken) {
-            (_, Some(why)) => Err(Broken::File(why)),
-            (asked, None) => asked.map_err(Broken::Request),
+            (_, Some(why)) => Err(DownloadError::File(why)),
+            (asked, None) => asked.map_err(DownloadError::Request),
         }
     }
 }
 
-/// Waits for the right to write snapshots of a dataset into a cache.
+/// Waits for the lock to write snapshots of a dataset into a cache.
 fn lock(dataset: DatasetId, session: &Session, cache: &SnapshotCache) -> Result<Lock, Error> {
     let clock = &session.process.clock;
     let (mut seen, mut until) = (None, clock.monotonic().saturating_add(PATIENCE));
@@ -300,98 +286,99 @@ fn lock(dataset: DatasetId, session: &Session, cache: &SnapshotCache) -> Result<
             (seen, until) = (sign, clock.monotonic().saturating_add(PATIENCE));
         }
         if clock.monotonic() >= until {
-            let why = format!("another process has been fetching it for {PATIENCE:?}");
+            let why = format!("another process has been fetching the snapshot for {PATIENCE:?}");
             let folder = cache.folder().display();
             return Err(Error::new(Kind::TimedOut, "keep a snapshot in", folder, why));
         }
-        // Sleeps begin inside of the runtime.
+        // A sleep must begin within the runtime.
         session.wait(async { clock.sleep(LOOK).await });
     }
 }
 
-/// A snapshot in a file, checked: that of the cache where it is there.
+/// A snapshot from a file, checked; from the cache if there is a copy.
 pub(crate) fn load(
     file: &Path,
     cache: Option<&SnapshotCache>,
     session: &Session,
 ) -> Result<Snapshot, Error> {
-    let given = Given::open(file)?;
-    let Some(cache) = cache else { return given.read() };
-    if let Some(kept) = kept(&given, cache, session) {
+    let file = UserFile::open(file)?;
+    let Some(cache) = cache else { return file.read() };
+    if let Some(kept) = kept(&file, cache, session) {
         return Ok(kept);
     }
-    match keep(&given, cache, session) {
+    match keep(&file, cache, session) {
         Ok(kept) => kept,
         Err(why) => {
             let why = why.chain();
-            tracing::warn!(why, "a snapshot is held in the memory of this process");
-            given.read()
+            tracing::warn!(why, "keeping a snapshot in memory");
+            file.read()
         }
     }
 }
 
-/// What the cache has of a snapshot in a file.
-fn kept(given: &Given, cache: &SnapshotCache, session: &Session) -> Option<Snapshot> {
-    let (of, now) = (given.of(), session.process.clock.now());
-    [Source::Servers, Source::File].into_iter().find_map(|source| {
-        let key = Key { source, dataset: of.dataset, version: of.version };
-        cache.find(key, now).filter(|kept| given.is(kept))
+/// The cached copy of a snapshot file.
+fn kept(file: &UserFile, cache: &SnapshotCache, session: &Session) -> Option<Snapshot> {
+    let (of, now) = (file.of(), session.process.clock.now());
+    [Origin::Servers, Origin::File].into_iter().find_map(|origin| {
+        let key = Key { origin, dataset: of.dataset, version: of.version };
+        cache.find(key, now).filter(|kept| file.is(kept))
     })
 }
 
-/// A copy of a snapshot in the cache, or what is wrong with it.
+/// Copies a snapshot file into the cache. The outer error is the cache's, the inner error the
+/// file's.
 fn keep(
-    given: &Given,
+    file: &UserFile,
     cache: &SnapshotCache,
     session: &Session,
 ) -> Result<Result<Snapshot, Error>, Error> {
-    let of = given.of();
+    let of = file.of();
     let lock = lock(of.dataset, session, cache)?;
-    // Another process may have kept it meanwhile.
-    if let Some(kept) = kept(given, cache, session) {
+    // Another process may have copied the file meanwhile.
+    if let Some(kept) = kept(file, cache, session) {
         return Ok(Ok(kept));
     }
     let failed = |why| cache.failed(why);
-    let key = Key { source: Source::File, dataset: of.dataset, version: of.version };
-    let (mut file, path) = cache.begin(&lock, key).map_err(failed)?;
-    let copied = file.set_len(0).and_then(|()| given.copy(&mut file));
+    let key = Key { origin: Origin::File, dataset: of.dataset, version: of.version };
+    let (mut copy, path) = cache.begin(&lock, key).map_err(failed)?;
+    let copied = copy.set_len(0).and_then(|()| file.copy(&mut copy));
     let checked = copied.map(|()| {
-        let snapshot = Snapshot::map(&file, given.path(), cache.marker(key))?;
+        let snapshot = Snapshot::map(&copy, file.path(), cache.marker(key))?;
         snapshot.verify().map(|()| snapshot)
     });
     if let Ok(Ok(snapshot)) = checked {
-        cache.end(&lock, key, &file, session.process.clock.now());
+        cache.end(&lock, key, &copy, session.process.clock.now());
         return Ok(Ok(snapshot));
     }
     let _ = std::fs::remove_file(&path);
     checked.map_err(failed)
 }
 
-/// Asks again, a few times, when what came was for nothing.
-fn anew<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+/// Tries again, a few times, after useless downloads.
+fn retried<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     for _ in 1..TIMES {
         match attempt() {
-            Err(error) if is_for_nothing(&error) => {}
+            Err(error) if is_useless(&error) => {}
             ended => return ended,
         }
     }
     attempt()
 }
 
-/// Whether what came is damaged, or of a version that is gone.
-fn is_for_nothing(error: &Error) -> bool {
+/// Whether a download is damaged, or its version is gone.
+fn is_useless(error: &Error) -> bool {
     matches!(error.kind(), Kind::Corrupt | Kind::NotFound)
 }
 
-/// Why there are no more bytes.
+/// The cause of a broken download.
 #[derive(Debug)]
-enum Broken {
+enum DownloadError {
     File(io::Error),
     Request(Error),
 }
 
-impl Broken {
-    fn told(self, local: impl Fn(io::Error) -> Error) -> Error {
+impl DownloadError {
+    fn into_error(self, local: impl Fn(io::Error) -> Error) -> Error {
         match self {
             Self::File(why) => local(why),
             Self::Request(error) => error,

@@ -1,7 +1,6 @@
-//! Cutting long requests into several: servers take no message that is too long.
+//! Cutting long lists of paths into several requests.
 //!
-//! Must hold: nothing is left out and the order stays; what is too long for any request goes
-//! alone.
+//! Must hold: all items stay, in their order. An item too long for any request goes alone.
 
 use dl_format::FilePath;
 use dl_proto::REQUEST_PATH_BYTES;
@@ -30,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_bounded_in_number_and_in_bytes_and_leave_nothing_out() {
+    fn runs_are_bounded_in_number_and_bytes_and_complete() {
         let long = FilePath::new([&[b'x'; 250][..]; 16].join(&b'/')).unwrap();
         let short = FilePath::new(&b"a"[..]).unwrap();
         let paths: Vec<_> =

@@ -1,9 +1,9 @@
-//! Questions about paths. Those that threads ask at the same time share requests: a request costs
-//! both ends far more than a path in it.
+//! Stat requests. Concurrent questions of several threads share a request, because a request costs
+//! far more than a path.
 //!
-//! Must hold: a question waits for others only while requests enough are under way, and never for
-//! long; each is answered by a request that began after it was asked; whatever becomes of a
-//! request, those who share it hear of it.
+//! Must hold: a question waits only while enough requests are in flight, and never for long. The
+//! request of a question begins after the question. Every end of a request reaches all its
+//! questions.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,49 +21,48 @@ use crate::remote::failure::Failure;
 use crate::remote::session::Session;
 use crate::remote::split;
 
-/// Paths looked up in one request.
+/// Paths in a request, at most.
 const STAT_BATCH: usize = 8_192;
 const _: () = assert!(STAT_BATCH <= STAT_PATHS_MAX);
 
-/// Most paths of questions that share a request. A question of as many goes by itself.
-const GATHERED: usize = 1_024;
+/// Paths in a request shared by several questions, at most. A longer question gets its own request.
+const SHARED_MAX: usize = 1_024;
 
-/// Requests under way at a time: one that is answered while the next is asked.
-const UNDER_WAY: usize = 2;
+/// Requests in flight: one at the server while the client prepares the next.
+const IN_FLIGHT: usize = 2;
 
-/// Requests under way at a time when there are paths enough for large ones: then each end and the
-/// wire between them have something to do.
-const LARGE_UNDER_WAY: usize = 4;
+/// Requests in flight with paths enough for large requests, to keep client, server and network
+/// busy.
+const LARGE_IN_FLIGHT: usize = 4;
 
-/// Paths for which a request is worth its costs.
+/// Paths that justify a request of their own.
 const LARGE: usize = 512;
 
-/// Questions that waited for so long are sent all the same: those before them may be at a server
-/// that is silent.
+/// The longest wait of a question. A request in flight may be at a silent server.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Times that threads which are about to ask are let go first, at most.
+/// Yields to threads that are about to ask, at most.
 const YIELDS: usize = 16;
 
-/// The questions of one handle, in one process.
+/// The questions of a handle in one process.
 #[derive(Debug)]
 pub(crate) struct Stats {
-    gathering: Arc<Mutex<Gathering>>,
+    queue: Arc<Mutex<Queue>>,
     patience: Duration,
 }
 
 impl Default for Stats {
     fn default() -> Self {
-        Self { gathering: Arc::default(), patience: PATIENCE }
+        Self { queue: Arc::default(), patience: PATIENCE }
     }
 }
 
 #[derive(Debug, Default)]
-struct Gathering {
-    under_way: usize,
-    /// Who came since.
+struct Queue {
+    in_flight: usize,
+    /// Questions without a request.
     waiting: VecDeque<Question>,
-    /// Their paths.
+    /// The paths of these questions.
     paths: usize,
 }
 
@@ -73,7 +72,7 @@ struct Question {
     asker: Arc<Asker>,
 }
 
-/// A thread that waits for its answer.
+/// A thread in wait for its answer.
 #[derive(Debug)]
 struct Asker {
     thread: Thread,
@@ -81,7 +80,7 @@ struct Asker {
 }
 
 impl Stats {
-    /// What stands at each of the paths, in their order.
+    /// The entries at the paths, in the order of the paths.
     pub(crate) fn ask(
         &self,
         session: &Session,
@@ -90,7 +89,7 @@ impl Stats {
     ) -> Result<Vec<StatItem>, Error> {
         let mut found = Vec::with_capacity(paths.len());
         for paths in split::by_path(paths, STAT_BATCH, |path| path) {
-            found.extend(if paths.len() < GATHERED {
+            found.extend(if paths.len() < SHARED_MAX {
                 self.ask_together(session, dataset, paths)?
             } else {
                 session.wait(stat(&session.connections, dataset, paths))?
@@ -107,16 +106,16 @@ impl Stats {
     ) -> Result<Vec<StatItem>, Error> {
         let asker = Arc::new(Asker { thread: thread::current(), answer: Mutex::new(None) });
         let question = Question { paths: paths.to_vec(), asker: Arc::clone(&asker) };
-        let mut begins = lock(&self.gathering).add(question);
+        let mut begins = lock(&self.queue).add(question);
         let clock = &session.process.clock;
         let mut since = clock.monotonic();
         loop {
             if begins {
-                let turn = Turn { gathering: Arc::clone(&self.gathering), is_over: false };
+                let slot = RequestSlot { queue: Arc::clone(&self.queue), is_over: false };
                 let connections = Arc::clone(&session.connections);
                 dl_runtime::spawn_on(
                     session.process.runtime.handle(),
-                    turn.run(connections, dataset.clone()),
+                    slot.run(connections, dataset.clone()),
                 );
             }
             if let Some(answer) = lock(&asker.answer).take() {
@@ -125,7 +124,7 @@ impl Stats {
             thread::park_timeout(self.patience);
             let now = clock.monotonic();
             let is_over = now.saturating_sub(since) >= self.patience;
-            begins = is_over && lock(&self.gathering).begin_for(&asker);
+            begins = is_over && lock(&self.queue).begin_for(&asker);
             if is_over {
                 since = now;
             }
@@ -133,31 +132,31 @@ impl Stats {
     }
 }
 
-impl Gathering {
-    /// Takes a question; whether a request is to begin for it.
+impl Queue {
+    /// Adds a question; whether a new request is due.
     fn add(&mut self, question: Question) -> bool {
         self.paths += question.paths.len();
         self.waiting.push_back(question);
-        let most = if self.paths < LARGE { UNDER_WAY } else { LARGE_UNDER_WAY };
-        let begins = self.under_way < most;
-        self.under_way += usize::from(begins);
+        let most = if self.paths < LARGE { IN_FLIGHT } else { LARGE_IN_FLIGHT };
+        let begins = self.in_flight < most;
+        self.in_flight += usize::from(begins);
         begins
     }
 
-    /// Whether a request is to begin beside those under way, for a question that waited for long.
+    /// Whether a new request is due for a question after a long wait.
     fn begin_for(&mut self, asker: &Arc<Asker>) -> bool {
         let waits = self.waiting.iter().any(|question| Arc::ptr_eq(&question.asker, asker));
-        self.under_way += usize::from(waits);
+        self.in_flight += usize::from(waits);
         waits
     }
 
-    /// The questions that came first, as many as fit into one request.
+    /// The oldest questions, as many as fit into a request.
     fn take(&mut self) -> Vec<Question> {
         let (mut taken, mut paths, mut bytes) = (Vec::new(), 0, 0);
         while let Some(question) = self.waiting.front() {
             paths += question.paths.len();
             bytes += question.paths.iter().map(|path| path.as_bytes().len()).sum::<usize>();
-            if !taken.is_empty() && (paths > GATHERED || bytes > REQUEST_PATH_BYTES) {
+            if !taken.is_empty() && (paths > SHARED_MAX || bytes > REQUEST_PATH_BYTES) {
                 break;
             }
             self.paths -= question.paths.len();
@@ -167,57 +166,57 @@ impl Gathering {
     }
 }
 
-/// One of the requests under way, and those after it.
-struct Turn {
-    gathering: Arc<Mutex<Gathering>>,
-    /// Whether it is not counted any more.
+/// A request in flight, followed by requests for later questions.
+struct RequestSlot {
+    queue: Arc<Mutex<Queue>>,
+    /// Whether the request no longer counts as in flight.
     is_over: bool,
 }
 
-impl Turn {
-    /// Asks for those who wait until nobody does.
+impl RequestSlot {
+    /// Sends requests until no question waits.
     async fn run(mut self, connections: Arc<Connections>, dataset: DatasetInfo) {
-        while let Some(sharing) = self.next() {
-            let paths: Vec<FilePath> = sharing.paths().cloned().collect();
+        while let Some(batch) = self.next() {
+            let paths: Vec<FilePath> = batch.paths().cloned().collect();
             let answer = stat(&connections, &dataset, &paths).await;
-            sharing.end(answer);
+            batch.end(answer);
         }
     }
 
-    fn next(&mut self) -> Option<Sharing> {
-        // Those who were just answered ask their next question now, if they are let.
-        let mut waiting = lock(&self.gathering).waiting.len();
+    fn next(&mut self) -> Option<Batch> {
+        // Lets threads with a fresh answer ask their next question first.
+        let mut waiting = lock(&self.queue).waiting.len();
         for _ in 0..YIELDS {
             thread::yield_now();
             let before = waiting;
-            waiting = lock(&self.gathering).waiting.len();
+            waiting = lock(&self.queue).waiting.len();
             if waiting == before {
                 break;
             }
         }
-        let mut gathering = lock(&self.gathering);
-        let questions = gathering.take();
+        let mut queue = lock(&self.queue);
+        let questions = queue.take();
         if questions.is_empty() {
-            gathering.under_way -= 1;
+            queue.in_flight -= 1;
             self.is_over = true;
             return None;
         }
-        Some(Sharing(questions))
+        Some(Batch(questions))
     }
 }
 
-impl Drop for Turn {
+impl Drop for RequestSlot {
     fn drop(&mut self) {
         if !self.is_over {
-            lock(&self.gathering).under_way -= 1;
+            lock(&self.queue).in_flight -= 1;
         }
     }
 }
 
-/// Those who share a request. However it ends, they hear of it.
-struct Sharing(Vec<Question>);
+/// The questions of a request. Each of them gets an answer, whatever the end of the request.
+struct Batch(Vec<Question>);
 
-impl Sharing {
+impl Batch {
     fn paths(&self) -> impl Iterator<Item = &FilePath> {
         self.0.iter().flat_map(|question| &question.paths)
     }
@@ -228,7 +227,7 @@ impl Sharing {
                 let mut items = items.into_iter();
                 for question in std::mem::take(&mut self.0) {
                     let own = items.by_ref().take(question.paths.len()).collect();
-                    question.asker.tell(Ok(own));
+                    question.asker.answer(Ok(own));
                 }
             }
             Err(error) => self.fail(&error),
@@ -237,12 +236,12 @@ impl Sharing {
 
     fn fail(&mut self, error: &Error) {
         for question in std::mem::take(&mut self.0) {
-            question.asker.tell(Err(error.clone()));
+            question.asker.answer(Err(error.clone()));
         }
     }
 }
 
-impl Drop for Sharing {
+impl Drop for Batch {
     fn drop(&mut self) {
         if !self.0.is_empty() {
             let why = Failure::new(Kind::Internal, "the request was given up");
@@ -252,7 +251,7 @@ impl Drop for Sharing {
 }
 
 impl Asker {
-    fn tell(&self, answer: Result<Vec<StatItem>, Error>) {
+    fn answer(&self, answer: Result<Vec<StatItem>, Error>) {
         *lock(&self.answer) = Some(answer);
         self.thread.unpark();
     }
@@ -262,7 +261,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What stands at each of the paths, at most [`STAT_PATHS_MAX`], by a request of their own.
+/// The entries at the paths, at most [`STAT_PATHS_MAX`], by a request of their own.
 pub(crate) async fn stat(
     connections: &Connections,
     dataset: &DatasetInfo,
@@ -279,7 +278,8 @@ pub(crate) async fn stat(
             async move {
                 let items = this.answer(server.stat(request)).await?.items;
                 if items.len() != paths.len() {
-                    let problem = "an answer that makes no sense: not one item for each path";
+                    let problem =
+                        "the answer makes no sense: the numbers of items and paths differ";
                     return Err(Failure::new(Kind::Internal, problem));
                 }
                 Ok(items.into_iter().map(StatItem::try_from).collect::<Result<_, _>>()?)

@@ -1,6 +1,6 @@
 //! Registration of a member of a training job with the servers.
 //!
-//! Must hold: a call can be repeated through any server, and the caller needs no runtime of this library.
+//! Must hold: a call can be repeated through any server. The caller may have its own async runtime.
 
 use dl_proto::{Dataset as DatasetInfo, JoinTask, TaskMembership, pb};
 
@@ -9,10 +9,9 @@ use crate::remote::connections::{Connection, Try};
 use crate::remote::lookup::dataset_address;
 use crate::remote::session::Session;
 
-/// What is being done, in errors.
 const ACTION: &str = "join a task on";
 
-/// Sends one heartbeat. It goes on also when the caller no longer waits.
+/// Sends a heartbeat, also if the caller stops waiting.
 pub(crate) async fn join_task(
     session: Session,
     info: &DatasetInfo,

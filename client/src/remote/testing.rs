@@ -1,4 +1,4 @@
-//! A server for tests that answers as each test says.
+//! A scripted server for tests.
 
 use std::net::{SocketAddr, TcpListener};
 use std::pin::Pin;
@@ -28,9 +28,9 @@ type Messages<T> = Vec<Result<T, Status>>;
 
 type Admit = Box<dyn Fn(&str, &str) -> Result<(), Status> + Send + Sync>;
 
-/// What the server does.
+/// The answers of the server.
 pub(crate) struct Script {
-    /// With each object that arrives whole.
+    /// The answer for each complete object.
     pub(crate) put: Box<dyn Fn(Bytes) -> Answer<()> + Send + Sync>,
     pub(crate) read: Box<dyn Fn(ReadRequest) -> Messages<pb::ReadReply> + Send + Sync>,
     pub(crate) stat: Box<dyn Fn(StatRequest) -> Vec<StatItem> + Send + Sync>,
@@ -38,7 +38,7 @@ pub(crate) struct Script {
     pub(crate) list: Box<dyn Fn(ListRequest) -> Messages<pb::ListReply> + Send + Sync>,
     pub(crate) snapshot:
         Box<dyn Fn(GetSnapshotRequest) -> Messages<pb::GetSnapshotReply> + Send + Sync>,
-    /// With the user and key of each request that opens a dataset.
+    /// The verdict on the user and key of each request for a dataset.
     pub(crate) admit: Admit,
 }
 
@@ -56,7 +56,7 @@ impl Default for Script {
     }
 }
 
-/// Small chunks, so that tests need few bytes.
+/// Small chunks, so tests need few bytes.
 pub(crate) fn shape() -> ChunkShape {
     ChunkShape::new(1 << 20, 64).unwrap()
 }
@@ -95,12 +95,12 @@ pub(crate) fn record(data: &[u8]) -> FileRecord {
     }
 }
 
-/// Some bytes that differ from their neighbours.
+/// Bytes that differ from their neighbours.
 pub(crate) fn data(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|n| (n.wrapping_mul(31) >> 3) as u8 ^ seed).collect()
 }
 
-/// Starts a server; it runs until the test ends.
+/// Starts a server for the rest of the test.
 pub(crate) fn start(script: Script) -> SocketAddr {
     let runtime = &Process::current().unwrap().runtime;
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -112,14 +112,13 @@ pub(crate) fn start(script: Script) -> SocketAddr {
     address
 }
 
-/// An address that takes connections and never says a word.
+/// An address that accepts connections and never answers.
 pub(crate) fn silent() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
 }
 
-/// An address that refuses connections.
 pub(crate) fn refusing() -> SocketAddr {
     silent().1
 }
@@ -137,7 +136,7 @@ pub(crate) fn open(options: ConnectOptions) -> Dataset {
     Client::connect(options).unwrap().dataset(&info().name).unwrap()
 }
 
-/// A dataset at a server that does as the script says.
+/// A dataset at a scripted server.
 pub(crate) fn dataset(script: Script) -> Dataset {
     open(options(&[start(script)]))
 }
@@ -298,7 +297,7 @@ impl Diesel for Fake {
         _: Request<pb::VerifyRequest>,
     ) -> Result<Response<Self::VerifyStream>, Status> {
         let step = |problem: &str, files, done| {
-            let (problem, remedy) = (problem.to_owned(), "mend it".to_owned());
+            let (problem, remedy) = (problem.to_owned(), "repair the file".to_owned());
             let findings = vec![pb::Finding { problem, remedy }];
             Ok(pb::VerifyProgress { findings, files, done, ..Default::default() })
         };

@@ -1,22 +1,22 @@
-//! A connection as the generated client sees it, with a way past that client for the bytes of
-//! chunks and files: it would copy every one into memory of its own.
+//! The transport below the generated client, with a bypass for the bytes of chunks and files. The
+//! generated client would copy all of these bytes.
 //!
-//! Must hold: what a request carries as [`ChunkBody`] is sent in place of the messages it was
-//! given; the messages of an answer to one that carries [`Replies`] go there, each before the
-//! empty one that the client is shown in its place; its [`Flow`] hears of all; nothing else changes.
+//! Must hold: the transport replaces the body of a request with a [`ChunkBody`]. It diverts the
+//! messages of an answer to the request's [`Replies`], and hands the client an empty message for
+//! each. It notes transfers in the request's [`Flow`], and changes nothing else.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fmt::Display;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
 use dl_proto::{MESSAGE_BYTES_MAX, PiecedReply, PutFrames, check_fields, pb};
-use futures::TryFutureExt;
 use futures::future::MapOk;
+use futures::{TryFutureExt, stream};
 use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
@@ -26,17 +26,17 @@ use tonic::transport::{Channel, Error};
 use crate::remote::flow::Flow;
 use crate::remote::segments::Segments;
 
-/// What stands before each message: whether it is compressed, and its length.
+/// Bytes before each message: a compression flag and the length.
 const PREFIX_BYTES: usize = 5;
-/// A message of no fields.
+/// A message without fields.
 const EMPTY: &[u8] = &[0; PREFIX_BYTES];
 
-/// The body of a request, among its extensions.
+/// The body of a request, as an extension.
 #[derive(Debug, Clone)]
 pub(crate) struct ChunkBody(pub(crate) PutFrames);
 
-/// Takes the messages of an answer; the request has it among its extensions. Their bytes are those
-/// that came from the socket.
+/// A queue for the messages of an answer, as an extension of the request. The bytes of messages are
+/// slices of received buffers.
 #[derive(Debug, Clone)]
 pub(crate) struct Replies<R>(Arc<Mutex<VecDeque<R>>>);
 
@@ -47,7 +47,6 @@ impl<R> Default for Replies<R> {
 }
 
 impl<R: PiecedReply> Replies<R> {
-    /// The next message that came.
     pub(crate) fn next(&self) -> Option<R> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
@@ -56,13 +55,17 @@ impl<R: PiecedReply> Replies<R> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push_back(reply);
     }
 
-    /// An answer whose messages go here.
+    /// A body that diverts its messages to the queue.
     fn divert(self, body: Body) -> Body {
-        Body::new(Diverted { body, replies: self, came: Segments::default() })
+        let diverted = Diverted { body, replies: self, came: Segments::default() };
+        let frames = stream::try_unfold(diverted, |mut diverted| async move {
+            Ok::<_, Status>(diverted.next().await?.map(|frame| (frame, diverted)))
+        });
+        Body::new(StreamBody::new(frames))
     }
 }
 
-/// One connection, made when the first request needs it.
+/// A connection, opened by its first request.
 #[derive(Debug, Clone)]
 pub(crate) struct Wire(pub(crate) Channel);
 
@@ -81,7 +84,7 @@ impl Service<Request<Body>> for Wire {
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let flow = request.extensions_mut().remove::<Flow>();
         if let Some(ChunkBody(frames)) = request.extensions_mut().remove() {
-            *request.body_mut() = Body::new(Sent { frames, flow: flow.clone() });
+            *request.body_mut() = sent(frames, flow.clone());
         }
         let files = request.extensions_mut().remove::<Replies<pb::ReadReply>>();
         let chunks = request.extensions_mut().remove::<Replies<pb::GetChunksReply>>();
@@ -102,87 +105,66 @@ impl Service<Request<Body>> for Wire {
     }
 }
 
-/// The body of a request that sends a chunk.
-struct Sent {
-    frames: PutFrames,
-    flow: Option<Flow>,
-}
-
-impl http_body::Body for Sent {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if let Some(flow) = &self.flow {
-            flow.goes();
+/// The body of a request with a chunk.
+fn sent(frames: PutFrames, flow: Option<Flow>) -> Body {
+    let frames = frames.map(move |frame| {
+        if let Some(flow) = &flow {
+            flow.progressed();
         }
-        Poll::Ready(self.frames.next().map(|frame| Ok(Frame::data(frame))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.frames.is_done()
-    }
+        Ok::<_, Infallible>(Frame::data(frame))
+    });
+    Body::new(StreamBody::new(stream::iter(frames)))
 }
 
-/// The body of an answer, whose messages go elsewhere.
+/// The body of an answer with diverted messages.
 struct Diverted<R> {
     body: Body,
     replies: Replies<R>,
-    /// Not yet a whole message.
+    /// The begin of the next message.
     came: Segments,
 }
 
 impl<R: PiecedReply> Diverted<R> {
-    /// Takes the next message off what came, when all of it did.
+    /// The next frame: an empty message in place of each message, or the trailers.
+    async fn next(&mut self) -> Result<Option<Frame<Bytes>>, Status> {
+        loop {
+            if let Some(reply) = self.take()? {
+                self.replies.push(reply);
+                return Ok(Some(Frame::data(Bytes::from_static(EMPTY))));
+            }
+            let Some(frame) = self.body.frame().await.transpose()? else {
+                if self.came.has_remaining() {
+                    let why = "the answer broke off in the middle of a message";
+                    return Err(Status::unavailable(why));
+                }
+                return Ok(None);
+            };
+            match frame.into_data() {
+                Ok(data) => self.came.push(data),
+                Err(trailers) => return Ok(Some(trailers)),
+            }
+        }
+    }
+
+    /// Takes the next message, if complete.
     fn take(&mut self) -> Result<Option<R>, Status> {
         let Some([compressed, length @ ..]) = self.came.first::<PREFIX_BYTES>() else {
             return Ok(None);
         };
         let length = length.as_slice().get_u32() as usize;
         if compressed != 0 || length > MESSAGE_BYTES_MAX {
-            let why = format!("an answer that makes no sense: a message of {length} bytes");
+            let why = format!("the answer makes no sense: a message of {length} bytes");
             return Err(Status::internal(why));
         }
         if self.came.remaining() < PREFIX_BYTES + length {
             return Ok(None);
         }
         self.came.advance(PREFIX_BYTES);
-        let no_sense = |why: &dyn Display| Status::internal(format!("an answer: {why}"));
+        let no_sense =
+            |why: &dyn Display| Status::internal(format!("the answer makes no sense: {why}"));
         check_fields(self.came.look(length)).map_err(|why| no_sense(&why))?;
         let reply = R::decode((&mut self.came).take(length));
         reply.map(Some).map_err(|why| no_sense(&why))
-    }
-}
-
-impl<R: PiecedReply> http_body::Body for Diverted<R> {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        loop {
-            if let Some(reply) = self.take()? {
-                self.replies.push(reply);
-                return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(EMPTY)))));
-            }
-            let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
-                Some(frame) => frame?,
-                None if self.came.has_remaining() => {
-                    let why = "the answer broke off in the middle of a message";
-                    return Poll::Ready(Some(Err(Status::unavailable(why))));
-                }
-                None => return Poll::Ready(None),
-            };
-            match frame.into_data() {
-                Ok(data) => self.came.push(data),
-                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
-            }
-        }
     }
 }
 
@@ -193,8 +175,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_of_very_many_empty_pieces_is_refused_however_it_comes() {
-        // A group that nobody knows, and empty pieces.
+    fn an_answer_of_very_many_empty_pieces_is_refused() {
+        // An unknown group, and empty pieces.
         let message = [&[0x5b, 0x5c][..], &[0x0a, 0].repeat(1_000_000)].concat();
         let mut prefix = BytesMut::from(&[0][..]);
         prefix.put_u32(message.len() as u32);

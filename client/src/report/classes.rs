@@ -1,6 +1,6 @@
-//! Which class each file of an order has: the folder that holds it.
+//! The class of each file in an order: its folder.
 //!
-//! Must hold: a number for each measured file and each folder, and no path.
+//! Must hold: memory holds a number for each measured file and each folder, and no path.
 
 use std::ops::Range;
 
@@ -8,21 +8,21 @@ use crate::error::Error;
 use crate::order::Selection;
 use crate::snapshot::Snapshot;
 
-/// No class yet, or no place.
+/// No class, or no place.
 const NONE: u32 = u32::MAX;
 
 /// The classes of a selection.
 #[derive(Debug)]
 pub(super) struct Classes {
-    /// Selected files of each.
+    /// The number of selected files in each class.
     sizes: Vec<u32>,
-    /// The class of the file on each place of the sequence.
+    /// The class of the file at each place of the sequence.
     by_place: Vec<u32>,
 }
 
 impl Classes {
-    /// Those of all selected files, and of each place on some of the shuffled chunks, of which
-    /// `starts` has the first places. `depth` folders of a path name a class; none: all of them.
+    /// The classes of all selected files, and of each place on the given shuffled chunks; `starts`
+    /// has their first places. `depth` folders of a path name a class; none: all folders.
     pub(super) fn of(
         snapshot: &Snapshot,
         selection: &Selection,
@@ -39,7 +39,7 @@ impl Classes {
         let files = starts.last().copied().unwrap_or(0);
         let mut classes = Self { sizes: Vec::new(), by_place: vec![NONE; files as usize] };
         let mut numbers = vec![NONE; snapshot.folders() as usize];
-        // The folder, the one that names its class, and how deep it is.
+        // A folder, the folder that names its class, and its depth.
         let mut waiting = vec![(0, 0, 0)];
         while let Some((folder, class, level)) = waiting.pop() {
             for run in snapshot.files_in(folder)? {
@@ -67,7 +67,7 @@ impl Classes {
         Ok(classes)
     }
 
-    /// The number of the class that a folder names.
+    /// The number of the class named by a folder.
     fn number(&mut self, numbers: &mut [u32], folder: u32) -> u32 {
         let new = self.sizes.len() as u32;
         match numbers.get_mut(folder as usize) {
@@ -88,18 +88,18 @@ impl Classes {
         }
     }
 
-    /// Selected files of each class.
+    /// The number of selected files in each class.
     pub(super) fn sizes(&self) -> &[u32] {
         &self.sizes
     }
 
-    /// The classes of the files on these places.
+    /// The classes of the files at a range of places.
     pub(super) fn on(&self, places: Range<u64>) -> &[u32] {
         self.by_place.get(places.start as usize..places.end as usize).unwrap_or_default()
     }
 }
 
-/// Files that follow each other, cut where a chunk ends.
+/// A run of files, cut at the ends of chunks.
 fn by_chunk(
     first_files: &[u32],
     mut run: Range<u32>,

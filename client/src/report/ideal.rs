@@ -1,19 +1,19 @@
-//! What a full shuffle gives on average: every order of the files as likely as any other.
+//! The average result of a full shuffle, with all orders equally likely.
 //!
-//! Must hold: exact, but for the longest run, which is an approximation.
+//! Must hold: all numbers are exact except the longest run, which is an approximation.
 
 use std::collections::BTreeMap;
 
 use super::Randomness;
 
-/// Runs that are expected less often than this don't count.
+/// The limit of an expected number of runs; rarer runs don't count.
 const RARE: f64 = 1e-9;
 
-/// The files of all classes.
+/// The number of files in each class.
 #[derive(Debug)]
 pub(super) struct Ideal {
     files: f64,
-    /// Files of a class, and how many classes have as many.
+    /// A class size, with the number of classes of the size.
     sizes: Vec<(f64, f64)>,
 }
 
@@ -28,7 +28,7 @@ impl Ideal {
         Self { files, sizes }
     }
 
-    /// For windows of so many files, over the first of the shuffled files.
+    /// For windows of a length, over the first `measured` shuffled files.
     pub(super) fn randomness(&self, window: u32, measured: u64) -> Randomness {
         let measured = measured as f64;
         let same = self.same();
@@ -43,7 +43,7 @@ impl Ideal {
         }
     }
 
-    /// The probability that two files are of one class.
+    /// The probability that two files have the same class.
     fn same(&self) -> f64 {
         let pairs = self.files * (self.files - 1.0);
         let same: f64 = self.sizes.iter().map(|(size, count)| count * size * (size - 1.0)).sum();
@@ -57,7 +57,7 @@ impl Ideal {
         (sum(measured) + sum(all) - sum(rest)) / (all * measured)
     }
 
-    /// Classes of which a window holds a file: of each, one less the probability that it is absent.
+    /// The expected number of classes in a window: for each class, the probability of its presence.
     fn classes(&self, window: u32) -> f64 {
         let present = |size: f64| {
             let absent = (0..window)
@@ -68,15 +68,15 @@ impl Ideal {
         self.sizes.iter().map(|(size, count)| count * present(*size)).sum()
     }
 
-    /// The sum over all lengths of the probability that some run is as long. How many runs are as
-    /// long is known exactly on average; whether there is one follows from it as if runs came
-    /// independently of each other, or, for more than half of the files, could not be two.
+    /// The sum, over all lengths, of the probability of a run of at least the length. The expected
+    /// number of such runs is exact. Their probability follows as if runs were independent, or
+    /// exclusive if longer than half of the files.
     fn longest_run(&self, measured: f64) -> f64 {
         let classes: f64 = self.sizes.iter().map(|(_, count)| count).sum();
         if classes <= 1.0 {
             return measured;
         }
-        // For each size the probability that the first files are all of one class of that size.
+        // For each size, the probability that the first files all belong to a class of the size.
         let mut probabilities: Vec<f64> =
             self.sizes.iter().map(|(size, _)| size / self.files).collect();
         let (mut expected, mut length) = (1.0, 1.0);

@@ -1,8 +1,8 @@
-//! How well mixed classes are that come one after the other: runs, and windows.
+//! The mixture of the classes of consecutive files: runs and windows.
 //!
-//! Must hold: a window that is not full does not count.
+//! Must hold: an incomplete window does not count.
 
-/// What a sequence of classes was like.
+/// The mixture of a sequence of classes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Mix {
     pub(super) longest_run: f64,
@@ -11,15 +11,15 @@ pub(super) struct Mix {
     pub(super) effective: f64,
 }
 
-/// Looks at classes, one after the other.
+/// Counts classes, file by file.
 #[derive(Debug)]
 pub(super) struct Tally {
     length: usize,
-    /// Of each class in the window that is being filled.
+    /// Files of each class in the current window.
     counts: Vec<u32>,
     window: Vec<u32>,
     in_window: Sums,
-    /// Over all windows that were filled.
+    /// Sums over all complete windows.
     sums: Sums,
     windows: u64,
     files: u64,
@@ -32,12 +32,12 @@ pub(super) struct Tally {
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     classes: u64,
-    /// Of the squares of the counts.
+    /// The sum of the squares of the counts.
     squares: u64,
 }
 
 impl Tally {
-    /// For so many classes, and windows of so many files.
+    /// For a number of classes, and windows of a length in files.
     pub(super) fn new(classes: usize, length: usize) -> Self {
         Self {
             length,
@@ -54,7 +54,7 @@ impl Tally {
         }
     }
 
-    /// The next file is of this class.
+    /// Counts the next file, by its class.
     pub(super) fn push(&mut self, class: u32) {
         self.files += 1;
         if self.last == Some(class) {
@@ -71,11 +71,11 @@ impl Tally {
         }
         self.window.push(class);
         if self.window.len() == self.length {
-            self.turn();
+            self.end_window();
         }
     }
 
-    fn turn(&mut self) {
+    fn end_window(&mut self) {
         self.windows += 1;
         self.sums.classes += self.in_window.classes;
         self.sums.squares += self.in_window.squares;
@@ -87,7 +87,7 @@ impl Tally {
         }
     }
 
-    /// What it was like.
+    /// The mixture so far.
     pub(super) fn mix(&self) -> Mix {
         let (windows, length) = (self.windows as f64, self.length as f64);
         let least_one = |count: u64| count.max(1) as f64;

@@ -1,8 +1,8 @@
-//! How random the order of an epoch is for a dataset: what a reader gets beside what a full shuffle
-//! of the same files would give.
+//! Measures the randomness of an epoch's order for a dataset, beside a full shuffle of the same
+//! files.
 //!
-//! Must hold: measured on the order itself, not guessed from its settings; memory and time go with
-//! the files that are measured, and how many these were is said.
+//! Must hold: the measurement uses the order itself, not a guess from its settings. Memory and time
+//! grow with the measured files, and the report has their number.
 
 mod classes;
 mod ideal;
@@ -20,30 +20,30 @@ use classes::Classes;
 use ideal::Ideal;
 use sample::Sample;
 
-/// Files of a window, unless somebody says otherwise, and windows that there are at least.
+/// The default number of files in a window, and the minimum number of windows.
 const WINDOW: u32 = 256;
 const WINDOWS_LEAST: u32 = 8;
 
-/// What is to be measured.
+/// The settings of a measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReportOptions {
-    /// Of the order.
+    /// The seed of the order.
     pub seed: u64,
-    /// Of the order.
+    /// The epoch of the order.
     pub epoch: u64,
     /// Chunks whose files are shuffled together, at least 1.
     pub group: u32,
-    /// Files in a row that are looked at together, such as a batch; at least 1. None: 256, or an
-    /// eighth of the files where that is less, as the classes of a few large windows are those of
-    /// the dataset, however they come.
+    /// Consecutive files of a window, such as a batch; at least 1. None: 256, or an eighth of the
+    /// files if less. A few large windows would hold the classes of the whole dataset in any order.
     pub window: Option<u32>,
-    /// What the advised group reaches of a full shuffle's [`Randomness::effective`]: above 0, at
-    /// most 1.
+    /// The share of a full shuffle's [`Randomness::effective`] that the advised group must reach:
+    /// above 0, at most 1.
     pub share: f64,
-    /// How many folders of a path, from the root, name the class of a file; none: all of them.
+    /// The number of folders in a path, from the root, that name the class of a file; none: all
+    /// folders.
     pub class_depth: Option<u32>,
-    /// Files of the order, from its beginning, that are measured at most. Chunks are taken whole,
-    /// and one group at least.
+    /// Measured files from the beginning of the order, at most. Chunks count whole, and at least a
+    /// whole group is measured.
     pub files_max: u32,
 }
 
@@ -61,127 +61,101 @@ impl Default for ReportOptions {
     }
 }
 
-/// How far files move, and how well mixed the classes are that are read one after the other.
+/// The movement of files, and the mixture of classes among consecutive files.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Randomness {
-    /// Files between where a file was written and where it is read, on average.
+    /// The distance between the written place of a file and its read place, on average, in files.
     pub moved: f64,
-    /// Files between two files that were written next to each other into one chunk, on average, once
-    /// they are read; none when every chunk holds one file.
+    /// The read distance of two files written side by side in a chunk, on average, in files. None
+    /// if every chunk holds a single file.
     pub apart: Option<f64>,
-    /// Most files of one class in a row.
+    /// The longest run of files of the same class.
     pub longest_run: f64,
-    /// Files of one class in a row, on average.
+    /// The mean length of runs of files of the same class.
     pub mean_run: f64,
-    /// Classes among the files of a window, on average.
+    /// The number of classes in a window, on average.
     pub classes: f64,
-    /// What these are worth: so many classes, all of them equally frequent, vary as much (the
-    /// inverse of the mean Simpson index of the windows).
+    /// The effective number of classes: as many equally frequent classes vary as much (the inverse
+    /// of the mean Simpson index of the windows).
     pub effective: f64,
 }
 
-/// What a reader of whole chunks holds.
+/// The memory of a reader of whole chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupBytes {
     /// Bytes of the largest group.
     pub one: u64,
-    /// Bytes of two groups that follow each other, at most: one is read, the next one fetched.
+    /// Bytes of two consecutive groups, at most: the reader's group and the next group in fetching.
     pub two: u64,
 }
 
-/// The smallest group found that reaches the share that was asked for.
+/// The smallest group found that reaches the requested share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Advice {
-    /// Chunks.
+    /// Chunks in the group.
     pub group: u32,
-    /// What it reaches.
+    /// The share that the group reaches.
     pub share: f64,
-    /// What it takes.
+    /// The memory for the group.
     pub bytes: GroupBytes,
 }
 
-/// How random an order is.
+/// The randomness of an order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShuffleReport {
-    /// What was asked for.
+    /// The settings of the measurement.
     pub options: ReportOptions,
     /// Files of the selection.
     pub files: u32,
-    /// Chunks that hold them.
+    /// Chunks with these files.
     pub chunks: u32,
-    /// Classes of these files: the folders that hold them, or as deep as was asked for.
+    /// Classes of these files: their folders, down to the requested depth.
     pub classes: u32,
-    /// Files of the order, from its beginning, that were measured.
+    /// Measured files, from the beginning of the order.
     pub measured: u32,
-    /// Files in a row that were looked at together.
+    /// Consecutive files of a window.
     pub window: u32,
-    /// With groups of one chunk: shows how the files were written, as each chunk is read by itself.
+    /// With groups of a single chunk, which shows the written order of the files.
     pub chunk_by_chunk: Randomness,
-    /// With the groups that were asked for.
+    /// With the requested groups.
     pub order: Randomness,
-    /// What a full shuffle gives on average. The longest run is an approximation.
+    /// A full shuffle, on average. The longest run is an approximation.
     pub full: Randomness,
-    /// Memory for the groups that were asked for.
+    /// Memory for the requested groups.
     pub bytes: GroupBytes,
-    /// None when no group among the measured files reaches that share, or there is one class.
+    /// None if no group among the measured files reaches the share, or if there is a single class.
     pub advice: Option<Advice>,
 }
 
 impl ShuffleReport {
-    /// Measures the order that one rank reads by itself. Of several nodes in the local partition
-    /// each reads a stretch of it.
+    /// Measures the order of a task with a single rank. In the local partition, each node reads a
+    /// stretch of the order.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] for options that no order has and for a selection without files,
-    /// [`Kind::Corrupt`] for a snapshot whose chunks don't hold each file once, and those of
+    /// [`Kind::Invalid`] for invalid options and for a selection without files, [`Kind::Corrupt`]
+    /// for a snapshot whose chunks don't hold each file once. Otherwise as for
     /// [`Snapshot::number`].
     pub fn of(
         snapshot: &Snapshot,
         selection: Arc<Selection>,
         options: ReportOptions,
     ) -> Result<Self, Error> {
-        let invalid = |why: &str| Error::new(Kind::Invalid, "report on", "the order", why);
-        if options.window == Some(0) || !(options.share > 0.0 && options.share <= 1.0) {
-            return Err(invalid(
-                "a window has at least one file, and the share is above 0, at most 1",
-            ));
-        }
-        let files = selection.count(0..snapshot.files());
-        if files == 0 {
-            return Err(invalid("there are no files"));
-        }
+        let files = checked(snapshot, &selection, &options)?;
         let settings = OrderSettings::new(options.seed, options.epoch, options.group);
         let first_files = snapshot.first_files()?;
         let order = Order::new(Arc::clone(&first_files), Arc::clone(&selection), settings);
         let order = order.map_err(|why| Error::new(why.kind(), "report on", "the order", why))?;
         let (chunks, starts) = order.sequence();
-        let measured = Self::measured_chunks(starts, &options);
-        let (measured_chunks, measured_starts) = (
+        let measured = measured_chunks(starts, &options);
+        let sequence = (
             chunks.get(..measured).unwrap_or_default(),
             starts.get(..=measured).unwrap_or_default(),
         );
         let depth = options.class_depth;
-        let classes = Classes::of(
-            snapshot,
-            &selection,
-            &first_files,
-            (measured_chunks, measured_starts),
-            depth,
-        )?;
-        let bytes = measured_chunks.iter().map(|chunk| {
-            let [first, end] = [0, 1]
-                .map(|step| first_files.get(*chunk as usize + step).copied().unwrap_or_default());
-            snapshot.chunk_bytes(*chunk, first..end)
-        });
-        let bytes: Vec<u64> = bytes.collect::<Result<_, _>>()?;
-        let sample = Sample::new(
-            &order,
-            &selection,
-            &first_files,
-            (measured_chunks, measured_starts),
-            &classes,
-            options.window,
-        );
+        let classes = Classes::of(snapshot, &selection, &first_files, sequence, depth)?;
+        let bytes = chunk_bytes(snapshot, &first_files, sequence.0)?;
+        let sample =
+            Sample::new(&order, &selection, &first_files, sequence, &classes, options.window);
         let full = Ideal::new(classes.sizes()).randomness(sample.window(), sample.files());
         Ok(Self {
             files,
@@ -201,34 +175,63 @@ impl ShuffleReport {
         })
     }
 
-    /// How many chunks of the sequence are measured: whole groups, unless it is all of them.
-    fn measured_chunks(starts: &[u64], options: &ReportOptions) -> usize {
-        let chunks = starts.len().saturating_sub(1);
-        let enough = starts.partition_point(|start| *start < u64::from(options.files_max));
-        enough.max(1).next_multiple_of(options.group as usize).min(chunks)
-    }
-
-    /// What the order reaches of a full shuffle's [`Randomness::effective`]; none for files of one
-    /// class, of whose mix nothing is known.
+    /// The part of a full shuffle's [`Randomness::effective`] that the order reaches; none for
+    /// files of a single class.
     pub fn share(&self) -> Option<f64> {
         (self.classes > 1).then(|| self.order.effective / self.full.effective)
     }
 
-    /// Whether files of one class were written together, and the groups are too small to make up
-    /// for it: the order doesn't reach the share that was asked for. One group of all chunks is a
-    /// full shuffle.
+    /// Whether the groups are too small for files written class by class: the order doesn't reach
+    /// the requested share. A single group of all chunks is a full shuffle.
     pub fn is_too_small(&self) -> bool {
         let is_full = self.options.group >= self.chunks;
         !is_full && self.share().is_some_and(|share| share < self.options.share)
     }
 }
 
-/// Looks for the smallest group by halving: what a group reaches grows with it, but for chance.
+/// Checks the options; gives the number of selected files.
+fn checked(
+    snapshot: &Snapshot,
+    selection: &Selection,
+    options: &ReportOptions,
+) -> Result<u32, Error> {
+    let invalid = |why: &str| Error::new(Kind::Invalid, "report on", "the order", why);
+    if options.window == Some(0) || !(options.share > 0.0 && options.share <= 1.0) {
+        return Err(invalid("a window has at least one file, and the share is above 0, at most 1"));
+    }
+    match selection.count(0..snapshot.files()) {
+        0 => Err(invalid("there are no files")),
+        files => Ok(files),
+    }
+}
+
+/// The number of chunks of the sequence to measure: whole groups, or all chunks.
+fn measured_chunks(starts: &[u64], options: &ReportOptions) -> usize {
+    let chunks = starts.len().saturating_sub(1);
+    let enough = starts.partition_point(|start| *start < u64::from(options.files_max));
+    enough.max(1).next_multiple_of(options.group as usize).min(chunks)
+}
+
+fn chunk_bytes(
+    snapshot: &Snapshot,
+    first_files: &[u32],
+    chunks: &[u32],
+) -> Result<Vec<u64>, Error> {
+    let bytes = chunks.iter().map(|chunk| {
+        let [first, end] =
+            [0, 1].map(|step| first_files.get(*chunk as usize + step).copied().unwrap_or_default());
+        snapshot.chunk_bytes(*chunk, first..end)
+    });
+    bytes.collect()
+}
+
+/// Finds the smallest sufficient group by bisection: the share of a group grows with its size,
+/// apart from chance.
 fn advise(sample: &Sample<'_>, bytes: &[u64], full: f64, share: f64) -> Option<Advice> {
     let reached = |group: usize| sample.effective(group as u32) / full;
     let (mut below, mut enough) = (0, bytes.len());
     let mut best = reached(enough);
-    // By chance a full shuffle of few files reaches less.
+    // By chance, a full shuffle of few files may reach less.
     if best < share && !sample.is_all() {
         return None;
     }
@@ -245,7 +248,7 @@ fn advise(sample: &Sample<'_>, bytes: &[u64], full: f64, share: f64) -> Option<A
     Some(Advice { group, share: best, bytes: group_bytes(bytes, group) })
 }
 
-/// Memory for groups of so many of these chunks.
+/// Memory for groups of `group` chunks.
 fn group_bytes(bytes: &[u64], group: u32) -> GroupBytes {
     let groups: Vec<u64> = bytes.chunks(group as usize).map(|group| group.iter().sum()).collect();
     let two = groups.windows(2).map(|two| two.iter().sum()).max();

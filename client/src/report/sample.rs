@@ -1,6 +1,6 @@
-//! The part of an order that is measured: its first groups, for any size of groups.
+//! The measured part of an order: its first groups, for any size of groups.
 //!
-//! Must hold: the files of a group come in the order in which a [`Cursor`](crate::order::Cursor) gives them.
+//! Must hold: the files of a group come in the order of a [`Cursor`](crate::order::Cursor).
 
 use std::ops::Range;
 
@@ -9,17 +9,16 @@ use super::mix::Tally;
 use super::{Randomness, WINDOW, WINDOWS_LEAST};
 use crate::order::{Order, Selection};
 
-/// Some of the shuffled chunks, from the first one on.
+/// The first of the shuffled chunks.
 #[derive(Debug)]
 pub(super) struct Sample<'a> {
     order: &'a Order,
-    /// For each chunk the place of its first file; behind them how many files there are.
+    /// For each chunk the place of its first file; at the end the number of files.
     starts: &'a [u64],
-    /// For each chunk, how many selected files were written before its own.
+    /// For each chunk, the number of selected files in chunks written before.
     written: Vec<u64>,
     classes: &'a Classes,
     window: u32,
-    /// Whether no chunk is left out.
     is_all: bool,
 }
 
@@ -59,22 +58,21 @@ impl<'a> Sample<'a> {
         }
     }
 
-    /// Whether it is the whole order.
+    /// Whether the sample is the whole order.
     pub(super) fn is_all(&self) -> bool {
         self.is_all
     }
 
-    /// Files of a window: no more than there are.
+    /// Files in a window, at most all files.
     pub(super) fn window(&self) -> u32 {
         self.window
     }
 
-    /// Files in it.
     pub(super) fn files(&self) -> u64 {
         self.starts.last().copied().unwrap_or(0)
     }
 
-    /// How random they come in groups of so many chunks.
+    /// The randomness with groups of `group` chunks.
     pub(super) fn randomness(&self, group: u32) -> Randomness {
         let mix = self.tally(group).mix();
         let (mut moved, mut files, mut apart, mut pairs) = (0, 0, 0, 0);
@@ -85,7 +83,7 @@ impl<'a> Sample<'a> {
             places.clear();
             places.extend(0..length);
             self.order.shuffle_group(of_group.start, &mut places);
-            // Where each place of the group is read.
+            // The index in the reading order, for each place of the group.
             indexes.resize(places.len(), 0);
             for (place, index) in places.iter().zip(0..) {
                 if let Some(at) = indexes.get_mut(*place as usize) {
@@ -121,7 +119,6 @@ impl<'a> Sample<'a> {
         }
     }
 
-    /// [`Randomness::effective`] alone.
     pub(super) fn effective(&self, group: u32) -> f64 {
         self.tally(group).mix().effective
     }
@@ -139,7 +136,7 @@ impl<'a> Sample<'a> {
         tally
     }
 
-    /// The chunks of each group. One that goes on beyond the sample is left out.
+    /// The chunks of each group, without a group that extends beyond the sample.
     fn groups(&self, group: u32) -> impl Iterator<Item = Range<usize>> + '_ {
         let (chunks, group) = (self.written.len(), group as usize);
         let groups =

@@ -1,4 +1,4 @@
-//! Reports beside a plain reading of the same orders, and beside many full shuffles.
+//! Reports beside a direct measurement of the same orders, and beside many full shuffles.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -16,8 +16,8 @@ use crate::snapshot::tests::laid_out;
 
 const OBJECT: u32 = 100_000;
 
-/// A snapshot of chunks with files of these paths; one that begins with `large` is the end of a file
-/// of 10 MB.
+/// A snapshot of chunks with files at the given paths. A path with the prefix `large` is the end of
+/// a file of 10 MB.
 pub(crate) fn snapshot(chunks: &[Vec<String>]) -> Snapshot {
     let chunk = |number: usize| {
         let mut id = [0; 16];
@@ -54,7 +54,7 @@ pub(crate) fn snapshot(chunks: &[Vec<String>]) -> Snapshot {
     snapshot_of(chunks)
 }
 
-/// A snapshot of chunks with these files, at least one in each.
+/// A snapshot of chunks with the given files, at least one in each.
 pub(crate) fn snapshot_of(chunks: Vec<Vec<LiveFile>>) -> Snapshot {
     let mut observed = Observed::default();
     chunks.iter().flatten().for_each(|file| observed.file(&file.record));
@@ -79,14 +79,14 @@ pub(crate) fn snapshot_of(chunks: Vec<Vec<LiveFile>>) -> Snapshot {
     Snapshot::check(&path).unwrap()
 }
 
-/// Files of some classes, as many to a chunk as asked for; sorted by class, or dealt out to chunks.
+/// Files of classes, with a number of files per chunk; sorted by class, or dealt to the chunks.
 fn written(classes: &[usize], per_chunk: usize, sorted: bool) -> Snapshot {
     let mut files: Vec<String> = (0..)
         .zip(classes)
         .flat_map(|(class, count)| (0..*count).map(move |n| format!("a/c{class}/x{}/f{n}", n % 3)))
         .collect();
     if !sorted {
-        // 7,919 is prime: a step that comes by every file.
+        // 7,919 is prime, so the steps reach every file.
         files = (0..files.len()).map(|n| files[n * 7_919 % files.len()].clone()).collect();
     }
     let chunks: Vec<Vec<String>> = files.chunks(per_chunk).map(<[_]>::to_vec).collect();
@@ -102,15 +102,15 @@ fn report(snapshot: &Snapshot, options: ReportOptions) -> ShuffleReport {
     ShuffleReport::of(snapshot, Arc::new(Selection::all(snapshot.files())), options).unwrap()
 }
 
-/// The folders of a path, so many of them.
+/// The first `depth` folders of a path.
 fn class(snapshot: &Snapshot, number: u32, depth: usize) -> String {
     let path = snapshot.path(number).unwrap().to_string();
     let folders: Vec<&str> = path.split('/').collect();
     folders[..(folders.len() - 1).min(depth)].join("/")
 }
 
-/// What the documentation of [`Randomness`] says, of the files that a cursor gives.
-fn plainly(snapshot: &Snapshot, selected: &[u32], options: &ReportOptions) -> Randomness {
+/// The measurement of [`Randomness`], as documented, over the files of a cursor.
+fn reference(snapshot: &Snapshot, selected: &[u32], options: &ReportOptions) -> Randomness {
     let selection = Selection::of(snapshot.files(), selected.iter().copied()).unwrap();
     let settings = OrderSettings::new(options.seed, options.epoch, options.group);
     let first_files = snapshot.first_files().unwrap();
@@ -155,7 +155,7 @@ fn is_near(one: &Randomness, other: &Randomness, share: f64) -> bool {
 }
 
 #[test]
-fn figures_are_those_of_a_plain_reading_of_the_order() {
+fn figures_agree_with_a_direct_measurement() {
     for (classes, per_chunk) in [(&[60, 200, 1, 90][..], 11), (&[40; 9], 1_000), (&[33], 4)] {
         for sorted in [true, false] {
             let snapshot = written(classes, per_chunk, sorted);
@@ -168,10 +168,10 @@ fn figures_are_those_of_a_plain_reading_of_the_order() {
                         Selection::of(snapshot.files(), selected.iter().copied()).unwrap();
                     let found =
                         ShuffleReport::of(&snapshot, Arc::new(selection), options.clone()).unwrap();
-                    let plain = plainly(&snapshot, selected, &options);
+                    let plain = reference(&snapshot, selected, &options);
                     assert!(is_near(&found.order, &plain, 1e-9), "{found:?}\n{plain:?}");
                     let single = ReportOptions { group: 1, ..options };
-                    let plain = plainly(&snapshot, selected, &single);
+                    let plain = reference(&snapshot, selected, &single);
                     assert!(is_near(&found.chunk_by_chunk, &plain, 1e-9), "{found:?}\n{plain:?}");
                     let depth = depth.map_or(usize::MAX, |depth| depth as usize);
                     let classes: BTreeSet<String> =
@@ -185,7 +185,6 @@ fn figures_are_those_of_a_plain_reading_of_the_order() {
     }
 }
 
-/// The mean of what many seeds give.
 fn mean(reports: &[Randomness]) -> Randomness {
     let mean = |figure: fn(&Randomness) -> f64| {
         reports.iter().map(figure).sum::<f64>() / reports.len() as f64
@@ -194,7 +193,7 @@ fn mean(reports: &[Randomness]) -> Randomness {
         moved: mean(|of| of.moved),
         apart: Some(mean(|of| of.apart.unwrap_or(f64::NAN))),
         longest_run: mean(|of| of.longest_run),
-        // Means of ratios: of their inverses, which are sums.
+        // For ratios: the mean of their inverses, which are sums.
         mean_run: 1.0 / mean(|of| 1.0 / of.mean_run),
         classes: mean(|of| of.classes),
         effective: 1.0 / mean(|of| 1.0 / of.effective),
@@ -202,7 +201,7 @@ fn mean(reports: &[Randomness]) -> Randomness {
 }
 
 #[test]
-fn what_a_full_shuffle_gives_is_the_mean_of_many() {
+fn the_result_for_a_full_shuffle_is_the_mean_of_many() {
     for (classes, window) in [(&[50, 50, 50, 50][..], 20), (&[300, 20, 7], 64), (&[2; 90], 30)] {
         let snapshot = written(classes, 10, true);
         let whole = snapshot.chunks();
@@ -219,7 +218,7 @@ fn what_a_full_shuffle_gives_is_the_mean_of_many() {
 }
 
 #[test]
-fn a_sorted_dataset_needs_groups_of_the_size_that_is_advised() {
+fn a_sorted_dataset_needs_groups_of_the_advised_size() {
     let snapshot = written(&[64; 20], 8, true);
     let found = report(&snapshot, options(4, 32));
     assert!(found.is_too_small() && found.share() < Some(0.5), "{found:?}");
@@ -228,26 +227,26 @@ fn a_sorted_dataset_needs_groups_of_the_size_that_is_advised() {
     let with = |group| report(&snapshot, options(group, 32));
     assert!(!with(advice.group).is_too_small());
     assert_eq!(with(advice.group).share(), Some(advice.share));
-    assert!(with(advice.group - 1).is_too_small(), "no smaller one does");
+    assert!(with(advice.group - 1).is_too_small(), "a smaller group is too small");
     assert!(!with(snapshot.chunks()).is_too_small());
-    // To ask for less takes less.
+    // A lower share needs a smaller group.
     let half = report(&snapshot, ReportOptions { share: 0.5, ..options(4, 32) });
     assert!(half.advice.is_some_and(|half| half.group < advice.group), "{half:?}");
 }
 
 #[test]
-fn a_dataset_that_was_written_shuffled_does_with_any_groups() {
+fn a_dataset_written_in_random_order_needs_no_large_groups() {
     let snapshot = written(&[64; 20], 32, false);
     let found = report(&snapshot, options(1, 32));
     assert!(!found.is_too_small(), "{found:?}");
     assert_eq!(found.advice.map(|advice| advice.group), Some(1));
-    // Neighbours stay within a chunk of each other all the same.
+    // Neighbours still stay within a chunk of each other.
     let apart = |of: &Randomness| of.apart.unwrap_or_default();
     assert!(apart(&found.order) < 12.0 && apart(&found.full) > 400.0, "{found:?}");
 }
 
 #[test]
-fn of_files_of_one_class_nothing_is_advised() {
+fn files_of_a_single_class_get_no_advice() {
     let snapshot = written(&[300], 10, true);
     for group in [1, 30] {
         let found = report(&snapshot, options(group, 32));
@@ -257,8 +256,8 @@ fn of_files_of_one_class_nothing_is_advised() {
 }
 
 #[test]
-fn a_small_dataset_of_small_classes_is_looked_at_in_smaller_windows() {
-    // 256 files in a row are nearly all that there are.
+fn a_small_dataset_of_small_classes_gets_smaller_windows() {
+    // 256 consecutive files are nearly all files.
     let sorted = written(&[10; 28], 10, true);
     let usual = |group| ReportOptions { window: None, ..options(group, 1) };
     let found = report(&sorted, usual(1));
@@ -268,14 +267,14 @@ fn a_small_dataset_of_small_classes_is_looked_at_in_smaller_windows() {
     assert!(advice.group > 4, "{advice:?}");
     let advised = report(&sorted, usual(advice.group));
     assert!(!advised.is_too_small() && advised.order.mean_run < 1.3, "{advised:?}");
-    // A batch that is as large is taken at its word.
+    // A requested window of the size is used.
     let batch = report(&sorted, options(1, 256));
     assert_eq!((batch.window, batch.is_too_small()), (256, false), "{batch:?}");
     for (classes, window) in [(&[2_000, 2_000][..], 256), (&[1_000; 2], 250), (&[1; 3], 2)] {
         let found = report(&written(classes, 10, true), usual(1));
         assert_eq!(found.window, window, "{classes:?}");
     }
-    // One group of all chunks is a full shuffle, whatever few windows happen to hold.
+    // A single group of all chunks is a full shuffle, for any content of a few windows.
     for seed in 0..50 {
         let few = written(&[5, 5], 3, true);
         let whole = report(&few, ReportOptions { seed, ..usual(few.chunks()) });
@@ -284,11 +283,11 @@ fn a_small_dataset_of_small_classes_is_looked_at_in_smaller_windows() {
 }
 
 #[test]
-fn of_a_large_dataset_the_first_groups_are_measured() {
+fn the_first_groups_of_a_large_dataset_are_measured() {
     let snapshot = written(&[100; 30], 20, true);
     let part = ReportOptions { files_max: 500, ..options(9, 50) };
     let found = report(&snapshot, part.clone());
-    // 25 chunks hold 500 files, 27 are whole groups.
+    // 25 chunks hold 500 files, and 27 chunks are whole groups.
     assert_eq!((found.files, found.measured, found.chunks), (3_000, 540, 150));
     let mean_of = |options: ReportOptions| {
         let seeds =
@@ -297,7 +296,7 @@ fn of_a_large_dataset_the_first_groups_are_measured() {
         (mean(&orders), full[0])
     };
     let (some, all) = (mean_of(part).0, mean_of(options(9, 50)).0);
-    // The longest run is that of fewer files; the rest is of the same kind.
+    // The longest run is that of fewer files; the other figures agree.
     assert!(some.longest_run < all.longest_run);
     let same = Randomness { longest_run: all.longest_run, moved: all.moved, ..some };
     assert!(is_near(&same, &all, 0.05), "{some:?}\n{all:?}");
@@ -306,7 +305,7 @@ fn of_a_large_dataset_the_first_groups_are_measured() {
 }
 
 #[test]
-fn memory_is_that_of_whole_chunks_and_of_large_files() {
+fn memory_counts_whole_chunks_and_large_files() {
     let folder = |range: Range<u32>| range.map(|n| format!("d/f{n}")).collect::<Vec<_>>();
     let chunks = [folder(0..5), folder(5..6), vec!["large/file".to_owned()], folder(6..9)];
     let snapshot = snapshot(&chunks);
@@ -318,7 +317,7 @@ fn memory_is_that_of_whole_chunks_and_of_large_files() {
 }
 
 #[test]
-fn what_has_no_report_is_refused() {
+fn invalid_reports_are_refused() {
     let snapshot = written(&[5], 2, true);
     let refused = |selection: Selection, options| {
         let refused = ShuffleReport::of(&snapshot, Arc::new(selection), options);

@@ -1,9 +1,9 @@
-//! Snapshots on this machine: a folder that all processes of a user share.
+//! The snapshot cache: a folder shared by all processes of a user.
 //!
-//! Must hold: a file has its name only once all of it is there, checked and durable; what somebody
-//! handed in never has the name of what servers give; of several processes that want one, one fetches it;
-//! the folder keeps to its quota, and what was unused for longest goes first. A mapped file that is
-//! removed stays readable for who has it mapped.
+//! Must hold: a file gets its final name only when complete, checked and durable. Snapshots from
+//! files of users have other names than snapshots from servers. A single process at a time fetches
+//! the snapshots of a dataset. The folder stays within its quota: the least recently used files go
+//! first. A removed file stays readable for processes with a mapping.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File};
@@ -17,36 +17,34 @@ use dl_format::{DatasetId, Version};
 use crate::error::{Error, Kind};
 use crate::snapshot::file;
 use crate::snapshot::index::Snapshot;
+use crate::snapshot::local_folder;
 use crate::snapshot::lock::Lock;
 use crate::snapshot::marker::{MARKER, Marker};
-use crate::snapshot::place;
 
-/// Most bytes of a user's snapshots, unless something else is said.
+/// The default quota of a user's snapshots, in bytes.
 const QUOTA: u64 = 16 << 30;
 
 const LOCK: &str = "lock";
 
-/// Characters of an id, as it is written.
+/// Characters of a written id.
 const ID_LENGTH: usize = 22;
 
-/// Where snapshots are kept on this machine, and how many bytes of them.
+/// The folder of snapshots on the local machine, with its quota in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotCache {
     folder: PathBuf,
     quota: u64,
 }
 
-/// Who gave a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Source {
-    /// The servers of its dataset.
+pub(crate) enum Origin {
     Servers,
-    /// Whoever named a file: what is in it may be anything.
+    /// A file named by the user, with untrusted content.
     File,
 }
 
-impl Source {
-    /// How names of whole files end, and of those that are being written.
+impl Origin {
+    /// The suffixes of complete files and of partial files.
     const fn endings(self) -> (&'static str, &'static str) {
         match self {
             Self::Servers => ("snapshot", "partial"),
@@ -55,37 +53,40 @@ impl Source {
     }
 }
 
-/// Which snapshot.
+/// The origin, dataset and version of a cached snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Key {
-    pub(crate) source: Source,
+    pub(crate) origin: Origin,
     pub(crate) dataset: DatasetId,
     pub(crate) version: Version,
 }
 
 impl SnapshotCache {
-    /// A folder on a disk of this machine, which is made when it is needed, and most bytes of
-    /// snapshots in it.
+    /// A folder on a local disk, made on first use, and its quota in bytes.
     pub fn new(folder: impl Into<PathBuf>, quota: u64) -> Self {
         Self { folder: folder.into(), quota }
     }
 
-    /// That of the user who runs this process: `diesel/snapshots` in the folder that the environment
-    /// variable `XDG_CACHE_HOME` names, or else in `.cache` in the one that `HOME` names. A home on a
-    /// file system that several machines share is no place for it: there it is the user's own folder
-    /// below that for temporary files. None where there is none of these.
+    /// The cache of the user of the process: `diesel/snapshots` in the folder of the environment
+    /// variable `XDG_CACHE_HOME`, else in `.cache` in `HOME`. If `HOME` lies on a network file
+    /// system, a folder of the user among the temporary files serves instead. None without any such
+    /// folder.
     pub fn of_user() -> Option<Self> {
         let folder = |name| std::env::var_os(name).map(PathBuf::from);
         let absolute = |folder: &PathBuf| folder.is_absolute();
         let home = || {
             let home = folder("HOME").filter(absolute)?;
-            if place::is_shared(&home) { place::own_temporary() } else { Some(home.join(".cache")) }
+            if local_folder::is_shared(&home) {
+                local_folder::own_temporary()
+            } else {
+                Some(home.join(".cache"))
+            }
         };
         let cache = folder("XDG_CACHE_HOME").filter(absolute).or_else(home)?;
         Some(Self::new(cache.join("diesel/snapshots"), QUOTA))
     }
 
-    /// Where it is.
+    /// The folder of the cache.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -95,19 +96,19 @@ impl SnapshotCache {
     }
 
     fn whole(&self, key: Key) -> PathBuf {
-        self.path(key, key.source.endings().0)
+        self.path(key, key.origin.endings().0)
     }
 
     fn partial(&self, key: Key) -> PathBuf {
-        self.path(key, key.source.endings().1)
+        self.path(key, key.origin.endings().1)
     }
 
-    /// That of the file of a snapshot.
+    /// The marker of the file of a snapshot.
     pub(crate) fn marker(&self, key: Key) -> Marker {
         Marker::of(&self.whole(key))
     }
 
-    /// What to say of a failure here.
+    /// The error for a failed file operation in the cache.
     pub(crate) fn failed(&self, why: io::Error) -> Error {
         let is_full =
             matches!(why.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
@@ -119,7 +120,7 @@ impl SnapshotCache {
         Error::new(Kind::Local, "keep a snapshot in", folder, why)
     }
 
-    /// A snapshot, if it is here and whole. It was used now.
+    /// A complete snapshot of the cache, marked as used now.
     pub(crate) fn find(&self, key: Key, now: SystemTime) -> Option<Snapshot> {
         let path = self.whole(key);
         let file = file::open(&path).ok()?;
@@ -136,8 +137,8 @@ impl SnapshotCache {
             }
             Err(why) if why.kind() == Kind::Local => None,
             Err(why) => {
-                // As if it were not there.
-                tracing::warn!(why = why.chain(), "a damaged snapshot is removed");
+                // A damaged file counts as absent.
+                tracing::warn!(why = why.chain(), "removing a damaged snapshot");
                 marker.remove();
                 file::remove(&file, &path);
                 None
@@ -145,16 +146,16 @@ impl SnapshotCache {
         }
     }
 
-    /// The file that holds a snapshot here, if it does.
+    /// The cached file of a snapshot, if there is such a file.
     pub(crate) fn file_of(&self, snapshot: &Snapshot) -> Option<File> {
         let (dataset, version) = (snapshot.dataset(), snapshot.version());
-        let key = Key { source: Source::Servers, dataset, version };
+        let key = Key { origin: Origin::Servers, dataset, version };
         let file = file::open(&self.whole(key)).ok()?;
         (file.metadata().ok()?.len() == snapshot.length()).then_some(file)
     }
 
-    /// The right to write snapshots of one dataset. Waits for nobody: none while another process or
-    /// thread has it.
+    /// The right to write snapshots of a dataset; none while another process or thread has the
+    /// right. Never waits.
     pub(crate) fn lock(&self, dataset: DatasetId) -> io::Result<Option<Lock>> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         Lock::take(&self.lock_path(dataset))
@@ -164,7 +165,8 @@ impl SnapshotCache {
         self.folder.join(format!("{dataset}.{LOCK}"))
     }
 
-    /// What changes while somebody fetches a snapshot of a dataset, or waits for it to be built.
+    /// A value that changes while another process fetches a snapshot of a dataset, or waits for the
+    /// servers to build the snapshot.
     pub(crate) fn sign_of_life(&self, dataset: DatasetId) -> impl PartialEq + use<> {
         let files = self.files().unwrap_or_default();
         let partials = files.into_iter().filter(|file| file.is_of(dataset) && file.is_partial());
@@ -173,26 +175,26 @@ impl SnapshotCache {
         (bytes, shown.ok())
     }
 
-    /// The file for a snapshot that is about to be written, with what is there of it already. Of
-    /// other versions from the same source, nothing that was begun stays.
+    /// The partial file for a snapshot, with the bytes of an earlier attempt. Partial files of
+    /// other versions from the same origin are removed.
     pub(crate) fn begin(&self, _: &Lock, key: Key) -> io::Result<(File, PathBuf)> {
         let path = self.partial(key);
         for file in self.files()? {
-            let is_begun = file.ending() == Some(key.source.endings().1);
+            let is_begun = file.ending() == Some(key.origin.endings().1);
             if is_begun && file.is_of(key.dataset) && file.path != path {
-                // It takes room, and does no other harm.
+                // The file takes room, and does no other harm.
                 let _ = fs::remove_file(&file.path);
             }
         }
         Ok((file::open_or_make(&path)?, path))
     }
 
-    /// Gives a file that was begun, and that is whole and checked, its name. When that can't be, the
-    /// file is removed: whoever has it mapped goes on with it, and nobody ever writes to it again.
+    /// Gives a complete, checked file its final name. If the renaming fails, the file is removed:
+    /// existing mappings stay valid, as no process ever writes to the file again.
     pub(crate) fn end(&self, _: &Lock, key: Key, file: &File, now: SystemTime) {
         let (whole, partial) = (self.whole(key), self.partial(key));
         if let Err(why) = self.name(file, &partial, &whole) {
-            tracing::warn!(why = self.failed(why).chain(), "a snapshot is not kept");
+            tracing::warn!(why = self.failed(why).chain(), "a snapshot was not kept in the cache");
             file::remove(file, &partial);
             return;
         }
@@ -205,23 +207,23 @@ impl SnapshotCache {
     fn name(&self, file: &File, partial: &Path, whole: &Path) -> io::Result<()> {
         file.sync_all()?;
         if !file::is_at(file, partial)? {
-            return Err(io::Error::other("somebody has removed it meanwhile"));
+            return Err(io::Error::other("another process has removed the file meanwhile"));
         }
         fs::rename(partial, whole)?;
         File::open(&self.folder)?.sync_all()
     }
 
-    /// Removes what was unused for longest, but not this one, and what is of no use any more. What
-    /// can't be removed stays: others may do the same at this moment.
+    /// Removes useless files, and the least recently used snapshots beyond the quota except the
+    /// newest. Failures are ignored: other processes may tidy up at the same time.
     fn tidy(&self, newest: &Path) {
         let files = self.files().unwrap_or_default();
-        let of_file: HashMap<&Path, &Kept> =
+        let of_file: HashMap<&Path, &CachedFile> =
             files.iter().map(|file| (file.path.as_path(), file)).collect();
         let mut bytes: u64 = 0;
         let mut kept = Vec::new();
         for file in &files {
             match file.ending() {
-                // Nobody has it: it goes as it is dropped.
+                // A free lock file is removed by its drop.
                 Some(LOCK) => drop(Lock::take(&file.path)),
                 Some(MARKER) if !of_file.contains_key(file.path.with_extension("").as_path()) => {
                     let _ = fs::remove_file(&file.path);
@@ -246,9 +248,9 @@ impl SnapshotCache {
         }
     }
 
-    /// Whether a file is gone now.
-    fn evict(&self, file: &Kept) -> bool {
-        // Nobody may be writing it.
+    /// Removes a file; whether the file is gone now.
+    fn evict(&self, file: &CachedFile) -> bool {
+        // No other process may be writing the file.
         let _lock = match file.dataset() {
             Some(dataset) if file.is_partial() => match Lock::take(&self.lock_path(dataset)) {
                 Ok(Some(lock)) => Some(lock),
@@ -263,45 +265,44 @@ impl SnapshotCache {
         }
     }
 
-    fn files(&self) -> io::Result<Vec<Kept>> {
+    fn files(&self) -> io::Result<Vec<CachedFile>> {
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
-            // Another process may have removed it.
+            // Another process may have removed the file.
             let Ok(metadata) = entry.metadata() else { continue };
             let used = metadata.modified()?;
-            files.push(Kept { path: entry.path(), length: metadata.len(), used });
+            files.push(CachedFile { path: entry.path(), length: metadata.len(), used });
         }
         Ok(files)
     }
 }
 
-/// A file in the folder.
 #[derive(Debug)]
-struct Kept {
+struct CachedFile {
     path: PathBuf,
     length: u64,
     used: SystemTime,
 }
 
-impl Kept {
+impl CachedFile {
     fn ending(&self) -> Option<&str> {
         self.path.extension()?.to_str()
     }
 
     fn is_whole(&self) -> bool {
-        [Source::Servers, Source::File]
-            .map(|source| Some(source.endings().0))
+        [Origin::Servers, Origin::File]
+            .map(|origin| Some(origin.endings().0))
             .contains(&self.ending())
     }
 
     fn is_partial(&self) -> bool {
-        [Source::Servers, Source::File]
-            .map(|source| Some(source.endings().1))
+        [Origin::Servers, Origin::File]
+            .map(|origin| Some(origin.endings().1))
             .contains(&self.ending())
     }
 
-    /// The dataset, by the name of a snapshot. Ids are all of one length, and may hold dashes.
+    /// The dataset in the name of a snapshot. Ids have a fixed length, and may hold dashes.
     fn dataset(&self) -> Option<DatasetId> {
         let (dataset, rest) = self.path.file_name()?.to_str()?.split_at_checked(ID_LENGTH)?;
         dataset.parse().ok().filter(|_| rest.starts_with('-'))

@@ -1,24 +1,24 @@
-//! Files that others may have put there, or may take away.
+//! Opening and removing files that other processes may create or remove.
 //!
-//! Must hold: nothing here waits, whatever stands at a path; only regular files are opened.
+//! Must hold: no call here blocks, for any kind of file at a path. Only regular files are opened.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::{OFlags, SealFlags, fcntl_get_seals};
+use rustix::fs::OFlags;
 
-/// Opens what is there to read it; a link is followed.
+/// Opens a file for reading; a link is followed.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
-    // To open a device may do something already.
+    // The mere opening of a device may have effects.
     regular(&fs::metadata(path)?)?;
     let file = without_waiting(OFlags::empty()).read(true).open(path)?;
     regular(&file.metadata()?)?;
     Ok(file)
 }
 
-/// Opens what is there to read and write it, or makes it; a link is not followed.
+/// Opens a file for reading and writing, or makes the file; a link is not followed.
 pub(crate) fn open_or_make(path: &Path) -> io::Result<File> {
     match fs::symlink_metadata(path) {
         Ok(there) => regular(&there)?,
@@ -37,29 +37,17 @@ fn without_waiting(flags: OFlags) -> OpenOptions {
     options
 }
 
-/// Refuses what is no regular file.
-pub(crate) fn check_regular(file: &File) -> io::Result<()> {
-    regular(&file.metadata()?)
-}
-
-/// Whether nobody can write to a file or change its length any more.
-pub(crate) fn is_sealed(file: &File) -> bool {
-    // Only files in memory have seals.
-    fcntl_get_seals(file)
-        .is_ok_and(|seals| seals.contains(SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW))
-}
-
 fn regular(there: &Metadata) -> io::Result<()> {
-    let what = match there.file_type() {
+    let why = match there.file_type() {
         is if is.is_file() => return Ok(()),
-        is if is.is_dir() => "it is a folder",
-        is if is.is_symlink() => "it is a symbolic link; name the file that it leads to",
-        _ => "it is no regular file",
+        is if is.is_dir() => "the path is a folder",
+        is if is.is_symlink() => "the path is a symbolic link; name the file behind the link",
+        _ => "the path is no regular file",
     };
-    Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+    Err(io::Error::new(io::ErrorKind::InvalidInput, why))
 }
 
-/// That a file may be replaced by another one: nothing is there, or a regular file.
+/// Checks that a file may be replaced: the path is free, or has a regular file.
 pub(crate) fn check_replaceable(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -67,7 +55,7 @@ pub(crate) fn check_replaceable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether an open file is the one at a path.
+/// Whether an open file is the file at a path.
 pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let there = match fs::symlink_metadata(path) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -77,8 +65,7 @@ pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     Ok((there.dev(), there.ino()) == (file.dev(), file.ino()))
 }
 
-/// Removes a file that is open, unless another one stands at its path by now. When it can't be
-/// removed, it stays.
+/// Removes an open file, unless another file stands at its path by now. A failure is ignored.
 pub(crate) fn remove(file: &File, path: &Path) {
     if is_at(file, path).unwrap_or(false) {
         let _ = fs::remove_file(path);

@@ -1,7 +1,7 @@
-//! What a snapshot answers: stat, lists, and records to read by.
+//! Answers from a snapshot: stat, lists, and records for reads.
 //!
-//! Must hold: the same answers as those of the servers for its version, without a request; damage
-//! is an error and no answer.
+//! Must hold: the answers equal the servers' answers for the version, without a request. Damage
+//! leads to an error, never to an answer.
 
 use std::fs::File;
 use std::io;
@@ -22,45 +22,44 @@ use crate::order::Selection;
 use crate::snapshot::mapped::{Mapped, Mapping, fetch};
 use crate::snapshot::marker::Marker;
 
-/// Paths of many that are looked up before what is known of them is read: it is still at hand then.
+/// Paths looked up as a group, so the records of the group are still in the processor's cache.
 const TOGETHER: usize = 64;
 
-/// Where the bytes of a file are.
+/// The location of the bytes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FilePlace {
     /// The number of the chunk in the snapshot.
     pub chunk: u32,
-    /// Where in the chunk's object the bytes begin; of a file cut into parts, those of the last part.
+    /// The offset of the bytes in the chunk's object; for a file cut into parts, the offset of the
+    /// last part.
     pub offset: u32,
     /// Bytes of the whole file.
     pub length: u64,
-    /// Their checksum.
+    /// The checksum of the file.
     pub crc: Crc32c,
 }
 
 impl FilePlace {
-    /// Of no file.
     pub(crate) const NOWHERE: Self =
         Self { chunk: u32::MAX, offset: 0, length: 0, crc: Crc32c::from_value(0) };
 }
 
-/// All metadata of a dataset at one version: a file that is mapped into memory and used there.
-/// Opening costs the same for any number of files, and processes of one machine share it.
+/// All metadata of a dataset at a single version, in a mapped file. The cost of opening does not
+/// depend on the number of files. Processes of a machine share the memory.
 #[derive(Debug)]
 pub struct Snapshot {
     format: Format<Mapped>,
     /// For errors.
     name: String,
-    /// Whether other processes have its memory, too.
     is_shared: bool,
-    /// Says that its file was found whole; none for one that is in no cache.
+    /// The marker of the file; none outside the cache.
     marker: Option<Marker>,
 }
 
 impl Snapshot {
-    /// Maps an open file of the cache, which nobody writes to or cuts off as long as this lives. Only
-    /// its beginning is checked. When it proves damaged later, `marker` goes, so that all of it is
-    /// checked when it is opened again.
+    /// Maps an open file of the cache, which no process may change while the mapping lives. Only
+    /// the beginning is checked. Damage found later removes `marker`, so the next opening checks
+    /// the whole file.
     pub(crate) fn map(file: &File, name: &Path, marker: Marker) -> Result<Self, Error> {
         let mapped = file.metadata().and_then(|there| match there.len() {
             0 => Ok(Mapped::Memory(Bytes::new())),
@@ -70,14 +69,14 @@ impl Snapshot {
         Ok(Self { marker: Some(marker), is_shared: true, ..Self::of(mapped, name)? })
     }
 
-    /// Maps a file in memory that is sealed, so that nobody writes to it or cuts it off. Only its
-    /// beginning is checked.
-    pub(crate) fn map_sealed(file: &File, name: &Path) -> Result<Self, Error> {
+    /// Maps the file of an agent: a file of the cache, or a sealed file in memory. Only the beginning
+    /// is checked.
+    pub(crate) fn map_shared(file: &File, name: &Path) -> Result<Self, Error> {
         let mapped = Mapping::of(file).map_err(|why| local("open the snapshot", name, why))?;
         Ok(Self { is_shared: true, ..Self::of(Mapped::File(mapped), name)? })
     }
 
-    /// Of bytes of this process alone. Only the beginning is checked.
+    /// A snapshot in memory of the process alone. Only the beginning is checked.
     pub(crate) fn in_memory(bytes: Vec<u8>, name: &Path) -> Result<Self, Error> {
         Self::of(Mapped::Memory(bytes.into()), name)
     }
@@ -88,8 +87,8 @@ impl Snapshot {
         Ok(Self { format, name, is_shared: false, marker: None })
     }
 
-    /// Whether it lies in a file that all processes of the machine share; otherwise this process
-    /// holds all [`length`](Self::length) bytes of it in its own memory.
+    /// Whether the snapshot lies in a file shared with other processes. Otherwise the process holds
+    /// all [`length`](Self::length) bytes in its own memory.
     pub fn is_shared(&self) -> bool {
         self.is_shared
     }
@@ -98,27 +97,25 @@ impl Snapshot {
         &self.format
     }
 
-    /// All bytes of it.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.format.bytes()
     }
 
-    /// Checks every byte of it, as for one that came from somewhere else.
+    /// Checks every byte, as needed for a file of unknown origin.
     pub(crate) fn verify(&self) -> Result<(), Error> {
         self.format.verify().map_err(|why| damaged(&self.name, why))
     }
 
-    /// Checks that it is what was written.
     pub(crate) fn verify_checksums(&self) -> Result<(), Error> {
         self.format.verify_checksums().map_err(|why| damaged(&self.name, why))
     }
 
-    /// Checks that it is what its name says.
     pub(crate) fn check_is(&self, dataset: DatasetId, version: Version) -> Result<(), Error> {
         if (self.dataset(), self.version()) == (dataset, version) {
             return Ok(());
         }
-        let why = format!("it is version {} of dataset {}", self.version(), self.dataset());
+        let why =
+            format!("the file holds version {} of dataset {}", self.version(), self.dataset());
         Err(Error::new(Kind::Corrupt, "check the snapshot", &self.name, why))
     }
 
@@ -127,7 +124,7 @@ impl Snapshot {
         self.format.of().dataset
     }
 
-    /// Which version of it.
+    /// The version of the dataset.
     pub fn version(&self) -> Version {
         self.format.of().version
     }
@@ -137,17 +134,17 @@ impl Snapshot {
         self.format.of().shape
     }
 
-    /// Its files: those that are not deleted, and that no folder hides.
+    /// The number of files, without deleted and hidden files.
     pub fn files(&self) -> u32 {
         self.format.files()
     }
 
-    /// Bytes of these files.
+    /// Bytes of all files.
     pub fn file_bytes(&self) -> u64 {
         self.format.file_bytes()
     }
 
-    /// Chunks that hold them.
+    /// The number of chunks with files.
     pub fn chunks(&self) -> u32 {
         self.format.chunks()
     }
@@ -157,9 +154,9 @@ impl Snapshot {
         self.format.length()
     }
 
-    pub(super) fn lacks(&self, what: &str) -> Error {
+    pub(super) fn lacks(&self, missing: &str) -> Error {
         self.doubt();
-        let why = format!("{what} is not there");
+        let why = format!("{missing} is missing");
         Error::new(Kind::Corrupt, "read the snapshot", &self.name, why)
     }
 
@@ -170,28 +167,28 @@ impl Snapshot {
         }
     }
 
-    /// Has all of its file checked when it is opened again.
+    /// Removes the marker, so the next opening checks the whole file.
     fn doubt(&self) {
         if let Some(marker) = &self.marker {
             marker.remove();
         }
     }
 
-    /// The number of the file at a path; none when there is no such file.
+    /// The number of the file at a path; none without a file.
     ///
     /// # Errors
-    /// [`Kind::Corrupt`] when the snapshot is damaged, here and below.
+    /// [`Kind::Corrupt`] for a damaged snapshot, here and below.
     pub fn number(&self, path: &FilePath) -> Result<Option<u32>, Error> {
         let number = self.format.lookup(path.as_bytes()).map_err(self.damaged())?;
         Ok(number.map(|FileNumber(number)| number))
     }
 
-    /// What there is to say of a file, by its number: files count from 0, chunk by chunk. Of its
-    /// version only the stamp is known ([`EntryVersion::UNKNOWN_ENTRY`]): it can be read by this
-    /// record, and not be deleted.
+    /// The record of a file, by its number: files count from 0, chunk by chunk. The version in the
+    /// record has only a stamp ([`EntryVersion::UNKNOWN_ENTRY`]): good enough to read the file, not
+    /// to delete the version.
     ///
     /// # Errors
-    /// [`Kind::Corrupt`] also when there is no file of this number.
+    /// [`Kind::Corrupt`] also for a number without a file.
     pub fn record(&self, number: u32) -> Result<FileRecord, Error> {
         let number = FileNumber(number);
         let file = self.format.file(number).map_err(self.damaged())?;
@@ -213,16 +210,16 @@ impl Snapshot {
         })
     }
 
-    /// Has the processor bring the records of files that are looked up next.
+    /// Makes the processor prefetch the records of files.
     #[inline]
     pub(crate) fn bring(&self, numbers: &[u32]) {
         numbers.iter().for_each(|number| self.format.touch(*number));
     }
 
-    /// Where the bytes of a file are, by its number: less than its record, and faster.
+    /// The place of a file, by its number: less than its record, and faster.
     ///
     /// # Errors
-    /// As [`Snapshot::record`].
+    /// As for [`Snapshot::record`].
     #[inline]
     pub fn place(&self, number: u32) -> Result<FilePlace, Error> {
         let place = self.format.place(FileNumber(number)).map_err(self.damaged())?;
@@ -233,7 +230,7 @@ impl Snapshot {
     /// A chunk by its number: its id, the length of its object in bytes, and the numbers of its files.
     ///
     /// # Errors
-    /// As [`Snapshot::record`].
+    /// As for [`Snapshot::record`].
     pub fn chunk(&self, number: u32) -> Result<(ChunkId, u32, Range<u32>), Error> {
         let nothing = || self.lacks("a chunk");
         let (chunk, FileNumber(first)) = self.format.chunk(number).ok_or_else(nothing)?;
@@ -245,7 +242,7 @@ impl Snapshot {
     /// The path of a file, by its number.
     ///
     /// # Errors
-    /// As [`Snapshot::record`].
+    /// As for [`Snapshot::record`].
     pub fn path(&self, number: u32) -> Result<FilePath, Error> {
         let mut path = Vec::new();
         self.format.path(FileNumber(number), &mut path).map_err(self.damaged())?;
@@ -259,10 +256,10 @@ impl Snapshot {
         })
     }
 
-    /// What stands at a path.
+    /// The entry at a path.
     ///
     /// # Errors
-    /// As [`Snapshot::number`].
+    /// As for [`Snapshot::number`].
     pub fn stat(&self, path: &FilePath) -> Result<StatItem, Error> {
         if let Some(number) = self.number(path)? {
             return Ok(StatItem::File(self.record(number)?));
@@ -270,10 +267,10 @@ impl Snapshot {
         self.stat_folder(path)
     }
 
-    /// [`Snapshot::stat`] of many paths, faster than one by one.
+    /// [`Snapshot::stat`] for many paths, faster than separate calls.
     ///
     /// # Errors
-    /// As [`Snapshot::number`].
+    /// As for [`Snapshot::number`].
     pub fn stat_many(&self, paths: &[FilePath]) -> Result<Vec<StatItem>, Error> {
         let mut items = Vec::with_capacity(paths.len());
         let mut found = Vec::with_capacity(TOGETHER);
@@ -291,10 +288,10 @@ impl Snapshot {
         Ok(items)
     }
 
-    /// [`Snapshot::number`] of many paths, faster than one by one.
+    /// [`Snapshot::number`] for many paths, faster than separate calls.
     ///
     /// # Errors
-    /// As [`Snapshot::number`].
+    /// As for [`Snapshot::number`].
     pub fn numbers<'a>(
         &self,
         paths: impl Iterator<Item = &'a FilePath>,
@@ -310,11 +307,11 @@ impl Snapshot {
         Ok(if folder.is_some() { StatItem::Folder } else { StatItem::Missing })
     }
 
-    /// For each chunk the number of its first file and, behind them, the number of files: what an
-    /// [`Order`](crate::order::Order) is made of.
+    /// For each chunk the number of its first file and, at the end, the number of files: the input
+    /// of an [`Order`](crate::order::Order).
     ///
     /// # Errors
-    /// As [`Snapshot::number`].
+    /// As for [`Snapshot::number`].
     pub fn first_files(&self) -> Result<Arc<[u32]>, Error> {
         let first = |number| {
             let nothing = || self.lacks("a chunk");
@@ -324,10 +321,10 @@ impl Snapshot {
         chunks.chain([Ok(self.files())]).collect()
     }
 
-    /// The numbers of all files below a folder; none when there is no such folder.
+    /// The numbers of all files below a folder; none if there is no such folder.
     ///
     /// # Errors
-    /// As [`Snapshot::number`].
+    /// As for [`Snapshot::number`].
     pub fn below(&self, folder: &DirPath) -> Result<Option<Vec<Range<u32>>>, Error> {
         let Some(top) = self.format.directory(folder.as_bytes()).map_err(self.damaged())? else {
             return Ok(None);
@@ -345,20 +342,20 @@ impl Snapshot {
         Ok(Some(files))
     }
 
-    /// Refuses a walk that has met more files than there are: a damaged snapshot may hold the same
-    /// ones again and again.
+    /// Refuses a walk over more files than the snapshot has. In a damaged snapshot the same files
+    /// may return again and again.
     fn check_seen(&self, files: u64) -> Result<(), Error> {
         if files <= self.files().into() {
             return Ok(());
         }
-        Err(self.lacks("an end of its folders"))
+        Err(self.lacks("the end of its folders"))
     }
 
-    /// The files at some paths and below them, such as an [`Order`](crate::order::Order) reads: a path is
-    /// that of a folder or of a file. What lies below two of them counts once.
+    /// The files at and below the given paths of folders and files, as input of an
+    /// [`Order`](crate::order::Order). Each file counts once, also below several of the paths.
     ///
     /// # Errors
-    /// [`Kind::NotFound`] for a path where nothing is, and those of [`Snapshot::number`].
+    /// [`Kind::NotFound`] for a path without an entry; otherwise as for [`Snapshot::number`].
     pub fn select(&self, paths: &[DirPath]) -> Result<Selection, Error> {
         let mut files = Vec::new();
         for path in paths {
@@ -376,7 +373,7 @@ impl Snapshot {
         selected.map_err(|why| Error::new(Kind::Corrupt, "read the snapshot", &self.name, why))
     }
 
-    /// The files of a selection, by their numbers: a list that needs no memory.
+    /// The files of a selection, by number, as a lazy list.
     pub fn selected<'a>(
         &'a self,
         selection: &'a Selection,
@@ -385,37 +382,35 @@ impl Snapshot {
         numbers.map(|number| Ok((self.path(number)?, self.record(number)?)))
     }
 
-    /// Folders, the root included: numbered from 0, the root first, and each below the number of
-    /// those in it.
+    /// The number of folders, with the root. Folders count from 0, the root first, and each parent
+    /// before its children.
     pub(crate) fn folders(&self) -> u32 {
         self.format.directories()
     }
 
-    /// The folders directly in a folder.
     pub(crate) fn folders_in(&self, folder: u32) -> Result<Range<u32>, Error> {
         self.format.subdirectories(folder).map_err(self.damaged())
     }
 
-    /// The files directly in a folder.
     pub(crate) fn files_in(&self, folder: u32) -> Result<Vec<Range<u32>>, Error> {
         self.format.runs_of(folder).map_err(self.damaged())
     }
 
-    /// Bytes of a whole chunk; of one that ends a file cut into parts, those of the file.
+    /// Bytes of a whole chunk; if the chunk ends a file cut into parts, the bytes of the file.
     pub(crate) fn chunk_bytes(&self, chunk: u32, files: Range<u32>) -> Result<u64, Error> {
         let found = self.format.chunk(chunk).ok_or_else(|| self.lacks("a chunk"))?;
         let object = u64::from(found.0.object_length);
-        // A chunk with such a file holds nothing else.
+        // A chunk with the end of a large file holds no other file.
         match files.len() {
             1 => Ok(object.max(self.record(files.start)?.length)),
             _ => Ok(object),
         }
     }
 
-    /// What is in a folder, as [`Dataset::list`](crate::Dataset::list) gives it.
+    /// The entries of a folder, as in [`Dataset::list`](crate::Dataset::list).
     ///
     /// # Errors
-    /// [`Kind::NotFound`] when there is no such folder, [`Kind::Invalid`] when it is a file.
+    /// [`Kind::NotFound`] if there is no such folder, [`Kind::Invalid`] for a file.
     pub(crate) fn list(
         self: &Arc<Self>,
         folder: &DirPath,
@@ -426,7 +421,7 @@ impl Snapshot {
         let Some(number) = self.format.directory(path).map_err(self.damaged())? else {
             let is_file = self.format.lookup(path).map_err(self.damaged())?.is_some();
             let (kind, why) = match is_file {
-                true => (Kind::Invalid, "it is a file"),
+                true => (Kind::Invalid, "the path is a file"),
                 false => (Kind::NotFound, "there is no such folder"),
             };
             return Err(Error::new(kind, "list", folder, why));
@@ -450,14 +445,14 @@ impl Snapshot {
     }
 }
 
-/// A listing that is under way. It holds the names that come next, not those of all files.
+/// A listing in progress. Memory holds the next names only, not the names of all files.
 #[derive(Debug)]
 pub(crate) struct Walk {
     snapshot: Arc<Snapshot>,
     levels: Vec<Entries>,
     recursive: bool,
     names_only: bool,
-    /// How many it has met.
+    /// The number of files so far.
     files: u64,
 }
 

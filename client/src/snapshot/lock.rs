@@ -1,7 +1,7 @@
-//! The right to do something that one process at a time may do, as a file that is locked.
+//! Locks for work of a single process at a time, by locked files.
 //!
-//! Must hold: of those who have a lock at the same path, one at a time; it ends with its process, and
-//! its file goes with it unless the process was killed.
+//! Must hold: a path has at most one lock holder at a time. A lock ends with its process. The file
+//! of a lock is removed with the lock, unless the process was killed.
 
 use std::fs::File;
 use std::io;
@@ -13,17 +13,17 @@ use rustix::io::Errno;
 
 use crate::snapshot::file;
 
-/// A right, until it is dropped or its process ends.
+/// A lock, until the drop or the end of its process.
 #[derive(Debug)]
 pub(crate) struct Lock {
     file: File,
     path: PathBuf,
-    /// Whether the file is there afterwards.
+    /// Whether the file stays after the drop.
     stays: bool,
 }
 
 impl Lock {
-    /// Waits for nobody: none while another process or thread has it.
+    /// Takes a lock without waiting; none while another process or thread has the lock.
     pub(crate) fn take(path: &Path) -> io::Result<Option<Self>> {
         loop {
             let file = file::open_or_make(path)?;
@@ -32,25 +32,24 @@ impl Lock {
                 Err(Errno::WOULDBLOCK) => return Ok(None),
                 Err(why) => return Err(why.into()),
             }
-            // Whoever had it may have removed the file since it was opened here.
+            // The former holder may have removed the file since the opening.
             if file::is_at(&file, path)? {
                 return Ok(Some(Self { file, path: path.to_owned(), stays: false }));
             }
         }
     }
 
-    /// The file that is locked.
     pub(crate) fn file(&mut self) -> &mut File {
         &mut self.file
     }
 
-    /// Shows who waits for it that whoever has it goes on.
+    /// Shows waiting processes that the holder is alive.
     pub(crate) fn show_life(&self, now: SystemTime) {
-        // Where that can't be shown, others give up earlier.
+        // A failure only makes waiting processes give up earlier.
         let _ = self.file.set_modified(now);
     }
 
-    /// Gives the right back, and leaves the file where it is.
+    /// Gives up the lock, and keeps the file.
     pub(crate) fn leave(mut self) {
         self.stays = true;
     }
@@ -59,7 +58,7 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         if !self.stays {
-            // While it is held: nobody can have taken it by the same file.
+            // Under the lock, so no other process can have locked the same file.
             file::remove(&self.file, &self.path);
         }
     }

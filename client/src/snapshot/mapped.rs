@@ -1,8 +1,8 @@
-//! A file in memory, shared with every other process that reads it.
+//! A file mapped into memory, shared with other processes.
 //!
-//! Must hold: what is mapped is a file that this library has made in a folder of its own, under a
-//! name that comes after its last byte, or a sealed file in memory: nobody writes to it or cuts it off.
-//! Removing it does no harm.
+//! Must hold: a mapped file is either a file of the cache, named after its last byte was written,
+//! or a sealed file in memory. So no process writes to a mapped file or shortens it. Removal of the
+//! file does no harm.
 
 use std::fs::File;
 use std::io;
@@ -11,12 +11,11 @@ use std::ptr::NonNull;
 use bytes::Bytes;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes of a snapshot: those of a file, or in memory of this process alone.
+/// Bytes of a snapshot: mapped from a file, or in memory of the process alone.
 #[derive(Debug)]
 pub(crate) enum Mapped {
-    /// Of a file.
     File(Mapping),
-    /// Where no file could be kept.
+    /// For a snapshot without a file.
     Memory(Bytes),
 }
 
@@ -30,12 +29,12 @@ impl AsRef<[u8]> for Mapped {
     }
 }
 
-/// Has the processor bring the first of these bytes, which are read soon, while it goes on.
+/// Makes the processor prefetch the first of these bytes without waiting.
 #[inline]
 pub(crate) fn fetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
-    #[expect(unsafe_code, reason = "there is no safe way to say what is read soon")]
-    // SAFETY: it reads nothing: any address will do.
+    #[expect(unsafe_code, reason = "there is no safe way to prefetch")]
+    // SAFETY: a prefetch reads nothing, so any address will do.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().cast());
@@ -44,7 +43,7 @@ pub(crate) fn fetch(bytes: &[u8]) {
     std::hint::black_box(bytes.first().copied());
 }
 
-/// A mapped file. It outlives the file's name.
+/// A mapped file, valid also after the file loses its name.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
@@ -57,7 +56,7 @@ impl Mapping {
         let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         let (access, flags) = (ProtFlags::READ, MapFlags::SHARED);
         #[expect(unsafe_code, reason = "there is no safe way to map a file")]
-        // SAFETY: the kernel chooses the place, so nothing that is in use is replaced.
+        // SAFETY: the kernel chooses a free place, so the map replaces nothing.
         let start = unsafe { mmap(std::ptr::null_mut(), length, access, flags, file, 0) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start, length })
@@ -68,8 +67,8 @@ impl AsRef<[u8]> for Mapping {
     #[inline]
     fn as_ref(&self) -> &[u8] {
         #[expect(unsafe_code, reason = "mapped memory has no other face")]
-        // SAFETY: `length` bytes from `start` on are mapped for reading until the drop, and nobody
-        // writes to the file (see the module).
+        // SAFETY: `length` bytes from `start` on are mapped for reading until the drop, and no
+        // process writes to the file (see the module).
         unsafe {
             std::slice::from_raw_parts(self.start.as_ptr(), self.length)
         }
@@ -77,7 +76,7 @@ impl AsRef<[u8]> for Mapping {
 }
 
 #[expect(unsafe_code, reason = "a pointer says nothing of threads")]
-// SAFETY: the memory is only read, and belongs to this value alone.
+// SAFETY: the memory is only read, and belongs to the value alone.
 unsafe impl Send for Mapping {}
 
 #[expect(unsafe_code, reason = "a pointer says nothing of threads")]
@@ -86,8 +85,8 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        #[expect(unsafe_code, reason = "what was mapped is unmapped")]
-        // SAFETY: it is what was mapped, once, and no slice of it outlives this value.
+        #[expect(unsafe_code, reason = "unmapping is unsafe")]
+        // SAFETY: the memory was mapped by `of`, and no slice of the mapping outlives the value.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
         debug_assert!(unmapped.is_ok());
     }
@@ -98,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mapping_holds_the_bytes_of_its_file_also_when_that_has_no_name_any_more() {
+    fn a_mapping_keeps_its_bytes_after_its_file_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n >> 3) as u8).collect();

@@ -1,8 +1,8 @@
-//! What says that a file of the cache was found whole: a file beside it.
+//! Markers beside the files of the cache: a marked file was read whole and found good.
 //!
-//! Must hold: a marker counts until the machine starts again, and for the file as it was when all of it
-//! was read: another file, other bytes or another length make it void. It is a note to save time:
-//! without it all is read again.
+//! Must hold: a marker counts until the next boot, and only for the file as read: another file,
+//! other bytes or another length make the marker void. Markers only save time: a file without a
+//! marker is read whole again.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,18 +12,18 @@ use std::time::SystemTime;
 
 use crate::error::Error;
 
-/// How the names of markers end.
+/// The suffix of markers.
 pub(crate) const MARKER: &str = "whole";
 
-/// Says how often the machine was started: differently each time.
+/// The file with the id of the boot.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
-/// That of one file, which may be there.
+/// The marker of a file, which may exist or not.
 #[derive(Debug)]
 pub(crate) struct Marker(PathBuf);
 
 impl Marker {
-    /// That of the file at this path.
+    /// The marker of the file at a path.
     pub(crate) fn of(file: &Path) -> Self {
         let mut name = file.as_os_str().to_owned();
         name.push(".");
@@ -31,12 +31,11 @@ impl Marker {
         Self(name.into())
     }
 
-    /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Does `check`, unless the file was found whole.
+    /// Runs `check`, unless the marker is valid.
     pub(crate) fn once(
         &self,
         file: &File,
@@ -47,34 +46,33 @@ impl Marker {
             return Ok(());
         }
         check()?;
-        // What changed meanwhile is looked at again.
+        // A file changed during the check needs another check.
         if before == state(file) {
             self.set(file);
         }
         Ok(())
     }
 
-    /// Says that the file was found whole.
+    /// Marks a file as good.
     pub(crate) fn set(&self, file: &File) {
         if let Some(state) = state(file) {
-            // Where nothing can be written, it is read again.
+            // Without a marker, the file is checked again.
             let _ = File::create(&self.0).and_then(|mut file| file.write_all(state.as_bytes()));
         }
     }
 
-    /// Says when the file was used: it is not touched itself.
+    /// Records the time of use of the file, whose own times stay unchanged.
     pub(crate) fn touch(&self, now: SystemTime) {
-        // Only makes it go later.
+        // Only the order of eviction depends on the time.
         let _ = File::open(&self.0).and_then(|file| file.set_modified(now));
     }
 
-    /// From now on the file is not known to be whole.
     pub(crate) fn remove(&self) {
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// What changes when the file does, or when the machine starts again.
+/// A text that changes with the file and with the boot of the machine.
 fn state(file: &File) -> Option<String> {
     let (boot, file) = (fs::read_to_string(BOOT).ok()?, file.metadata().ok()?);
     let (device, inode, length) = (file.dev(), file.ino(), file.len());

@@ -1,24 +1,24 @@
-//! Snapshots on the reader's side: the mapped file, what it answers, and the folder they are kept in.
+//! Snapshots on the reader's side: the mapped file, its answers, and the cache.
 //!
-//! Must hold: nothing here talks to a server.
+//! Must hold: no code here talks to a server.
 
 mod cache;
 mod file;
-mod given;
 mod index;
+mod local_folder;
 mod lock;
 mod mapped;
 mod marker;
 mod pieces;
-mod place;
 mod target;
 #[cfg(test)]
 pub(crate) mod tests;
+mod user_file;
 
 pub use cache::SnapshotCache;
-pub(crate) use cache::{Key, Source};
-pub(crate) use given::{Given, room};
+pub(crate) use cache::{Key, Origin};
 pub(crate) use index::Walk;
 pub use index::{FilePlace, Snapshot};
 pub(crate) use lock::Lock;
 pub(crate) use target::Target;
+pub(crate) use user_file::{UserFile, room};

@@ -1,6 +1,7 @@
-//! Where the bytes of files lie that were cut into several objects.
+//! The pieces of large files, which are cut into several objects.
 //!
-//! Must hold: the pieces of a file, in their order, are all of its bytes; each has a checksum of its own.
+//! Must hold: the pieces of a file, in their order, are all of its bytes. Each piece has its own
+//! checksum.
 
 use dl_format::snapshot::FileNumber;
 use dl_format::{ChunkId, ChunkShape, Crc32c, Extent};
@@ -9,7 +10,8 @@ use crate::error::Error;
 use crate::snapshot::{FilePlace, Snapshot};
 
 impl Snapshot {
-    /// How many objects hold bytes of files: the chunks, and behind them the parts of large files.
+    /// The number of objects with bytes of files: the chunks, and behind them the parts of large
+    /// files.
     pub fn holders(&self) -> u32 {
         self.chunks().saturating_add(self.format().parts())
     }
@@ -46,7 +48,8 @@ impl Snapshot {
         let whole = self.place(number)?;
         let too_short = || self.lacks("the last part of a file");
         let left = whole.length.checked_sub(length).ok_or_else(too_short)?;
-        // The checksum of bytes behind others is what those add to the checksum of both.
+        // The checksum of the last piece is the difference between the checksums of the whole and
+        // the rest.
         let before = crc.then(Crc32c::from_value(0), left);
         let crc = Crc32c::from_value(whole.crc.value() ^ before.value());
         pieces.push(FilePlace { length: left, crc, ..whole });
@@ -64,7 +67,7 @@ mod tests {
     use dl_format::Crc32c;
 
     #[test]
-    fn the_checksum_of_the_rest_follows_from_those_of_the_whole_and_the_beginning() {
+    fn the_checksum_of_the_last_piece_follows_from_the_others() {
         let whole = [7_u8; 5_000];
         let (head, tail) = whole.split_at(3_333);
         let before = Crc32c::of(head).then(Crc32c::from_value(0), tail.len() as u64);

@@ -1,4 +1,4 @@
-//! The folder that snapshots are kept in, and files that somebody names.
+//! The snapshot cache, and snapshot files named by the user.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -14,9 +14,7 @@ use dl_format::snapshot::{
 };
 use dl_format::{ChunkId, ChunkShape, DatasetId, DirPath, FilePath, Stamp, Version};
 use dl_proto::StatItem;
-use rustix::fs::{
-    CWD, FileType, MemfdFlags, Mode, SealFlags, fcntl_add_seals, memfd_create, mknodat,
-};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::marker::Marker;
 use super::*;
@@ -33,7 +31,7 @@ pub(crate) fn empty(dataset: DatasetId, version: Version) -> Vec<u8> {
     of_shape(dataset, version, ChunkShape::default())
 }
 
-/// One that says something else of the same version.
+/// Another snapshot of the same version.
 pub(crate) fn forged(dataset: DatasetId, version: Version) -> Vec<u8> {
     of_shape(dataset, version, ChunkShape::new(1 << 20, 64).unwrap())
 }
@@ -45,7 +43,7 @@ fn of_shape(dataset: DatasetId, version: Version, shape: ChunkShape) -> Vec<u8> 
     laid_out(writer)
 }
 
-/// The bytes of a snapshot that was written to its end.
+/// The bytes of a finished snapshot.
 pub(crate) fn laid_out(mut writer: SnapshotWriter) -> Vec<u8> {
     let mut sections: Vec<(SnapshotSection, Vec<u8>)> = writer.drain().collect();
     let (rest, mut bytes) = writer.finish();
@@ -63,18 +61,18 @@ pub(crate) fn laid_out(mut writer: SnapshotWriter) -> Vec<u8> {
 const DATASET: DatasetId = DatasetId::from_bytes([3; 16]);
 
 fn key(number: u8) -> Key {
-    Key { source: Source::Servers, dataset: DATASET, version: version(number) }
+    Key { origin: Origin::Servers, dataset: DATASET, version: version(number) }
 }
 
 fn keep(cache: &SnapshotCache, key: Key, time: SystemTime) {
-    let lock = cache.lock(key.dataset).unwrap().expect("nobody has it");
+    let lock = cache.lock(key.dataset).unwrap().expect("the lock is free");
     let (mut file, _) = cache.begin(&lock, key).unwrap();
     file.set_len(0).unwrap();
     file.write_all(&empty(key.dataset, key.version)).unwrap();
     cache.end(&lock, key, &file, time);
 }
 
-/// The one file of this ending.
+/// The only file with the suffix.
 fn of_ending(folder: &Path, ending: &str) -> PathBuf {
     let of_ending = names(folder).into_iter().filter(|name| name.ends_with(ending));
     let of_ending: Vec<String> = of_ending.collect();
@@ -82,7 +80,7 @@ fn of_ending(folder: &Path, ending: &str) -> PathBuf {
     folder.join(&of_ending[0])
 }
 
-/// Writes other bytes, once it is later than when a file was last written to: times come in steps.
+/// Changes the last byte of a file, later than the last write by at least a step of file times.
 fn damage(path: &Path) {
     std::thread::sleep(Duration::from_millis(30));
     let mut bytes = fs::read(path).unwrap();
@@ -106,18 +104,18 @@ fn at(minutes: u64) -> SystemTime {
 }
 
 #[test]
-fn what_was_unused_for_longest_goes_first_and_the_quota_holds() {
+fn the_least_recently_used_snapshot_goes_first_within_the_quota() {
     let folder = tempfile::tempdir().unwrap();
     let length = empty(DATASET, version(1)).len() as u64;
     let cache = SnapshotCache::new(folder.path().join("new/folder"), 3 * length);
     for number in 1..=3 {
         keep(&cache, key(number), at(number.into()));
     }
-    assert!(cache.find(key(1), at(10)).is_some(), "used after the others");
+    assert!(cache.find(key(1), at(10)).is_some(), "used last");
     keep(&cache, key(4), at(4));
     let kept = |number| cache.find(key(number), at(11)).is_some();
     assert_eq!([1, 2, 3, 4].map(kept), [true, false, true, true]);
-    // The newest stays, also where it takes more than there is room for.
+    // The newest snapshot stays, even beyond the quota.
     let tight = SnapshotCache::new(cache.folder(), 1);
     keep(&tight, key(5), at(0));
     assert_eq!([1, 3, 4, 5].map(kept), [false, false, false, true]);
@@ -125,12 +123,12 @@ fn what_was_unused_for_longest_goes_first_and_the_quota_holds() {
 }
 
 #[test]
-fn what_was_begun_is_gone_on_with_and_what_is_of_no_use_goes() {
+fn a_partial_file_is_resumed_and_useless_files_are_removed() {
     assert!(DATASET.to_string().contains('-'), "as ids may");
     let folder = tempfile::tempdir().unwrap();
     let cache = SnapshotCache::new(folder.path(), 1 << 20);
-    let lock = cache.lock(DATASET).unwrap().expect("nobody has it");
-    assert!(cache.lock(DATASET).unwrap().is_none(), "somebody has it");
+    let lock = cache.lock(DATASET).unwrap().expect("the lock is free");
+    assert!(cache.lock(DATASET).unwrap().is_none(), "the lock is held");
     assert!(cache.lock(DatasetId::from_bytes([4; 16])).unwrap().is_some(), "of another dataset");
     let (mut file, path) = cache.begin(&lock, key(1)).unwrap();
     let before = cache.sign_of_life(DATASET);
@@ -138,27 +136,27 @@ fn what_was_begun_is_gone_on_with_and_what_is_of_no_use_goes() {
     let written = cache.sign_of_life(DATASET);
     assert!(written != before && cache.sign_of_life(DATASET) == written);
     lock.show_life(at(1));
-    assert!(cache.sign_of_life(DATASET) != written, "it waits for the servers");
+    assert!(cache.sign_of_life(DATASET) != written, "the holder waits for the servers");
     drop((file, lock));
-    let lock = cache.lock(DATASET).unwrap().expect("nobody has it any more");
-    // What somebody hands in is another file.
-    let given = Key { source: Source::File, ..key(1) };
-    assert_eq!(cache.begin(&lock, given).unwrap().0.metadata().unwrap().len(), 0);
+    let lock = cache.lock(DATASET).unwrap().expect("the lock is free again");
+    // A snapshot from a user's file has another partial file.
+    let of_file = Key { origin: Origin::File, ..key(1) };
+    assert_eq!(cache.begin(&lock, of_file).unwrap().0.metadata().unwrap().len(), 0);
     let (file, _) = cache.begin(&lock, key(1)).unwrap();
     assert_eq!(file.metadata().unwrap().len(), 4);
     cache.begin(&lock, key(2)).unwrap();
     assert!(!path.exists(), "of another version");
-    assert!(cache.find(key(2), at(0)).is_none(), "it is not whole");
+    assert!(cache.find(key(2), at(0)).is_none(), "the file is partial");
 }
 
 #[test]
-fn what_a_killed_download_has_left_counts_and_goes_unless_somebody_goes_on_with_it() {
+fn a_partial_file_of_a_killed_download_can_be_evicted() {
     let folder = tempfile::tempdir().unwrap();
     let length = empty(DATASET, version(1)).len() as u64;
     let cache = SnapshotCache::new(folder.path(), 3 * length);
     let begin = |number| {
         let other = Key { dataset: DatasetId::from_bytes([number; 16]), ..key(1) };
-        let lock = cache.lock(other.dataset).unwrap().expect("nobody has it");
+        let lock = cache.lock(other.dataset).unwrap().expect("the lock is free");
         let (file, path) = cache.begin(&lock, other).unwrap();
         file.set_len(3 * length).unwrap();
         file.set_modified(at(1)).unwrap();
@@ -171,7 +169,7 @@ fn what_a_killed_download_has_left_counts_and_goes_unless_somebody_goes_on_with_
     assert!(of_held.exists() && !of_left.exists());
     assert!(cache.find(key(1), at(3)).is_some());
     let locks = names(folder.path()).into_iter().filter(|name| name.ends_with(".lock"));
-    assert_eq!(locks.count(), 1, "the one that is held");
+    assert_eq!(locks.count(), 1, "the held lock");
     drop(held);
     keep(&cache, key(2), at(3));
     assert!(!of_held.exists());
@@ -180,7 +178,7 @@ fn what_a_killed_download_has_left_counts_and_goes_unless_somebody_goes_on_with_
 
 /// Keeps S-41.
 #[test]
-fn many_that_fetch_at_once_beyond_the_quota_remove_each_others_files_and_none_fails() {
+fn parallel_fetches_beyond_the_quota_all_succeed() {
     let folder = tempfile::tempdir().unwrap();
     let cache = SnapshotCache::new(folder.path(), 1);
     std::thread::scope(|scope| {
@@ -191,7 +189,7 @@ fn many_that_fetch_at_once_beyond_the_quota_remove_each_others_files_and_none_fa
                 for number in 0..15 {
                     let key = Key { dataset, ..key(number) };
                     let lock = loop {
-                        // Who tidies up holds it for a moment.
+                        // Another thread holds the lock for a moment while tidying up.
                         if let Some(lock) = cache.lock(dataset).unwrap() {
                             break lock;
                         }
@@ -206,7 +204,7 @@ fn many_that_fetch_at_once_beyond_the_quota_remove_each_others_files_and_none_fa
 }
 
 #[test]
-fn one_at_a_time_has_a_lock_although_its_file_goes_with_it() {
+fn a_lock_has_one_holder_although_its_file_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let (path, inside) = (folder.path().join("lock"), AtomicUsize::new(0));
     std::thread::scope(|scope| {
@@ -228,7 +226,7 @@ fn one_at_a_time_has_a_lock_although_its_file_goes_with_it() {
 }
 
 #[test]
-fn a_file_that_is_another_snapshot_than_its_name_says_is_none() {
+fn a_cached_file_with_another_snapshot_than_its_name_is_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let cache = SnapshotCache::new(folder.path(), 1 << 20);
     let other = empty(DATASET, version(2));
@@ -237,34 +235,34 @@ fn a_file_that_is_another_snapshot_than_its_name_says_is_none() {
         let path = of_ending(folder.path(), ".snapshot");
         File::create(&path).unwrap().write_all(bytes).unwrap();
         assert!(cache.find(key(1), at(2)).is_none());
-        assert_eq!(names(folder.path()), Vec::<String>::new(), "it is gone");
+        assert_eq!(names(folder.path()), Vec::<String>::new(), "the file is removed");
     }
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-72.
 #[test]
-fn a_kept_file_is_read_again_when_it_was_changed_the_machine_was_started_or_it_is_doubted() {
+fn a_cached_file_is_checked_after_a_change_a_boot_or_a_doubt() {
     let folder = tempfile::tempdir().unwrap();
     let cache = SnapshotCache::new(folder.path(), 1 << 20);
     let find = || cache.find(key(1), at(2));
     keep(&cache, key(1), at(1));
     let path = of_ending(folder.path(), ".snapshot");
     damage(&path);
-    assert!(find().is_none() && !path.exists(), "it was changed");
+    assert!(find().is_none() && !path.exists(), "the file was changed");
 
     let damaged = || {
         keep(&cache, key(1), at(1));
         damage(&path);
-        // As if it had been found whole after that.
+        // The marker claims a check after the damage.
         Marker::of(&path).set(&File::open(&path).unwrap());
     };
     damaged();
     let marker = of_ending(folder.path(), ".whole");
-    let found = find().expect("it is not read again each time");
-    // There is no such file, so that something must be wrong.
+    let found = find().expect("a marked file is not read again");
+    // No file has the number, so the snapshot must be damaged.
     assert_eq!(found.record(7).unwrap_err().kind(), Kind::Corrupt);
     assert!(!marker.exists());
-    assert!(find().is_none() && !path.exists(), "it is doubted");
+    assert!(find().is_none() && !path.exists(), "the file is in doubt");
 
     damaged();
     let text = fs::read_to_string(&marker).unwrap();
@@ -274,20 +272,20 @@ fn a_kept_file_is_read_again_when_it_was_changed_the_machine_was_started_or_it_i
 
     keep(&cache, key(1), at(1));
     fs::remove_file(&marker).unwrap();
-    assert!(find().is_some() && marker.exists(), "a whole one");
+    assert!(find().is_some() && marker.exists(), "a whole file");
 }
 
 #[test]
-fn of_what_is_no_snapshot_of_its_length_no_more_than_the_beginning_is_read() {
+fn only_the_beginning_of_an_invalid_file_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name| folder.path().join(name);
-    // Nobody has memory for these.
+    // Too large for any memory.
     for (name, bytes) in [("zeros", Vec::new()), ("longer", empty(DATASET, version(1)))] {
         fs::write(path(name), bytes).unwrap();
         File::options().write(true).open(path(name)).unwrap().set_len(1 << 40).unwrap();
         assert_eq!(Snapshot::check(&path(name)).unwrap_err().kind(), Kind::Corrupt, "{name}");
     }
-    // It would wait for whoever writes into it.
+    // A read would wait for a writer.
     pipe(&path("pipe"));
     fs::create_dir(path("folder")).unwrap();
     symlink(path("pipe"), path("link")).unwrap();
@@ -300,52 +298,7 @@ fn of_what_is_no_snapshot_of_its_length_no_more_than_the_beginning_is_read() {
 }
 
 #[test]
-fn a_snapshot_by_a_descriptor_is_checked_and_shared_only_when_it_is_sealed() {
-    const SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW);
-    let whole = empty(DATASET, version(1));
-    let in_memory = |bytes: &[u8], seals| {
-        let file = memfd_create("snapshot", MemfdFlags::ALLOW_SEALING).unwrap();
-        let mut file = File::from(file);
-        // Afterwards its position is at the end.
-        file.write_all(bytes).unwrap();
-        fcntl_add_seals(&file, seals).unwrap();
-        file
-    };
-    let unnamed = |bytes: &[u8]| {
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(bytes).unwrap();
-        file
-    };
-    let open = |file| Snapshot::from_file(file, Path::new("from the agent"));
-    for (file, is_shared) in [
-        (in_memory(&whole, SEALS), true),
-        (in_memory(&whole, SealFlags::SHRINK), false),
-        (in_memory(&whole, SealFlags::FUTURE_WRITE | SealFlags::SHRINK), false),
-        (unnamed(&whole), false),
-    ] {
-        let also = file.try_clone().unwrap();
-        let snapshot = open(file).unwrap();
-        assert_eq!((snapshot.is_shared(), snapshot.version()), (is_shared, version(1)));
-        // Whoever sent it may do as it likes with it.
-        let _ = also.set_len(0);
-        assert!(snapshot.bytes() == whole);
-    }
-    let mut damaged = whole.clone();
-    *damaged.last_mut().unwrap() ^= 1;
-    for bytes in [&damaged[..], &whole[..100], b""] {
-        for file in [in_memory(bytes, SEALS), unnamed(bytes)] {
-            let error = open(file).unwrap_err();
-            assert_eq!(error.kind(), Kind::Corrupt);
-            assert!(error.to_string().contains("from the agent"), "{error}");
-        }
-    }
-    let (pipe, _writer) = std::io::pipe().unwrap();
-    let pipe = File::from(std::os::fd::OwnedFd::from(pipe));
-    assert_eq!(open(pipe).unwrap_err().kind(), Kind::Local);
-}
-
-#[test]
-fn only_a_regular_file_is_replaced_and_what_a_save_has_left_taken_over() {
+fn a_save_replaces_only_regular_files_and_resumes_a_killed_save() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name| folder.path().join(name);
     pipe(&path("pipe"));
@@ -367,26 +320,26 @@ fn only_a_regular_file_is_replaced_and_what_a_save_has_left_taken_over() {
         target
     };
     drop(save("old"));
-    assert_eq!(fs::read(path("old")).unwrap(), b"old", "it was given up");
-    // What was killed, longer than what comes.
+    assert_eq!(fs::read(path("old")).unwrap(), b"old", "the save was given up");
+    // A partial file of a killed save, longer than the new file.
     fs::write(path("old.partial"), [&bytes[..], &bytes[..]].concat()).unwrap();
     let target = save("old");
-    assert!(Target::begin(&path("old")).is_err(), "somebody else saves it");
-    // Something comes there meanwhile.
+    assert!(Target::begin(&path("old")).is_err(), "another save runs");
+    // A pipe takes the path meanwhile.
     fs::remove_file(path("old")).unwrap();
     pipe(&path("old"));
     assert!(target.end().is_err());
     fs::remove_file(path("old")).unwrap();
     save("old").end().unwrap();
     assert!(fs::read(path("old")).unwrap() == bytes);
-    // Others have files of such names, too.
+    // A file of another program with such a name.
     fs::write(path("old.partial"), b"something else").unwrap();
     assert!(Target::begin(&path("old")).is_err());
     assert_eq!(fs::read(path("old.partial")).unwrap(), b"something else");
 }
 
 #[test]
-fn many_paths_are_answered_as_each_of_them_is() {
+fn stat_many_gives_the_answers_of_stat() {
     let files = (0..200).map(|n| format!("train/{}/{n}.jpg", n % 7)).collect();
     let snapshot = crate::report::tests::snapshot(&[files, vec!["val/one".to_owned()]]);
     let asked = (0..300).map(|n| format!("train/{}/{n}.jpg", n % 7));
@@ -402,7 +355,7 @@ fn many_paths_are_answered_as_each_of_them_is() {
 }
 
 #[test]
-fn a_walk_ends_where_runs_hold_the_same_files_again_and_again() {
+fn a_walk_ends_although_runs_repeat_the_same_files() {
     let chunk = |chunk| (0..10).map(|n| format!("folder/{chunk}-{n}")).collect();
     let chunks: Vec<Vec<String>> = (0..8).map(chunk).collect();
     let mut bytes = crate::report::tests::snapshot(&chunks).bytes().to_vec();

@@ -1,7 +1,7 @@
-//! How a worker comes to the memory of its node's agent.
+//! Attaching a worker to the memory of its node's agent.
 //!
-//! Must hold: every wait ends; after a failure the next try waits a while, so that a node without
-//! an agent costs nothing but that.
+//! Must hold: every wait ends. After a failure the next attempt follows after a while, so a missing
+//! agent costs little.
 
 use std::fs::File;
 use std::io;
@@ -12,81 +12,80 @@ use std::time::Duration;
 
 use dl_runtime::since_boot;
 
+use super::address::AgentAddress;
 use super::layout::{Arena, Gauge, Maps, PinPage, Pinned, Shape, Table};
 use super::message::{FromAgent, Hello, PROTOCOL, Servers, ToAgent, Welcome};
-use super::runtime::Place;
 use super::socket::Socket;
 use crate::error::{Error, Kind};
 use crate::process::{Owned, PerProcess};
 use crate::task::TaskOptions;
 
-/// How long an agent may take to begin to listen.
+/// Time for a new agent to begin to listen.
 const START_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Between two looks at it.
+/// Time between two attempts to connect.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// How long an agent may take to open a dataset: it may have to fetch the snapshot.
+/// Time for an agent to open a dataset, perhaps with the download of a snapshot.
 const WELCOME_PATIENCE: Duration = Duration::from_secs(330);
 
-/// Knows how to attach to the agent of a task, for one dataset.
+/// The settings to attach to the agent of a task, for a dataset.
 #[derive(Debug, Clone)]
 pub(crate) struct Attacher {
     task: TaskOptions,
-    place: Place,
+    address: AgentAddress,
     servers: Servers,
     dataset: String,
 }
 
-/// A connection to an agent and what is mapped of its memory.
+/// A connection to an agent, with the maps of its memory.
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(super) maps: Maps,
-    /// Of the process that attached; so are the pins in `maps`.
-    line: Owned<Mutex<Line>>,
-    /// Of each child that has views.
-    heirs: PerProcess<Heir>,
-    /// The views of the current process on each slot.
+    /// Belongs to the process that attached, as do the pins in `maps`.
+    channel: Owned<Mutex<Channel>>,
+    /// The pins of each child with views.
+    child_pins: PerProcess<ChildPins>,
+    /// The number of views of the current process on each slot.
     views: Box<[AtomicU32]>,
     attacher: Attacher,
-    /// The number of the socket in `line`.
+    /// The descriptor of the socket in `channel`.
     socket: RawFd,
-    /// Tells the agent from others.
+    /// The unique number of the agent.
     agent: u64,
-    /// Looked at without the lock on the line.
+    /// Stored here for reads without the lock.
     pub(super) patience: Duration,
-    /// Until when nobody waits, since a wait was in vain: milliseconds since boot.
-    pub(super) vain_until: AtomicU64,
+    /// The end of a pause in waits after a failed wait: milliseconds since boot.
+    pub(super) paused_until: AtomicU64,
 }
 
-/// The socket, and the number of the next request on it.
+/// The socket, and the number of the next request.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Channel {
     pub(super) socket: Socket,
     pub(super) next_id: u64,
 }
 
-/// Where the pins of a child's views are.
 #[derive(Debug)]
-pub(super) enum Heir {
-    /// In a page of its own.
+pub(super) enum ChildPins {
+    /// In a separate page.
     Own { pins: PinPage, socket: Socket },
-    /// In the page of its parent, whose socket the child keeps open.
+    /// In the page of the parent, whose socket the child keeps open.
     Shared,
 }
 
 impl Attacher {
     pub(crate) fn new(task: TaskOptions, servers: Servers, dataset: String) -> Self {
-        Self { place: Place::of(&task, &servers), task, servers, dataset }
+        Self { address: AgentAddress::of(&task, &servers), task, servers, dataset }
     }
 
-    /// Attaches, and starts the agent if there is none; gives the file of the snapshot too.
+    /// Attaches, and starts a missing agent; also gives the file of the snapshot.
     pub(crate) fn attach(&self) -> Result<(Attached, File), Error> {
         self.attach_within(START_PATIENCE, WELCOME_PATIENCE)
     }
 
-    /// The same for a read that can go elsewhere, within the patience of the task. An agent that needs
-    /// longer to open the dataset goes on with that.
+    /// The same within the patience of the task, for a read with another source. A slower agent
+    /// opens the dataset in the background.
     pub(super) fn attach_again(&self) -> Result<(Attached, File), Error> {
         let half = self.task.patience / 2;
         self.attach_within(half, half)
@@ -101,17 +100,17 @@ impl Attacher {
         loop {
             let socket = self.connect(until).map_err(failed)?;
             match self.greet(socket, welcome) {
-                // It was about to end: the next one is there, or is started.
+                // The agent was ending: the next agent runs, or must be started.
                 Err(why) if is_end(&why) && since_boot() < until => std::thread::sleep(LOOK),
                 greeted => return greeted.map_err(failed)?,
             }
         }
     }
 
-    /// A connection to the agent, which is started if nobody has.
+    /// A connection to the agent; starts a missing agent.
     fn connect(&self, until: Duration) -> io::Result<Socket> {
         loop {
-            let why = match self.place.connect() {
+            let why = match self.address.connect() {
                 Ok(socket) => return Ok(socket),
                 Err(why) => why,
             };
@@ -120,13 +119,13 @@ impl Attacher {
             if !is_absent || since_boot() >= until {
                 return Err(why);
             }
-            if !self.place.start(&self.task)? {
+            if !self.address.start(&self.task)? {
                 std::thread::sleep(LOOK);
             }
         }
     }
 
-    /// Asks for the dataset and maps what the agent gives.
+    /// Asks for the dataset, and maps the memory of the agent.
     fn greet(&self, socket: Socket, most: Duration) -> io::Result<Result<(Attached, File), Error>> {
         let patience = self.task.patience.min(most);
         let (welcome, files) = match self.say_hello(&socket, patience, most)? {
@@ -154,20 +153,20 @@ impl Attacher {
         let descriptor = socket.as_raw_fd();
         let attached = Attached {
             maps,
-            line: Owned::new(Mutex::new(Line { socket, next_id: 1 })),
+            channel: Owned::new(Mutex::new(Channel { socket, next_id: 1 })),
             socket: descriptor,
-            heirs: PerProcess::new(),
+            child_pins: PerProcess::new(),
             views: (0..slots).map(|_| AtomicU32::new(0)).collect(),
             attacher: self.clone(),
             agent,
             patience: self.task.patience,
-            vain_until: AtomicU64::new(0),
+            paused_until: AtomicU64::new(0),
         };
         Ok(Ok((attached, File::from(snapshot))))
     }
 
-    /// The answer to a greeting, with the descriptors of snapshot, table and pin page. `patience` is that
-    /// for each sign of life, `most` that for the answer.
+    /// Sends the introduction; gives the answer with the descriptors of snapshot, table and pin
+    /// page. `patience` limits the wait for each sign of life, `most` the whole wait.
     fn say_hello(
         &self,
         socket: &Socket,
@@ -201,21 +200,21 @@ impl Attacher {
     }
 }
 
-/// What an agent gives to a worker, or why not.
+/// The descriptors for a worker, or the refusal.
 type Welcomed = Result<(Welcome, [OwnedFd; 3]), Error>;
 
 impl Attached {
-    /// Whether the agent has ended, or belongs to another process.
+    /// Whether the agent has ended, or the attachment belongs to another process.
     pub(super) fn is_over(&self) -> bool {
-        self.line().is_none_or(|line| line.socket.is_closed())
+        self.channel().is_none_or(|channel| channel.socket.is_closed())
     }
 
-    /// The line to the agent; none in a child of the process that attached.
-    pub(super) fn line(&self) -> Option<MutexGuard<'_, Line>> {
-        Some(self.line.get()?.lock().unwrap_or_else(PoisonError::into_inner))
+    /// The connection to the agent; none in a child of the process that attached.
+    pub(super) fn channel(&self) -> Option<MutexGuard<'_, Channel>> {
+        Some(self.channel.get()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Makes the pin of a read the pin of a view.
+    /// Turns the pin of a read into the pin of a view.
     pub(super) fn keep_for_view(&self, pinned: Pinned<'_>) -> u32 {
         let slot = pinned.into_slot();
         let views = self.views.get(slot as usize);
@@ -225,7 +224,8 @@ impl Attached {
         slot
     }
 
-    /// Whether a view may hold a slot: views of all workers leave slots to move chunks through.
+    /// Whether a view may hold a slot. The limit for all workers leaves slots for chunks on the
+    /// way.
     #[inline]
     pub(super) fn may_view(&self, slot: u32) -> bool {
         let pins = &self.maps.pins;
@@ -234,7 +234,7 @@ impl Attached {
             || pins.get(Gauge::Views) < pins.get(Gauge::ViewsMax)
     }
 
-    /// A view of this process is gone.
+    /// Ends a view of the process.
     pub(super) fn drop_view(&self, slot: u32) {
         let views = self.views.get(slot as usize);
         let is_last = views.is_some_and(|views| views.fetch_sub(1, Ordering::Relaxed) == 1);
@@ -243,7 +243,7 @@ impl Attached {
         }
     }
 
-    /// One more view of a slot that has views.
+    /// Adds a view to a slot with views.
     pub(super) fn share_view(&self, slot: u32) {
         if let Some(views) = self.views.get(slot as usize) {
             views.fetch_add(1, Ordering::Relaxed);
@@ -253,16 +253,16 @@ impl Attached {
         }
     }
 
-    /// Where the pins of the views of this process are.
+    /// The page with the pins of the process's views.
     fn pins_of_views(&self) -> Option<&PinPage> {
-        match (self.line.get(), self.heirs.get()) {
-            (Some(_), _) | (None, Some(Heir::Shared)) => Some(&self.maps.pins),
-            (None, Some(Heir::Own { pins, .. })) => Some(pins),
+        match (self.channel.get(), self.child_pins.get()) {
+            (Some(_), _) | (None, Some(ChildPins::Shared)) => Some(&self.maps.pins),
+            (None, Some(ChildPins::Own { pins, .. })) => Some(pins),
             (None, None) => None,
         }
     }
 
-    /// Slots on which there are views, and how many.
+    /// The slots with views, and their numbers of views.
     fn viewed(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         let counts = self.views.iter().map(|views| views.load(Ordering::Relaxed));
         (0..).zip(counts).filter(|(_, views)| *views > 0)
@@ -272,61 +272,61 @@ impl Attached {
         self.viewed().next().is_some()
     }
 
-    /// The socket of the current process.
+    /// The descriptor of the current process's socket.
     pub(super) fn descriptor(&self) -> Option<RawFd> {
-        match self.heirs.get() {
-            Some(Heir::Own { socket, .. }) => Some(socket.as_raw_fd()),
-            Some(Heir::Shared) => None,
-            // A fork must not wait for the thread that has the lock: the number stands in the socket.
-            None => self.line.get().map(|_| self.socket),
+        match self.child_pins.get() {
+            Some(ChildPins::Own { socket, .. }) => Some(socket.as_raw_fd()),
+            Some(ChildPins::Shared) => None,
+            // A copy of the number: a fork must not wait for the lock on the socket.
+            None => self.channel.get().map(|_| self.socket),
         }
     }
 
-    /// Pins all views for a child that is about to be made.
-    pub(super) fn make_heir(&self, patience: Duration) -> Heir {
-        match self.own_heir(patience) {
+    /// Pins all views for a future child.
+    pub(super) fn pin_for_child(&self, patience: Duration) -> ChildPins {
+        match self.connect_for_child(patience) {
             Ok((pins, socket)) => {
                 pins.add_views(self.viewed());
-                Heir::Own { pins, socket }
+                ChildPins::Own { pins, socket }
             }
             Err(why) => {
-                tracing::debug!(%why, "a child shares the pins of its parent");
-                let pins = match self.heirs.get() {
-                    Some(Heir::Own { pins, .. }) => pins,
-                    Some(Heir::Shared) | None => &self.maps.pins,
+                tracing::debug!(%why, "a child will share the pins of its parent");
+                let pins = match self.child_pins.get() {
+                    Some(ChildPins::Own { pins, .. }) => pins,
+                    Some(ChildPins::Shared) | None => &self.maps.pins,
                 };
                 pins.add_views(self.viewed());
-                Heir::Shared
+                ChildPins::Shared
             }
         }
     }
 
-    /// A second connection to the same agent.
-    fn own_heir(&self, patience: Duration) -> io::Result<(PinPage, Socket)> {
-        let socket = self.attacher.place.connect()?;
+    /// Opens another connection to the same agent.
+    fn connect_for_child(&self, patience: Duration) -> io::Result<(PinPage, Socket)> {
+        let socket = self.attacher.address.connect()?;
         let welcomed = self.attacher.say_hello(&socket, patience, patience)?;
         let (Welcome { agent, slots, .. }, [_, _, pins]) = welcomed.map_err(io::Error::other)?;
         if agent != self.agent {
-            return Err(io::Error::other("the agent is another one"));
+            return Err(io::Error::other("another agent answers"));
         }
         Ok((PinPage::map(&pins, slots)?, socket))
     }
 
-    /// Takes over, in the child, what was made for it.
-    pub(super) fn inherit(&self, heir: Heir) {
-        if let Heir::Own { pins, .. } = &heir {
-            // Another thread of the parent may have dropped views after their pins were set.
+    /// Takes over, in the child, the pins made before the fork.
+    pub(super) fn inherit(&self, child_pins: ChildPins) {
+        if let ChildPins::Own { pins, .. } = &child_pins {
+            // Another thread of the parent may have dropped views after the pins were set.
             pins.keep_views(self.viewed());
         }
-        let _ = self.heirs.get_or_make(|| Ok::<_, std::convert::Infallible>(heir));
+        let _ = self.child_pins.get_or_make(|| Ok::<_, std::convert::Infallible>(child_pins));
     }
 }
 
-/// Whether the other end of a connection has ended.
+/// Whether the error means the end of the connection.
 fn is_end(why: &io::Error) -> bool {
     matches!(why.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }
 
 fn unexpected() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the agent says something else than was asked")
+    io::Error::new(io::ErrorKind::InvalidData, "the agent sent an unexpected message")
 }

@@ -1,9 +1,9 @@
-//! What a fork does to a worker: a child keeps its views by a connection of its own, and leaves the
-//! connection of its parent to the parent.
+//! Forks of a worker process: a child keeps its views through its own connection, and leaves the
+//! parent's connection to the parent.
 //!
-//! Must hold: the pins of a process end with the process, whichever children it has; a view that a child
-//! inherits stays valid after its parent has dropped it, or has ended. No handler panics or waits for
-//! longer than [`PATIENCE`] for each agent.
+//! Must hold: the pins of a process end with the process, whatever its children do. An inherited
+//! view stays valid after its parent has dropped the view, or has ended. No handler panics, or
+//! waits longer than [`PATIENCE`] for an agent.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -11,40 +11,38 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::Duration;
 
-use super::attach::{Attached, Heir};
+use super::attach::{Attached, ChildPins};
 use crate::process::PerProcess;
 
-/// How long a fork waits for an agent.
+/// Time for an agent during a fork.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// What this process is attached to.
 static ATTACHED: PerProcess<Mutex<Vec<Weak<Attached>>>> = PerProcess::new();
 
 thread_local! {
-    /// Between the handler before a fork and the one behind it, which run in one thread.
+    /// The state between the handlers before and after a fork, which run in the same thread.
     static PREPARED: RefCell<Vec<Prepared>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An attachment at a fork.
 struct Prepared {
     attached: Arc<Attached>,
-    /// Of the process that forks; the child closes its copy.
+    /// The socket of the forking process; the child closes its copy.
     socket: Option<RawFd>,
-    /// For the child, if there are views.
-    heir: Option<Heir>,
+    /// The pins for the child, if there are views.
+    child_pins: Option<ChildPins>,
 }
 
-/// From now on forks of this process respect an attachment.
+/// Registers an attachment for future forks.
 pub(super) fn watch(attached: &Arc<Attached>) {
     static HANDLERS: Once = Once::new();
     HANDLERS.call_once(|| {
-        #[expect(unsafe_code, reason = "there is no safe way to hear of a fork")]
-        // SAFETY: the handlers are functions of this program, which never goes away, and don't unwind.
-        // Without memory for them a child has only what its parent keeps.
+        #[expect(unsafe_code, reason = "there is no safe way to register fork handlers")]
+        // SAFETY: the handlers are functions of the program, which stays loaded, and don't unwind. If
+        // the registration fails, a child has only the views that its parent keeps.
         let _ = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
     });
     let mut all = all();
-    all.retain(|one| one.strong_count() > 0);
+    all.retain(|attached| attached.strong_count() > 0);
     all.push(Arc::downgrade(attached));
 }
 
@@ -56,35 +54,37 @@ fn all() -> MutexGuard<'static, Vec<Weak<Attached>>> {
 extern "C" fn before() {
     let attached: Vec<_> = all().iter().filter_map(Weak::upgrade).collect();
     let prepare = |attached: Arc<Attached>| {
-        let heir = attached.has_views().then(|| attached.make_heir(PATIENCE));
-        let socket = attached.descriptor().filter(|_| !matches!(heir, Some(Heir::Shared)));
-        Prepared { attached, socket, heir }
+        let child_pins = attached.has_views().then(|| attached.pin_for_child(PATIENCE));
+        let socket =
+            attached.descriptor().filter(|_| !matches!(child_pins, Some(ChildPins::Shared)));
+        Prepared { attached, socket, child_pins }
     };
     let prepared = attached.into_iter().map(prepare).collect();
     let _ = PREPARED.try_with(|list| list.replace(prepared));
 }
 
 extern "C" fn in_parent() {
-    // The parent's copies of the child's connections are closed here.
+    // The drop closes the parent's copies of the child's connections.
     drop(PREPARED.try_with(RefCell::take));
 }
 
 extern "C" fn in_child() {
-    for Prepared { attached, socket, heir } in PREPARED.try_with(RefCell::take).unwrap_or_default()
+    for Prepared { attached, socket, child_pins } in
+        PREPARED.try_with(RefCell::take).unwrap_or_default()
     {
         if let Some(socket) = socket {
             #[expect(
                 unsafe_code,
-                reason = "its owner belongs to the parent and is not dropped here"
+                reason = "the owner belongs to the parent and is not dropped here"
             )]
-            // SAFETY: it is the child's copy of a socket whose owner no process but the parent uses or
-            // drops (see `process`); nothing was opened since the fork.
+            // SAFETY: the socket is the child's copy; only the parent uses or drops its owner (see
+            // `process`), and no descriptor was opened since the fork.
             unsafe {
                 rustix::io::close(socket);
             }
         }
-        if let Some(heir) = heir {
-            attached.inherit(heir);
+        if let Some(child_pins) = child_pins {
+            attached.inherit(child_pins);
             all().push(Arc::downgrade(&attached));
         }
     }

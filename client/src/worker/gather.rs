@@ -1,13 +1,13 @@
-//! Files whose chunks are absent and that come without them, from the memory of other nodes.
+//! Files that come without their absent chunks, from the memory of other nodes.
 //!
-//! Must hold: a file that does not come so is waited for with its chunk, or read elsewhere.
+//! Must hold: a file left out is read with its chunk, or from the servers.
 
 use super::attach::Attached;
 use super::layout::{Gauge, Pinned};
 use super::message::NO_FILE;
 use crate::snapshot::FilePlace;
 
-/// Files that are read together.
+/// A group of files in a read.
 #[derive(Debug)]
 pub(super) struct Batch<'a, 'b> {
     attached: &'a Attached,
@@ -19,12 +19,12 @@ pub(super) struct Batch<'a, 'b> {
 #[derive(Debug)]
 enum Gathered<'a> {
     NotYet,
-    /// The slot, and where in it each file of the batch lies.
+    /// The slot, and the offset of each file of the batch in the slot.
     Done(Option<(Pinned<'a>, Vec<u32>)>),
 }
 
 impl<'a, 'b> Batch<'a, 'b> {
-    /// Of files with their places.
+    /// A batch of files with their places.
     pub(super) fn new(attached: &'a Attached, numbers: &'b [u32], places: &'b [FilePlace]) -> Self {
         Self { attached, numbers, places, gathered: Gathered::NotYet }
     }
@@ -35,8 +35,8 @@ impl<'a, 'b> Batch<'a, 'b> {
         self.places.get(index).copied().unwrap_or(FilePlace::NOWHERE)
     }
 
-    /// A file that came without its chunk, and its place in the slot; the agent is asked once, for all files
-    /// from this one on that are absent.
+    /// A file delivered without its chunk, with its place in the slot. A single request asks for
+    /// all absent files from the index on.
     #[cold]
     pub(super) fn file(&mut self, index: usize) -> Option<(Pinned<'a>, FilePlace)> {
         if let Gathered::NotYet = self.gathered {
@@ -59,9 +59,9 @@ impl<'a, 'b> Batch<'a, 'b> {
         });
         let (indexes, absent): (Vec<_>, Vec<_>) =
             absent.map(|(index, (number, _))| (index, *number)).unzip();
-        let (pinned, told) = self.attached.want_files(absent)?;
+        let (pinned, found) = self.attached.want_files(absent)?;
         let mut offsets = vec![NO_FILE; self.numbers.len()];
-        for (index, offset) in indexes.into_iter().zip(told) {
+        for (index, offset) in indexes.into_iter().zip(found) {
             *offsets.get_mut(index)? = offset;
         }
         Some((pinned, offsets))

@@ -1,15 +1,15 @@
-//! Reads of files that were cut into several objects: each piece comes through a slot.
+//! Reads of files cut into several objects, piece by piece.
 //!
-//! Must hold: one piece is pinned at a time, so a file of any size needs one slot.
+//! Must hold: a read pins a single piece at a time, so a file of any size needs a single slot.
 
 use super::read::{Worker, count};
 use crate::snapshot::FilePlace;
 
-/// Pieces that are fetched while one is copied.
+/// Pieces fetched during the copy of a piece.
 const AHEAD: usize = 4;
 
 impl Worker {
-    /// A large file in memory; none when it has to be read elsewhere.
+    /// A large file in memory; none if the caller must read from the servers.
     #[cold]
     pub(super) fn read_large(&self, number: u32) -> Option<Vec<u8>> {
         let length = self.snapshot().place(number).ok()?.length;
@@ -18,8 +18,8 @@ impl Worker {
         Some(bytes)
     }
 
-    /// Copies a large file to the beginning of `buffer`; gives its length, none when it has to be read
-    /// elsewhere or does not fit.
+    /// Copies a large file to the beginning of `buffer`; gives its length. None if the buffer is
+    /// too short, or if the caller must read from the servers.
     #[cold]
     pub(super) fn read_large_into(&self, number: u32, buffer: &mut [u8]) -> Option<usize> {
         let whole = self.snapshot().place(number).ok()?;

@@ -1,9 +1,9 @@
-//! What stands where in the memory of a node's cache, and the protocol of pins between a reader and
-//! the agent. docs/AGENT.md has the proofs.
+//! The layout of the memory of a node's cache, and the pin protocol between readers and the agent.
+//! docs/AGENT.md has the proofs.
 //!
-//! Must hold: a reader reads a slot only between its pin and its unpin, and only if the table's word
-//! was the same after the pin; the agent writes a slot only after it withdrew the word and then saw
-//! no pin in any page. Generations never repeat.
+//! Must hold: a reader reads a slot only between its pin and its unpin, and only if the table's
+//! word was unchanged after the pin. The agent writes a slot only after withdrawing the word and
+//! then seeing no pin in any page. Generations never repeat.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,57 +11,56 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::memory::{Access, SharedMemory};
 
-/// Bytes of a memory segment at most.
+/// Bytes of a memory segment, at most.
 const SEGMENT_BYTES: u64 = 1 << 30;
 
 /// Bytes before the first word of a table, and before the first pin of a page.
 const HEAD: usize = 128;
 
-/// Bits of a table's word that hold the slot.
+/// Bits of the slot in a table's word.
 const SLOT_BITS: u32 = 20;
 
-/// Most slots of an arena.
+/// Slots of an arena, at most.
 pub const SLOTS_MAX: u32 = (1 << SLOT_BITS) - 2;
 
-/// How often a reader looks again when a chunk moves under its hands.
+/// Attempts of a reader to pin a moving chunk.
 const LOOKS: u32 = 64;
 
-/// The place of a chunk: a slot, and the generation of its content.
+/// The position of a chunk: a slot, and the generation of its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Word(u64);
 
 impl Word {
-    /// A chunk that is in no slot.
+    /// The word of an absent chunk.
     pub const ABSENT: Self = Self(0);
 
-    /// Of a slot below [`SLOTS_MAX`].
+    /// The word of a slot below [`SLOTS_MAX`].
     pub fn new(generation: u64, slot: u32) -> Self {
         Self((generation << SLOT_BITS) | (u64::from(slot) + 1))
     }
 
-    /// The slot; none for a chunk that is absent.
+    /// The slot; none for an absent chunk.
     #[inline]
     pub fn slot(self) -> Option<u32> {
         ((self.0 & ((1 << SLOT_BITS) - 1)) as u32).checked_sub(1)
     }
 }
 
-/// Sizes of an arena.
+/// The sizes of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Bytes of a slot: at least those of a chunk.
+    /// Bytes of a slot: at least the bytes of a chunk.
     pub slot_bytes: u32,
-    /// How many slots there are.
+    /// The number of slots.
     pub slots: u32,
 }
 
 impl Shape {
-    /// Slots of one segment.
+    /// The number of slots in a segment.
     fn slots_of_a_segment(self) -> u32 {
         (SEGMENT_BYTES / u64::from(self.slot_bytes.max(1))).max(1) as u32
     }
 
-    /// Bytes of each segment, in order.
     fn segments(self) -> impl Iterator<Item = usize> {
         let (slots, most) = (self.slots, self.slots_of_a_segment());
         let counts = (0..slots.div_ceil(most)).map(move |index| most.min(slots - index * most));
@@ -79,10 +78,10 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// A new arena, and the descriptors of its segments.
+    /// A new arena, with the descriptors of its segments.
     ///
     /// # Errors
-    /// When the kernel has no such memory to give.
+    /// Errors of the kernel, for example without enough memory.
     pub fn create(shape: Shape) -> io::Result<(Self, Vec<OwnedFd>)> {
         let made = shape.segments().map(|length| {
             let made = SharedMemory::create("diesel-arena", length, Access::Maker)?;
@@ -96,11 +95,11 @@ impl Arena {
     /// Maps the arena of an agent for reading.
     ///
     /// # Errors
-    /// When the descriptors are not those of such an arena.
+    /// For descriptors of other sizes.
     pub(super) fn map(shape: Shape, files: &[OwnedFd]) -> io::Result<Self> {
         let lengths: Vec<usize> = shape.segments().collect();
         if shape.slots > SLOTS_MAX || lengths.len() != files.len() {
-            let why = "an arena of another size than the agent says";
+            let why = "the arena has another size than the agent announced";
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         let maps = lengths.iter().zip(files).map(|(length, file)| {
@@ -112,12 +111,12 @@ impl Arena {
         Ok(Self { shape, segments, populated: AtomicU32::new(shape.slots) })
     }
 
-    /// Its sizes.
+    /// The sizes.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// The segment of a slot, and where in it the bytes of the slot from `offset` on are.
+    /// The segment of a slot, and the offset in the segment of the slot's byte `offset`.
     #[inline]
     fn place(&self, slot: u32, offset: u32, length: usize) -> Option<(&SharedMemory, usize)> {
         let end = (offset as usize).checked_add(length)?;
@@ -130,14 +129,14 @@ impl Arena {
         Some((segment, start + offset as usize))
     }
 
-    /// Bytes of a slot on which the caller holds a pin.
+    /// Bytes of a slot pinned by the caller.
     #[inline]
     fn bytes(&self, slot: u32, offset: u32, length: usize) -> Option<&[u8]> {
         let (segment, at) = self.place(slot, offset, length)?;
         segment.bytes(at, length)
     }
 
-    /// Takes memory for a slot that never held a chunk. Slots are first used in the order of their numbers.
+    /// Takes memory for a new slot. Slots are first used in the order of their numbers.
     pub fn populate(&self, slot: u32) {
         let length = self.shape.slot_bytes as usize;
         if self.populated.fetch_max(slot + 1, Ordering::Relaxed) > slot {
@@ -148,18 +147,18 @@ impl Arena {
         }
     }
 
-    /// Slots below this number have memory, or are about to.
+    /// Slots below the number have memory, or will have memory soon.
     pub fn populated(&self) -> u32 {
         self.populated.load(Ordering::Relaxed)
     }
 
-    /// Writes into a slot without a word and without a pin; false where the bytes don't fit.
+    /// Writes into a slot without word and pin; false if the bytes don't fit.
     pub fn write(&self, slot: u32, offset: u32, bytes: &[u8]) -> bool {
         let place = self.place(slot, offset, bytes.len());
         place.is_some_and(|(segment, at)| segment.write(at, bytes))
     }
 
-    /// Hands bytes of a slot without a word and without a pin to `write`; none where they leave the slot.
+    /// Passes bytes of a slot without word and pin to `write`; none for bytes outside of the slot.
     pub fn write_with<T>(
         &self,
         slot: u32,
@@ -171,14 +170,14 @@ impl Arena {
         segment.write_with(at, length, write)
     }
 
-    /// Bytes that this process has written into a slot.
+    /// Bytes of a slot written by the process.
     pub fn written(&self, slot: u32, offset: u32, length: usize) -> Option<&[u8]> {
         let (segment, at) = self.place(slot, offset, length)?;
         segment.written(at, length)
     }
 }
 
-/// The place of each chunk of one dataset version.
+/// The position of each chunk of a dataset version.
 #[derive(Debug)]
 pub struct Table {
     memory: SharedMemory,
@@ -193,7 +192,7 @@ impl Table {
     /// A new table of absent chunks, and its descriptor.
     ///
     /// # Errors
-    /// When the kernel has no such memory to give.
+    /// Errors of the kernel, for example without enough memory.
     pub fn create(chunks: u32) -> io::Result<(Self, OwnedFd)> {
         let made = SharedMemory::create("diesel-table", Self::length(chunks), Access::Maker)?;
         Ok((Self { memory: made.0, chunks }, made.1))
@@ -203,7 +202,7 @@ impl Table {
         Ok(Self { memory: SharedMemory::map(file, Self::length(chunks), false)?, chunks })
     }
 
-    /// Chunks of the dataset version.
+    /// The number of chunks and parts of the dataset version.
     pub fn chunks(&self) -> u32 {
         self.chunks
     }
@@ -213,21 +212,21 @@ impl Table {
         self.memory.word(HEAD + chunk as usize * size_of::<u64>())
     }
 
-    /// Where a chunk is.
+    /// The position of a chunk.
     #[inline]
     pub fn load(&self, chunk: u32) -> Word {
-        // Acquire: bytes that were written before the word was published are seen.
+        // Acquire: the bytes written before the word are visible.
         Word(self.word(chunk).map_or(0, |word| word.load(Ordering::Acquire)))
     }
 
-    /// Shows a chunk whose bytes are all in their slot.
+    /// Publishes a chunk with all its bytes in a slot.
     pub fn publish(&self, chunk: u32, place: Word) {
         if let Some(word) = self.word(chunk) {
             word.store(place.0, Ordering::Release);
         }
     }
 
-    /// Hides a chunk. Afterwards the agent sees each pin of a reader that still sees the word.
+    /// Hides a chunk. After the call the agent sees the pins of all readers with the old word.
     pub fn withdraw(&self, chunk: u32) {
         if let Some(word) = self.word(chunk) {
             word.store(0, Ordering::Relaxed);
@@ -235,7 +234,7 @@ impl Table {
         fence(Ordering::SeqCst);
     }
 
-    /// A sign of life of the agent: milliseconds of the monotonic clock.
+    /// Stores a sign of life of the agent: milliseconds of the monotonic clock.
     pub fn beat(&self, milliseconds: u64) {
         if let Some(word) = self.memory.word(0) {
             word.store(milliseconds, Ordering::Relaxed);
@@ -247,42 +246,42 @@ impl Table {
     }
 }
 
-/// What a reader counts and tells in its page.
+/// The numbers of a reader in its page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gauge {
     /// Files read from shared memory.
     Hits = 0,
-    /// Files that the agent was asked for.
+    /// Files requested from the agent.
     Misses = 1,
     /// Bytes of the hits.
     HitBytes = 2,
-    /// Files of the order that were read: a position of the rank.
+    /// Files read of the order: a position of the rank.
     Position = 3,
-    /// The chunk that is waited for, plus 1.
+    /// The chunk that the reader waits for, plus 1.
     Awaited = 4,
-    /// Since when, milliseconds of the monotonic clock.
+    /// The begin of the wait, in milliseconds of the monotonic clock.
     AwaitedSince = 5,
-    /// Files that were read from the servers instead.
+    /// Files read from the servers instead.
     Fallbacks = 6,
-    /// Slots that views hold.
+    /// Slots held by views.
     Views = 7,
     /// Bytes of the fallbacks.
     FallbackBytes = 8,
-    /// The chunk of the file that is read from the servers instead, plus 1.
+    /// The chunk of a current read from the servers, plus 1.
     Elsewhere = 9,
-    /// Since when, milliseconds of the monotonic clock.
+    /// The begin of the read, in milliseconds of the monotonic clock.
     ElsewhereSince = 10,
-    /// Slots that views may hold: the agent says so.
+    /// Slots that views may hold, set by the agent.
     ViewsMax = 12,
-    /// Whether absent files should come without their chunks: the agent says so.
+    /// Whether absent files should come without their chunks, set by the agent.
     FilesAlone = 13,
 }
 
-/// Where the word of a wait stands in a page, behind the gauges: the number of the wait, and the slot
-/// once a chunk was handed over, as in a [`Word`]; 0 while nobody waits.
+/// The offset of the wait word in a page, behind the gauges. The word has the number of the wait
+/// and, after the handover of a chunk, the slot, as in a [`Word`]; 0 without a wait.
 const WAIT: usize = 11 * 8;
 
-/// The pins of one connection, and what its reader tells.
+/// The pins of a connection, and the numbers of its reader.
 #[derive(Debug)]
 pub struct PinPage {
     memory: SharedMemory,
@@ -297,7 +296,7 @@ impl PinPage {
     /// A new page without pins, and its descriptor.
     ///
     /// # Errors
-    /// When the kernel has no such memory to give.
+    /// Errors of the kernel, for example without enough memory.
     pub fn create(slots: u32) -> io::Result<(Self, OwnedFd)> {
         let made = SharedMemory::create("diesel-pins", Self::length(slots), Access::All)?;
         Ok((Self { memory: made.0, slots }, made.1))
@@ -312,21 +311,21 @@ impl PinPage {
         self.memory.half(HEAD + slot as usize * size_of::<u32>())
     }
 
-    /// Whether this reader pins a slot.
+    /// Whether the reader pins a slot.
     pub fn holds(&self, slot: u32) -> bool {
-        // Acquire: what the reader did before its unpin has ended.
+        // Acquire: the reads before the unpin have ended.
         self.count(slot).is_some_and(|pins| pins.load(Ordering::Acquire) != 0)
     }
 
-    /// Pins a slot for a wait of the reader, who unpins. False for a wait that has ended: then there is
-    /// no such pin.
+    /// Pins a slot for a wait of the reader; the reader unpins. False without a pin if the wait has
+    /// ended.
     pub fn pin_for_reader(&self, slot: u32, wait: u64) -> bool {
         let (Some(pins), Some(word)) = (self.count(slot), self.memory.word(WAIT)) else {
             return false;
         };
         pins.fetch_add(1, Ordering::SeqCst);
         let (waits, given) = (wait << SLOT_BITS, Word::new(wait, slot).0);
-        // Release: the bytes and the pin are there before the reader has the slot.
+        // Release: the bytes and the pin precede the slot in the reader's view.
         let is_given =
             word.compare_exchange(waits, given, Ordering::Release, Ordering::Relaxed).is_ok();
         if !is_given {
@@ -335,19 +334,19 @@ impl PinPage {
         is_given
     }
 
-    /// The reader begins to wait; waits are numbered from 1.
+    /// Begins a wait of the reader; waits are numbered from 1.
     pub(super) fn begin_wait(&self, wait: u64) {
         if let Some(word) = self.memory.word(WAIT) {
             word.store(wait << SLOT_BITS, Ordering::Release);
         }
     }
 
-    /// The reader waits no longer: the slot that was pinned for it, if any. From now on none is.
+    /// Ends the wait of the reader; gives the slot pinned for the wait, if any. No pin follows.
     pub(super) fn end_wait(&self) -> Option<u32> {
         Word(self.memory.word(WAIT)?.swap(0, Ordering::AcqRel)).slot()
     }
 
-    /// Slots that are pinned.
+    /// The number of pinned slots.
     pub fn held(&self) -> u32 {
         (0..self.slots).filter(|slot| self.holds(*slot)).count() as u32
     }
@@ -368,23 +367,22 @@ impl PinPage {
     #[inline]
     pub(super) fn add(&self, gauge: Gauge, value: u64) {
         if let Some(word) = self.memory.word(gauge as usize * 8) {
-            // Not one atomic step: a lost count is not worth the price of one for each file.
+            // Two separate steps: an atomic step for each file costs more than a lost count.
             word.store(word.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
         }
     }
 }
 
 impl PinPage {
-    /// Gives a pin back.
     #[inline]
     pub(super) fn unpin(&self, slot: u32) {
         if let Some(pins) = self.count(slot) {
-            // Release: reads of the slot have ended before the agent sees the pin gone.
+            // Release: the reads of the slot precede the unpin in the agent's view.
             pins.fetch_sub(1, Ordering::Release);
         }
     }
 
-    /// Adds views of a child of this process, while the process holds the same ones.
+    /// Adds the views of a child, whose parent still holds the same views.
     pub(super) fn add_views(&self, views: impl Iterator<Item = (u32, u32)>) {
         for (slot, count) in views {
             if let Some(pins) = self.count(slot) {
@@ -394,7 +392,7 @@ impl PinPage {
         }
     }
 
-    /// Leaves no other pins than these, of views, in the page of a process with one thread.
+    /// Sets the pins of a page to the given views, in a process with a single thread.
     pub(super) fn keep_views(&self, views: impl Iterator<Item = (u32, u32)>) {
         self.set(Gauge::Views, 0);
         let mut views = views.peekable();
@@ -409,14 +407,14 @@ impl PinPage {
         }
     }
 
-    /// Counts a slot that the first view holds now.
+    /// Counts a slot with a first view.
     pub(super) fn count_viewed_slot(&self) {
         if let Some(counted) = self.memory.word(Gauge::Views as usize * 8) {
             counted.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Gives the pin of a view back, of the last one on its slot or of another.
+    /// Removes the pin of a view; `is_last` for the last view of the slot.
     pub(super) fn end_view(&self, slot: u32, is_last: bool) {
         self.unpin(slot);
         if is_last && let Some(counted) = self.memory.word(Gauge::Views as usize * 8) {
@@ -425,7 +423,7 @@ impl PinPage {
     }
 }
 
-/// What a reader has mapped of one dataset version.
+/// The maps of a reader for a dataset version.
 #[derive(Debug)]
 pub(super) struct Maps {
     pub(super) arena: Arena,
@@ -433,7 +431,7 @@ pub(super) struct Maps {
     pub(super) pins: PinPage,
 }
 
-/// A pinned slot, which stays as it is while this value lives.
+/// A pinned slot, whose content is fixed while the value lives.
 #[derive(Debug)]
 pub(super) struct Pinned<'a> {
     maps: &'a Maps,
@@ -441,7 +439,7 @@ pub(super) struct Pinned<'a> {
 }
 
 impl Maps {
-    /// Pins a chunk; none when it is absent.
+    /// Pins a chunk; none for an absent chunk.
     #[inline]
     pub(super) fn pin(&self, chunk: u32) -> Option<Pinned<'_>> {
         for _ in 0..LOOKS {
@@ -449,7 +447,7 @@ impl Maps {
             let slot = word.slot()?;
             self.pins.count(slot)?.fetch_add(1, Ordering::Relaxed);
             let pinned = Pinned { maps: self, slot };
-            // Either the agent sees the pin after it withdrew the word, or this look sees that.
+            // Either the agent sees the pin after its withdrawal, or the second load sees the withdrawal.
             fence(Ordering::SeqCst);
             if self.table.load(chunk) == word {
                 return Some(pinned);
@@ -458,24 +456,24 @@ impl Maps {
         None
     }
 
-    /// Takes over a pin that the agent has set for this reader.
+    /// Takes over a pin set by the agent for the reader.
     pub(super) fn take_over(&self, slot: u32) -> Pinned<'_> {
         Pinned { maps: self, slot }
     }
 
-    /// One more pin on a slot that is pinned.
+    /// Adds a pin to a pinned slot.
     pub(super) fn pin_again(&self, pinned: &Pinned<'_>) -> Option<Pinned<'_>> {
         self.pins.count(pinned.slot)?.fetch_add(1, Ordering::Relaxed);
         Some(Pinned { maps: self, slot: pinned.slot })
     }
 
-    /// Bytes of a slot whose pin the caller has taken out of a [`Pinned`].
+    /// Bytes of a slot whose pin was taken from a [`Pinned`].
     #[inline]
     pub(super) fn pinned_bytes(&self, slot: u32, offset: u32, length: usize) -> Option<&[u8]> {
         self.arena.bytes(slot, offset, length)
     }
 
-    /// Has the processor bring the first bytes of a file that is read soon, without a pin.
+    /// Prefetches the first bytes of a file, without a pin.
     #[inline]
     pub(super) fn prefetch(&self, chunk: u32, offset: u32, lines: usize) {
         let place =
@@ -487,7 +485,7 @@ impl Maps {
 }
 
 impl Pinned<'_> {
-    /// Bytes of the chunk; none where they leave the slot.
+    /// Bytes of the chunk; none for bytes outside of the slot.
     #[inline]
     pub(super) fn bytes(&self, offset: u32, length: usize) -> Option<&[u8]> {
         self.maps.arena.bytes(self.slot, offset, length)
@@ -498,7 +496,7 @@ impl Pinned<'_> {
         self.slot
     }
 
-    /// The slot, whose pin the caller now has to give back by [`PinPage::unpin`].
+    /// The slot; the caller must remove the pin by [`PinPage::unpin`].
     pub(super) fn into_slot(self) -> u32 {
         let slot = self.slot;
         std::mem::forget(self);

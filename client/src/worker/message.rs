@@ -1,8 +1,7 @@
-//! What a worker and the agent of its node say to each other: one message in one packet of their
-//! socket.
+//! The messages between a worker and the agent of its node, each in a single packet of the socket.
 //!
-//! Must hold: a packet of any bytes becomes a message or an error; the first message of a worker names
-//! the version of the protocol.
+//! Must hold: a packet of any bytes gives a message or an error. The first message of a worker
+//! names the version of the protocol.
 
 use std::fmt;
 use std::io;
@@ -12,67 +11,67 @@ use wincode::{SchemaRead, SchemaWrite};
 
 use crate::order::{Order, OrderSettings, Partition, Tail};
 
-/// The version of these messages and of the layout of memory. A worker of another version reads
-/// from the servers.
+/// The version of the messages and of the memory layout. A worker of another version reads from the
+/// servers.
 pub const PROTOCOL: u32 = 2;
 
-/// Bytes of a message at most: less than a socket holds by default.
+/// Bytes of a message, at most: less than the default buffer of a socket.
 pub(super) const MESSAGE_BYTES_MAX: usize = 128 << 10;
 
-/// Chunks named as soon to be wanted in one message.
+/// Hints in a message, at most: chunks needed soon.
 pub const HINTS_MAX: usize = 256;
 
-/// Runs of files or chunks in one message, which has room for others.
+/// Runs of files or chunks in a message, at most, with room for other fields.
 pub(super) const RUNS_MAX: usize = 8 << 10;
 
-/// What the agent is told or asked.
+/// A message to the agent.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
 pub enum ToAgent {
     /// The first message of a worker.
     Hello(Hello),
-    /// A chunk is needed now.
+    /// A request for a chunk.
     Want(Want),
-    /// Files are needed now, whose chunks are absent.
+    /// A request for files with absent chunks.
     WantFiles(WantFiles),
-    /// An epoch begins or goes on: the agent fetches ahead along its order.
+    /// The begin or resumption of an epoch: the agent fetches ahead along the order.
     Begin(Begin),
-    /// The epoch is not read any more.
+    /// The end of the epoch's reads.
     End,
-    /// Runs of chunks that are to be in memory: where each begins and ends, in their order. None
-    /// overlaps another one, and there are at most [`RUNS_MAX`].
+    /// Runs of chunks to load into memory: begin and end of each, in order, without overlaps, at
+    /// most [`RUNS_MAX`].
     Prefetch(Vec<(u32, u32)>),
-    /// What the agent does; needs no `Hello`.
+    /// A request for the status report; needs no `Hello`.
     Status,
-    /// The agent is to end; needs no `Hello`.
+    /// The request to end; needs no `Hello`.
     Stop,
 }
 
-/// Who wants to read what.
+/// The introduction of a worker.
 #[derive(Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
 pub struct Hello {
     /// [`PROTOCOL`].
     pub protocol: u32,
-    /// The worker.
+    /// The process id of the worker.
     pub pid: u32,
-    /// The dataset, as the servers name it.
+    /// The name of the dataset at the servers.
     pub dataset: String,
-    /// How to reach the servers.
+    /// The access to the servers.
     pub servers: Servers,
 }
 
-/// How to reach the servers: the part of [`ConnectOptions`](crate::ConnectOptions) that another
+/// The access to the servers: the part of [`ConnectOptions`](crate::ConnectOptions) that another
 /// process can use.
 #[derive(Clone, PartialEq, Eq, Hash, SchemaWrite, SchemaRead)]
 pub struct Servers {
-    /// Who is asking.
+    /// The user.
     pub user: String,
-    /// Proves it.
+    /// The key of the user.
     pub key: Option<String>,
-    /// Addresses.
+    /// The addresses.
     pub addresses: Vec<String>,
-    /// Certificates to trust (PEM).
+    /// The trusted certificates (PEM).
     pub ca: Option<Vec<u8>>,
-    /// The client's certificate and its key (PEM).
+    /// The client's certificate and key (PEM).
     pub certificate: Option<(Vec<u8>, Vec<u8>)>,
     /// Whether the key may travel in plain text.
     pub plain_text_key: bool,
@@ -101,43 +100,43 @@ impl fmt::Debug for Hello {
     }
 }
 
-/// A chunk that a worker waits for.
+/// The request of a worker for a chunk.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
 pub struct Want {
-    /// The number of the wait, from 1; comes back in the answer.
+    /// The number of the wait, from 1; repeated in the answer.
     pub id: u64,
-    /// Its number in the snapshot.
+    /// The number of the chunk in the snapshot.
     pub chunk: u32,
-    /// The file that is needed of it: may be answered before the chunk is complete.
+    /// The needed file. The answer may precede the rest of the chunk.
     pub file: u32,
-    /// Milliseconds for which the worker waits.
+    /// Milliseconds of the worker's wait.
     pub patience: u64,
-    /// Chunks that it needs next, at most [`HINTS_MAX`].
+    /// Chunks needed next, at most [`HINTS_MAX`].
     pub hints: Vec<u32>,
 }
 
-/// Files that a worker waits for, which may come without their chunks.
+/// The request of a worker for files, which may come without their chunks.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
 pub struct WantFiles {
-    /// The number of the wait, from 1; comes back in the answer.
+    /// The number of the wait, from 1; repeated in the answer.
     pub id: u64,
-    /// Their numbers.
+    /// The numbers of the files.
     pub files: Vec<u32>,
 }
 
-/// The offset of a file that did not come, in [`FromAgent::HereFiles`].
+/// The offset of a missing file in [`FromAgent::HereFiles`].
 pub const NO_FILE: u32 = u32::MAX;
 
-/// An order, and the rank of it that a worker reads.
+/// An order, and the rank of the worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, SchemaWrite, SchemaRead)]
 pub struct Begin {
-    /// Of the order, as [`OrderSettings`] names them, here and below.
+    /// As in [`OrderSettings`], here and below.
     pub seed: u64,
     /// Counted from 0.
     pub epoch: u64,
-    /// Chunks.
+    /// Chunks of a group.
     pub group: u32,
-    /// Ranks.
+    /// The number of ranks.
     pub world: u32,
     /// None for a global partition.
     pub nodes: Option<u32>,
@@ -145,14 +144,14 @@ pub struct Begin {
     pub is_padded: bool,
     /// The rank.
     pub rank: u32,
-    /// The position of the rank at which the worker begins.
+    /// The first position of the rank.
     pub position: u64,
-    /// Runs of file numbers that are read: where each begins and ends; none for all.
+    /// Runs of selected file numbers: begin and end of each; none for all files.
     pub selection: Option<Vec<(u32, u32)>>,
 }
 
 impl Begin {
-    /// The rank of an order at a position; none where the order can't be told in one message.
+    /// The rank of an order at a position; none for an order too long for a message.
     pub(super) fn of(order: &Order, rank: u32, position: u64) -> Option<Self> {
         let OrderSettings { seed, epoch, group, world, partition, tail } = *order.settings();
         if order.is_resumed() {
@@ -179,60 +178,61 @@ impl Begin {
     }
 }
 
-/// What a worker is told.
+/// A message to a worker.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
 pub enum FromAgent {
-    /// The dataset of a `Hello` is being opened: a sign of life.
+    /// A sign of life while the agent opens the dataset of a `Hello`.
     Opening,
     /// The answer to `Hello`, with the descriptors of snapshot, table and pin page.
     Welcome(Welcome),
-    /// Some descriptors of the arena, in order; the last ones say so.
+    /// Descriptors of the arena's next segments, in order.
     Segments {
-        /// Whether all segments are told now.
+        /// Whether all segments have been sent.
         are_last: bool,
     },
-    /// The chunk of a `Want`, or the file alone, is in a slot that was pinned for the worker. The page of
-    /// the worker says in which.
+    /// The chunk of a `Want`, or the file alone, is in a slot pinned for the worker. The page of
+    /// the worker names the slot.
     Here {
-        /// Of the `Want`.
+        /// The number of the `Want`.
         id: u64,
     },
-    /// The files of a `WantFiles` that came, in a slot that was pinned for the worker.
+    /// The files of a `WantFiles`, in a slot pinned for the worker.
     HereFiles {
-        /// Of the `WantFiles`.
+        /// The number of the `WantFiles`.
         id: u64,
-        /// Where each file lies in the slot; [`NO_FILE`] for one that did not come.
+        /// The offset of each file in the slot; [`NO_FILE`] for a missing file.
         offsets: Vec<u32>,
     },
-    /// The worker has to read from the servers.
+    /// The worker must read from the servers.
     NotHere {
-        /// Of the `Want`.
+        /// The number of the `Want`.
         id: u64,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// The answer to a `Hello` that can't be met.
+    /// The refusal of a `Hello`.
     Refused {
-        /// Whether the dataset is not there.
+        /// Whether the dataset does not exist.
         is_missing: bool,
-        /// Why.
+        /// The cause.
         reason: String,
     },
     /// The answer to `Prefetch`.
     Prefetching {
-        /// Whether the chunks are fetched as far as memory goes; else too many are asked for already.
+        /// Whether the chunks will be fetched, as far as memory goes. False if the agent has too
+        /// many requests already.
         is_taken: bool,
     },
     /// The answer to `Status`: JSON.
     Status(String),
-    /// The agent ends.
+    /// The end of the agent.
     Stopping,
 }
 
-/// What a worker may map.
+/// The sizes of the maps for a worker.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
 pub struct Welcome {
-    /// A number that tells this agent from every other one.
+    /// The unique number of the agent.
     pub agent: u64,
     /// Bytes of a slot.
     pub slot_bytes: u32,
@@ -242,30 +242,27 @@ pub struct Welcome {
     pub chunks: u32,
 }
 
-/// A message as a packet.
 pub(super) fn encode<M>(message: &M) -> io::Result<Vec<u8>>
 where
     M: SchemaWrite<wincode::config::DefaultConfig, Src = M>,
 {
     let packet = wincode::serialize(message).map_err(io::Error::other)?;
     if packet.len() > MESSAGE_BYTES_MAX {
-        let why = format!("a message of {} bytes is too long", packet.len());
+        let why = format!("the message is too long: {} bytes", packet.len());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     Ok(packet)
 }
 
-/// The message of a packet.
 pub(super) fn decode<M>(packet: &[u8]) -> io::Result<M>
 where
     M: for<'a> SchemaRead<'a, wincode::config::DefaultConfig, Dst = M>,
 {
     wincode::deserialize_exact(packet).map_err(|why| {
-        io::Error::new(io::ErrorKind::InvalidData, format!("a message that makes no sense: {why}"))
+        io::Error::new(io::ErrorKind::InvalidData, format!("the message makes no sense: {why}"))
     })
 }
 
-/// Milliseconds of a duration.
 pub(crate) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,11 +1,11 @@
-//! Reading from the memory that the processes of one node share (paper, 4.2): the half of the node
-//! cache that lives in training processes. The other half is the agent, a process of its own.
+//! The worker's part of the node cache: reads from the shared memory of a node (paper, 4.2), within
+//! training processes. The agent, a separate process, is the other part.
 //!
-//! Must hold: no thread, no async runtime, and no descriptor but the socket. A file that the agent
-//! can't give in time is answered by `None`: the caller reads it from the servers.
+//! Must hold: a worker has no thread, no async runtime, and no descriptor but the socket. `None`
+//! stands for a file that the agent can't give in time: the caller then reads from the servers.
 
+pub(crate) mod address;
 mod attach;
-mod elsewhere;
 mod fork;
 mod gather;
 mod large;
@@ -16,11 +16,11 @@ pub(crate) mod message;
 mod model;
 mod prefetch;
 mod read;
-pub(crate) mod runtime;
 pub(crate) mod socket;
 mod source;
 #[cfg(test)]
 mod tests;
+mod uncached;
 mod wait;
 
 pub(crate) use attach::Attacher;

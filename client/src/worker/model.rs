@@ -1,7 +1,7 @@
-//! A model of readers and an agent over one slot, which loom runs in all orders of steps and of memory.
-//! The steps are those of `layout` and of the agent's cache.
+//! A model of readers and an agent over a single slot; loom runs all orders of steps and of memory
+//! accesses. The steps are those of `layout` and of the agent's cache.
 //!
-//! Must hold: the protocol shows neither a race nor wrong bytes. Loom finds either of them as soon as one
+//! Must hold: the protocol shows neither a race nor wrong bytes. Loom finds a failure as soon as a
 //! rule of docs/AGENT.md, *Pins*, is broken.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,9 +11,8 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use loom::thread;
 
-/// A rule that is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Broken {
+enum Violation {
     Nothing,
     /// Rule 1.
     ReaderFence,
@@ -22,7 +21,7 @@ enum Broken {
     /// Rule 2.
     ReleaseOfUnpin,
     AcquireOfLook,
-    /// Rule 3. The reader's fence acquires as well, so that both are broken here.
+    /// Rule 3. The reader's fence acquires as well, so both steps are broken.
     ReleaseOfPublication,
     AcquireOfLoadAndFence,
     /// Rule 4.
@@ -44,39 +43,39 @@ const READERS: usize = 2;
 /// Files of a chunk.
 const FILES: usize = 2;
 
-/// How often a reader of the model looks for a chunk that moves.
+/// Attempts of a model reader to pin a moving chunk.
 const LOOKS: usize = 2;
 
-/// The bytes of a file: its chunk, and the number of the fill that wrote them.
+/// The bytes of a file: the chunk, and the number of the fill.
 type Bytes = (usize, u64);
 
-/// Shared memory of one node with one slot. A word is 0, or the generation.
+/// The shared memory of a node with a single slot. A word is 0, or the generation.
 struct Node {
-    broken: Broken,
+    broken: Violation,
     table: [AtomicU64; CHUNKS],
     slot: [Cell<Bytes>; FILES],
     pages: [Page; READERS],
 }
 
-/// The number of the only wait, and the mark of a slot that was handed over.
+/// The number of the only wait, and the flag of a handed over slot.
 const WAIT: u64 = 2;
 const GIVEN: u64 = 1;
 
 #[derive(Default)]
 struct Page {
     pins: AtomicU32,
-    /// 0 while the reader does not wait.
+    /// 0 without a wait of the reader.
     wait: AtomicU64,
     /// Whether the kernel has closed the connection.
     has_ended: AtomicBool,
 }
 
-#[expect(unsafe_code, reason = "a cell does not say that several threads may use it")]
-// SAFETY: loom checks every access to the cells, and fails where two of them are not in an order.
+#[expect(unsafe_code, reason = "a cell does not promise access by several threads")]
+// SAFETY: loom checks every access to the cells, and fails for two accesses without an order.
 unsafe impl Sync for Node {}
 
 impl Node {
-    fn new(broken: Broken) -> Arc<Self> {
+    fn new(broken: Violation) -> Arc<Self> {
         Arc::new(Self {
             broken,
             table: Default::default(),
@@ -85,18 +84,18 @@ impl Node {
         })
     }
 
-    /// `right`, unless this rule is broken.
-    fn order(&self, rule: Broken, right: Ordering) -> Ordering {
+    /// The given order, or none if the rule is broken.
+    fn order(&self, rule: Violation, right: Ordering) -> Ordering {
         if self.broken == rule { Ordering::Relaxed } else { right }
     }
 
-    fn keeps(&self, rule: Broken) -> bool {
+    fn keeps(&self, rule: Violation) -> bool {
         self.broken != rule
     }
 
     /// `Table::load`.
     fn load(&self, chunk: usize) -> u64 {
-        self.table[chunk].load(self.order(Broken::AcquireOfLoadAndFence, Ordering::Acquire))
+        self.table[chunk].load(self.order(Violation::AcquireOfLoadAndFence, Ordering::Acquire))
     }
 
     /// `Maps::pin`: the word under which a chunk is pinned.
@@ -107,10 +106,10 @@ impl Node {
                 return None;
             }
             self.pages[reader].pins.fetch_add(1, Ordering::Relaxed);
-            if self.keeps(Broken::ReaderFence) && self.keeps(Broken::AcquireOfLoadAndFence) {
+            if self.keeps(Violation::ReaderFence) && self.keeps(Violation::AcquireOfLoadAndFence) {
                 fence(Ordering::SeqCst);
             }
-            if !self.keeps(Broken::SecondLook) || self.load(chunk) == word {
+            if !self.keeps(Violation::SecondLook) || self.load(chunk) == word {
                 return Some(word);
             }
             self.unpin(reader);
@@ -120,7 +119,7 @@ impl Node {
 
     /// The drop of a `Pinned`.
     fn unpin(&self, reader: usize) {
-        let order = self.order(Broken::ReleaseOfUnpin, Ordering::Release);
+        let order = self.order(Violation::ReleaseOfUnpin, Ordering::Release);
         self.pages[reader].pins.fetch_sub(1, order);
     }
 
@@ -129,7 +128,7 @@ impl Node {
         self.pages[reader].wait.store(WAIT, Ordering::Release);
     }
 
-    /// `PinPage::end_wait`: whether the slot was pinned for this reader.
+    /// `PinPage::end_wait`: whether the agent pinned the slot for the reader.
     fn end_wait(&self, reader: usize) -> bool {
         self.pages[reader].wait.swap(0, Ordering::AcqRel) & GIVEN != 0
     }
@@ -137,21 +136,21 @@ impl Node {
     /// `PinPage::pin_for_reader`.
     fn pin_for_reader(&self, reader: usize) {
         let page = &self.pages[reader];
-        if self.keeps(Broken::PinForReader) {
+        if self.keeps(Violation::PinForReader) {
             page.pins.fetch_add(1, Ordering::SeqCst);
         }
-        if !self.keeps(Broken::EndOfWait) {
+        if !self.keeps(Violation::EndOfWait) {
             page.wait.store(WAIT | GIVEN, Ordering::Release);
             return;
         }
-        let order = self.order(Broken::ReleaseOfHandover, Ordering::Release);
+        let order = self.order(Violation::ReleaseOfHandover, Ordering::Release);
         let given = page.wait.compare_exchange(WAIT, WAIT | GIVEN, order, Ordering::Relaxed);
         if given.is_err() {
             page.pins.fetch_sub(1, Ordering::Release);
         }
     }
 
-    /// Reads a chunk if it is there; gives its word and the number of its fill.
+    /// Reads a present chunk; gives its word and the number of its fill.
     fn read(&self, reader: usize, chunk: usize) -> Option<(u64, u64)> {
         let word = self.pin(reader, chunk)?;
         let fills = [0, 1].map(|file| self.read_file(chunk, file));
@@ -168,7 +167,7 @@ impl Node {
     }
 }
 
-/// The agent, whose steps happen under one lock.
+/// The agent, with all its steps under a lock.
 struct Agent {
     node: Arc<Node>,
     generation: u64,
@@ -176,8 +175,7 @@ struct Agent {
 }
 
 impl Agent {
-    /// An agent with an empty slot.
-    fn new(broken: Broken) -> Self {
+    fn new(broken: Violation) -> Self {
         Self { node: Node::new(broken), generation: 0, fills: 0 }
     }
 
@@ -187,14 +185,14 @@ impl Agent {
 
     /// `State::show`.
     fn show(&mut self, chunk: usize) {
-        if self.node.keeps(Broken::NextGeneration) || self.generation == 0 {
+        if self.node.keeps(Violation::NextGeneration) || self.generation == 0 {
             self.generation += 1;
         }
-        let order = self.node.order(Broken::ReleaseOfPublication, Ordering::Release);
+        let order = self.node.order(Violation::ReleaseOfPublication, Ordering::Release);
         self.node.table[chunk].store(self.generation, order);
     }
 
-    /// Fills the slot and shows it.
+    /// Fills the slot and publishes the chunk.
     fn fill(&mut self, chunk: usize) {
         self.fills += 1;
         (0..FILES).for_each(|file| self.write(chunk, file));
@@ -204,13 +202,13 @@ impl Agent {
     /// `State::withdraw`: whether the slot is free now.
     fn withdraw(&mut self, chunk: usize) -> bool {
         let node = Arc::clone(&self.node);
-        if node.keeps(Broken::WithdrawBeforeFill) {
+        if node.keeps(Violation::WithdrawBeforeFill) {
             node.table[chunk].store(0, Ordering::Relaxed);
-            if node.keeps(Broken::AgentFence) {
+            if node.keeps(Violation::AgentFence) {
                 fence(Ordering::SeqCst);
             }
         }
-        let is_free = !node.keeps(Broken::LookBeforeFill) || !self.is_held();
+        let is_free = !node.keeps(Violation::LookBeforeFill) || !self.is_held();
         if !is_free {
             self.show(chunk);
         }
@@ -219,19 +217,19 @@ impl Agent {
 
     /// `PinPage::holds` for all connections.
     fn is_held(&self) -> bool {
-        let order = self.node.order(Broken::AcquireOfLook, Ordering::Acquire);
+        let order = self.node.order(Violation::AcquireOfLook, Ordering::Acquire);
         self.node.pages.iter().any(|page| {
             let is_dropped = match self.node.broken {
-                Broken::PageOfConnection => true,
-                Broken::EndOfPage => false,
-                // The kernel ends a process before it closes the connection.
+                Violation::PageOfConnection => true,
+                Violation::EndOfPage => false,
+                // The kernel ends a process before closing its connection.
                 _ => page.has_ended.load(Ordering::Acquire),
             };
             !is_dropped && page.pins.load(order) != 0
         })
     }
 
-    /// Replaces a chunk by another one, unless a reader has a pin on the slot.
+    /// Replaces a chunk by another, unless a reader pins the slot.
     fn replace(&mut self, chunk: usize, by: usize) -> bool {
         let is_free = self.withdraw(chunk);
         if is_free {
@@ -246,16 +244,16 @@ impl Agent {
     }
 }
 
-/// A chunk comes while its first reader looks for it.
-fn arrival(broken: Broken) {
+/// A chunk arrives while its first reader looks for the chunk.
+fn arrival(broken: Violation) {
     let mut agent = Agent::new(broken);
     let reader = agent.spawn(|node| _ = node.read(0, 0));
     agent.fill(0);
     reader.join().unwrap();
 }
 
-/// A chunk leaves and another one takes its slot, while a reader reads one after the other.
-fn departure(broken: Broken) {
+/// A chunk leaves, and another takes its slot, while a reader reads both in turn.
+fn departure(broken: Violation) {
     let mut agent = Agent::new(broken);
     agent.fill(0);
     let reader = agent.spawn(|node| {
@@ -266,8 +264,8 @@ fn departure(broken: Broken) {
     reader.join().unwrap();
 }
 
-/// The same with a reader for each of the chunks.
-fn turnover(broken: Broken) {
+/// The same with a reader for each chunk.
+fn turnover(broken: Violation) {
     let mut agent = Agent::new(broken);
     agent.fill(0);
     let readers = [0, 1].map(|chunk| agent.spawn(move |node| _ = node.read(chunk, chunk)));
@@ -275,8 +273,8 @@ fn turnover(broken: Broken) {
     readers.into_iter().for_each(|reader| reader.join().unwrap());
 }
 
-/// A chunk leaves and comes back into the same slot, between two looks of a reader.
-fn comeback(broken: Broken) {
+/// A chunk leaves and returns into the same slot, between two loads of a reader.
+fn comeback(broken: Violation) {
     let mut agent = Agent::new(broken);
     agent.fill(0);
     let reader = agent.spawn(|node| {
@@ -290,14 +288,15 @@ fn comeback(broken: Broken) {
     reader.join().unwrap();
 }
 
-/// A reader waits for a file, which is handed over before the rest of its chunk is there, and gives up at
-/// some moment. Then the agent wants the slot for another chunk, while the reader reads on by the table.
-fn handover(broken: Broken) {
+/// A reader waits for a file, which is handed over before the rest of its chunk arrives. The reader
+/// gives up at any moment. Then the agent wants the slot for another chunk, while the reader reads
+/// by the table.
+fn handover(broken: Violation) {
     let mut agent = Agent::new(broken);
     agent.node.begin_wait(0);
     let waiting = agent.spawn(|node| {
         if node.end_wait(0) {
-            if !node.keeps(Broken::PinForReader) {
+            if !node.keeps(Violation::PinForReader) {
                 node.pages[0].pins.fetch_add(1, Ordering::SeqCst);
             }
             node.read_file(0, 1);
@@ -315,8 +314,8 @@ fn handover(broken: Broken) {
     assert!(is_replaced || agent.replace(0, 1), "a slot is lost");
 }
 
-/// A reader is killed while it reads; the agent uses the slot again afterwards.
-fn killed(broken: Broken) {
+/// A reader is killed during a read; then the agent uses the slot again.
+fn killed(broken: Violation) {
     let mut agent = Agent::new(broken);
     agent.fill(0);
     let victim = agent.spawn(|node| {
@@ -330,70 +329,70 @@ fn killed(broken: Broken) {
     assert!(is_replaced || agent.replace(0, 1), "a slot is lost");
 }
 
-/// The message with which loom finds a scenario to fail; none when no order of steps fails.
-fn failure(scenario: fn(Broken), broken: Broken) -> Option<String> {
+/// The text of the failure that loom finds in a scenario; none without a failure in any order.
+fn failure(scenario: fn(Violation), broken: Violation) -> Option<String> {
     let run = || loom::model(move || scenario(broken));
     let why = catch_unwind(AssertUnwindSafe(run)).err()?;
     let text = why.downcast_ref::<String>().cloned();
     text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned()))
 }
 
-/// Fails unless loom finds the scenario to fail so.
-fn fails(scenario: fn(Broken), broken: Broken, with: &str) {
+/// Checks for the expected failure.
+fn fails(scenario: fn(Violation), broken: Violation, with: &str) {
     let found = failure(scenario, broken);
     let is_found = found.as_ref().is_some_and(|text| text.contains(with));
     assert!(is_found, "{broken:?}: {found:?} instead of {with}");
 }
 
-/// What loom says of two accesses to bytes without an order between them.
+/// The text of loom for two accesses without an order.
 const RACE: &str = "Causality violation";
 
 #[test]
 fn the_protocol_holds_in_every_order() {
     for scenario in [arrival, departure, turnover, comeback, handover, killed] {
-        loom::model(move || scenario(Broken::Nothing));
+        loom::model(move || scenario(Violation::Nothing));
     }
 }
 
 #[test]
-fn rule_1_without_a_fence_or_the_second_look_a_slot_is_written_under_its_reader() {
-    fails(departure, Broken::ReaderFence, RACE);
-    fails(departure, Broken::AgentFence, RACE);
-    fails(departure, Broken::SecondLook, RACE);
+fn rule_1_needs_both_fences_and_the_second_load() {
+    fails(departure, Violation::ReaderFence, RACE);
+    fails(departure, Violation::AgentFence, RACE);
+    fails(departure, Violation::SecondLook, RACE);
 }
 
 #[test]
-fn rule_2_an_unpin_that_orders_nothing_lets_the_agent_write_before_the_read_has_ended() {
-    fails(departure, Broken::ReleaseOfUnpin, RACE);
-    fails(departure, Broken::AcquireOfLook, RACE);
+fn rule_2_needs_release_and_acquire_around_an_unpin() {
+    fails(departure, Violation::ReleaseOfUnpin, RACE);
+    fails(departure, Violation::AcquireOfLook, RACE);
 }
 
 #[test]
-fn rule_3_a_publication_that_orders_nothing_shows_a_word_before_its_bytes() {
-    fails(arrival, Broken::ReleaseOfPublication, RACE);
-    fails(arrival, Broken::AcquireOfLoadAndFence, RACE);
+fn rule_3_needs_release_and_acquire_around_a_publication() {
+    fails(arrival, Violation::ReleaseOfPublication, RACE);
+    fails(arrival, Violation::AcquireOfLoadAndFence, RACE);
 }
 
 #[test]
-fn rule_4_a_generation_that_repeats_gives_two_fills_one_word() {
-    fails(comeback, Broken::NextGeneration, "another fill under the same word");
+fn rule_4_needs_a_new_generation_for_each_fill() {
+    fails(comeback, Violation::NextGeneration, "another fill under the same word");
 }
 
 #[test]
-fn rule_5_a_page_goes_neither_before_nor_after_its_connection() {
-    fails(killed, Broken::PageOfConnection, RACE);
-    fails(killed, Broken::EndOfPage, "a slot is lost");
+fn rule_5_needs_a_page_for_exactly_its_connection() {
+    fails(killed, Violation::PageOfConnection, RACE);
+    fails(killed, Violation::EndOfPage, "a slot is lost");
 }
 
 #[test]
-fn rule_6_a_chunk_without_a_pin_leaves_before_its_reader_and_a_late_pin_stays() {
-    fails(handover, Broken::PinForReader, RACE);
-    fails(handover, Broken::ReleaseOfHandover, RACE);
-    fails(handover, Broken::EndOfWait, "a slot is lost");
+fn rule_6_needs_a_pin_before_the_handover_and_none_later() {
+    fails(handover, Violation::PinForReader, RACE);
+    fails(handover, Violation::ReleaseOfHandover, RACE);
+    fails(handover, Violation::EndOfWait, "a slot is lost");
 }
 
 #[test]
-fn rule_7_a_slot_is_filled_neither_under_its_word_nor_under_a_pin() {
-    fails(departure, Broken::WithdrawBeforeFill, RACE);
-    fails(departure, Broken::LookBeforeFill, RACE);
+fn rule_7_needs_a_withdrawal_and_a_look_before_a_fill() {
+    fails(departure, Violation::WithdrawBeforeFill, RACE);
+    fails(departure, Violation::LookBeforeFill, RACE);
 }

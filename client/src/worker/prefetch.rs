@@ -1,6 +1,6 @@
-//! Chunks that a process wants in memory before it reads them, and how many of them are there.
+//! Prefetches of chunks, and their progress.
 //!
-//! Must hold: each wait ends; a prefetch asks for no chunk twice.
+//! Must hold: each wait ends. A prefetch requests no chunk twice.
 
 use std::io;
 
@@ -10,17 +10,17 @@ use super::read::Worker;
 use crate::error::Error;
 use crate::order::Selection;
 
-/// How many chunks of a selection the node's cache holds.
+/// The chunks of a selection in the cache of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Presence {
-    /// Chunks that hold files of the selection.
+    /// Chunks with files of the selection.
     pub chunks: u64,
-    /// Those of them that are in memory now.
+    /// Chunks of these in memory now.
     pub present: u64,
 }
 
 impl Worker {
-    /// Tells the agent to bring the chunks of a selection into memory, in the order of their numbers.
+    /// Asks the agent to load the chunks of a selection, in the order of their numbers.
     pub(crate) fn prefetch(&self, selection: &Selection) -> Result<io::Result<()>, Error> {
         let mut runs: Vec<(u32, u32)> = Vec::new();
         self.chunks_of(selection, |chunk| match runs.last_mut() {
@@ -29,12 +29,13 @@ impl Worker {
         })?;
         let attached = self.attached();
         let Some(attached) = attached.as_ref() else {
-            return Ok(Err(io::Error::new(io::ErrorKind::NotConnected, "no agent is there")));
+            let why = "no agent runs on this machine";
+            return Ok(Err(io::Error::new(io::ErrorKind::NotConnected, why)));
         };
         Ok(runs.chunks(RUNS_MAX).try_for_each(|runs| attached.prefetch(runs)))
     }
 
-    /// How much of a selection is in memory; none without an agent.
+    /// The part of a selection in memory; none without an agent.
     pub(crate) fn presence(&self, selection: &Selection) -> Result<Option<Presence>, Error> {
         let attached = self.attached();
         let Some(attached) = attached.as_ref() else { return Ok(None) };
@@ -46,7 +47,7 @@ impl Worker {
         Ok(Some(presence))
     }
 
-    /// The chunks and parts that hold files of a selection, by number.
+    /// The chunks and parts with files of a selection, by number.
     fn chunks_of(&self, selection: &Selection, mut take: impl FnMut(u32)) -> Result<(), Error> {
         let snapshot = self.snapshot();
         for chunk in 0..snapshot.chunks() {
@@ -67,15 +68,17 @@ impl Worker {
 
 impl Attached {
     fn prefetch(&self, runs: &[(u32, u32)]) -> io::Result<()> {
-        let line = self.line().ok_or(io::ErrorKind::NotConnected)?;
-        line.socket.send(&ToAgent::Prefetch(runs.to_vec()), &[], self.patience)?;
+        let channel = self.channel().ok_or(io::ErrorKind::NotConnected)?;
+        channel.socket.send(&ToAgent::Prefetch(runs.to_vec()), &[], self.patience)?;
         loop {
-            match line.socket.receive::<FromAgent>(self.patience)? {
+            match channel.socket.receive::<FromAgent>(self.patience)? {
                 Some((FromAgent::Prefetching { is_taken: true }, _)) => return Ok(()),
                 Some((FromAgent::Prefetching { is_taken: false }, _)) => {
-                    return Err(io::Error::other("the agent has too many prefetches to do"));
+                    return Err(io::Error::other(
+                        "the agent has too many prefetches; try again later",
+                    ));
                 }
-                // Of an earlier wait.
+                // The answer to an earlier wait.
                 Some(_) => {}
                 None => return Err(io::ErrorKind::ConnectionReset.into()),
             }

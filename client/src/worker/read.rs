@@ -1,8 +1,8 @@
-//! Reads of files by number out of shared memory.
+//! Reads of files by number from shared memory.
 //!
-//! Must hold: bytes are copied or borrowed under a pin. A handle is attached again within some
-//! seconds after it lost its agent; meanwhile the caller is told to read elsewhere. A child of a
-//! fork has a connection of its own.
+//! Must hold: bytes are copied or borrowed under a pin. After the loss of its agent, a handle
+//! attaches again within seconds; until then the caller reads from the servers. A child of a fork
+//! has its own connection.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,42 +22,41 @@ use crate::error::Error;
 use crate::process::PerProcess;
 use crate::snapshot::{FilePlace, Snapshot};
 
-/// Between two tries to attach.
+/// Time between two attempts to attach.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// Files that are prepared together before the first of them is copied.
+/// Files prepared as a group before the first copy.
 const TOGETHER: usize = 64;
 
-/// Reads files of one dataset version through the agent of this node.
+/// Reads files of a dataset version through the agent of the node.
 #[derive(Debug)]
 pub(crate) struct Worker {
     attacher: Attacher,
     snapshot: Arc<Snapshot>,
-    here: PerProcess<Here>,
+    state: PerProcess<ProcessState>,
 }
 
 /// An attachment for the time of a read.
 type AttachedNow = Guard<Option<Arc<Attached>>>;
 
-/// Lines of the processor's cache that are brought of each file of a batch: a copy is fast once it has
-/// begun; of a view nobody knows what is read.
+/// Cache lines prefetched for each file of a group: enough lines to start a copy, and a single line
+/// for a view, whose use is unknown.
 const COPIED: usize = 8;
 const VIEWED: usize = 1;
 
-/// What one process has.
 #[derive(Debug, Default)]
-struct Here {
+struct ProcessState {
     attached: ArcSwapOption<Attached>,
-    /// The order that is read, for the next agent.
+    /// The current order, for the next agent.
     begun: Mutex<Option<Begin>>,
-    /// Files of the rank that were read.
+    /// The number of files read of the rank.
     position: AtomicU64,
-    /// When to try to attach again: milliseconds since boot.
+    /// The time of the next attempt to attach: milliseconds since boot.
     again: AtomicU64,
 }
 
-/// The bytes of a file where they lie in the cache. The chunk stays there as long as this lives: keep
-/// it for short. In a child of a fork it is valid too.
+/// The bytes of a file, in the cache. The chunk stays in the cache while the view lives: keep a
+/// view only for a short time. A view is valid in a child of a fork, too.
 #[derive(Debug, Clone)]
 pub struct View(Viewed);
 
@@ -67,7 +66,7 @@ enum Viewed {
     Copied(Bytes),
 }
 
-/// A pin that lasts for longer than a call.
+/// A pin beyond a single call.
 #[derive(Debug)]
 struct Pin {
     attached: Arc<Attached>,
@@ -75,73 +74,72 @@ struct Pin {
 }
 
 impl Worker {
-    /// For a snapshot whose agent was attached just now; or was not, then it is tried again in a while.
+    /// A worker for a snapshot. Without an attachment, the next attempt follows after a while.
     pub(crate) fn new(
         attacher: Attacher,
         snapshot: Arc<Snapshot>,
         attached: Option<Attached>,
     ) -> Self {
-        let worker = Self { attacher, snapshot, here: PerProcess::new() };
-        if let Ok(here) = worker.here() {
+        let worker = Self { attacher, snapshot, state: PerProcess::new() };
+        if let Ok(state) = worker.state() {
             let again = since_boot().saturating_add(AGAIN);
-            here.again.store(milliseconds(again), Ordering::Relaxed);
-            here.set(attached);
+            state.again.store(milliseconds(again), Ordering::Relaxed);
+            state.set(attached);
         }
         worker
     }
 
-    fn here(&self) -> Result<&Here, Error> {
-        self.here.get_or_make(|| Ok(Here::default()))
+    fn state(&self) -> Result<&ProcessState, Error> {
+        self.state.get_or_make(|| Ok(ProcessState::default()))
     }
 
-    /// What it reads.
     pub(super) fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }
 
-    /// The attachment of this process, if it has one.
+    /// The attachment of the process, if any.
     pub(super) fn attached_now(&self) -> Option<Arc<Attached>> {
-        Guard::into_inner(self.here.get()?.get())
+        Guard::into_inner(self.state.get()?.get())
     }
 
-    /// The attachment of this process; attaches where it is time to.
+    /// The attachment of the process; attaches if due.
     #[inline]
     pub(super) fn attached(&self) -> AttachedNow {
-        let Ok(here) = self.here() else { return Guard::from_inner(None) };
-        let attached = here.get();
-        if attached.is_some() { attached } else { self.attach_again(here) }
+        let Ok(state) = self.state() else { return Guard::from_inner(None) };
+        let attached = state.get();
+        if attached.is_some() { attached } else { self.attach_again(state) }
     }
 
     #[cold]
-    fn attach_again(&self, here: &Here) -> AttachedNow {
+    fn attach_again(&self, state: &ProcessState) -> AttachedNow {
         let now = milliseconds(since_boot());
         let next = now.saturating_add(milliseconds(AGAIN));
-        // One thread tries; the others read elsewhere meanwhile.
-        let again = here.again.load(Ordering::Relaxed);
+        // A single thread attaches; the other threads read from the servers meanwhile.
+        let again = state.again.load(Ordering::Relaxed);
         let order = Ordering::Relaxed;
-        if again > now || here.again.compare_exchange(again, next, order, order).is_err() {
+        if again > now || state.again.compare_exchange(again, next, order, order).is_err() {
             return Guard::from_inner(None);
         }
         let attached = self.attacher.attach_again().and_then(|(attached, file)| {
-            let snapshot = Snapshot::map_sealed(&file, "the agent's snapshot".as_ref())?;
+            let snapshot = Snapshot::map_shared(&file, "the agent's snapshot".as_ref())?;
             snapshot.check_is(self.snapshot.dataset(), self.snapshot.version())?;
             Ok(attached)
         });
         match attached {
             Ok(attached) => {
-                let begun = here.begun.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let begun = state.begun.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 if let Some(begun) = begun {
-                    let position = here.position.load(Ordering::Relaxed);
-                    tell(&attached, Begin { position, ..begun });
+                    let position = state.position.load(Ordering::Relaxed);
+                    announce(&attached, Begin { position, ..begun });
                 }
-                here.set(Some(attached));
+                state.set(Some(attached));
             }
-            Err(error) => tracing::debug!(why = error.chain(), "no agent can be attached"),
+            Err(error) => tracing::debug!(why = error.chain(), "attaching to the agent failed"),
         }
-        here.get()
+        state.get()
     }
 
-    /// A file in memory; none when it has to be read elsewhere.
+    /// A file in memory; none if the caller must read from the servers.
     pub(crate) fn read(&self, number: u32) -> Option<Bytes> {
         match self.place(number) {
             Some(place) => self.lend_at(number, place, Vec::new, Bytes::copy_from_slice),
@@ -149,8 +147,8 @@ impl Worker {
         }
     }
 
-    /// Copies a file to the beginning of `buffer`; gives its length, none when it has to be read
-    /// elsewhere.
+    /// Copies a file to the beginning of `buffer`; gives its length, or none if the caller must
+    /// read from the servers.
     #[inline]
     pub(crate) fn read_into(&self, number: u32, buffer: &mut [u8]) -> Option<usize> {
         let Some(place) = self.place(number) else {
@@ -162,8 +160,8 @@ impl Worker {
         })?
     }
 
-    /// Hands the bytes of a file over while they are pinned; none when the file has to be read elsewhere.
-    /// `hints` gives chunks that are read next, and is called where the agent has to be asked.
+    /// Lends the pinned bytes of a file; none if the caller must read from the servers. For a
+    /// request to the agent, `hints` gives the chunks needed next.
     pub(crate) fn lend<T>(
         &self,
         number: u32,
@@ -191,9 +189,9 @@ impl Worker {
         Some(taken)
     }
 
-    /// Copies files one behind the other into `buffer`, and calls `took` for each with its index and its
-    /// bytes there; ends before the first that does not fit or has to be read elsewhere. Gives how many
-    /// were copied.
+    /// Copies files one behind the other into `buffer`, and calls `took` with the index and the
+    /// range of each. Ends before the first file that does not fit, or that the caller must read
+    /// from the servers. Gives the number of copied files.
     pub(crate) fn read_many_into(
         &self,
         numbers: &[u32],
@@ -228,7 +226,7 @@ impl Worker {
         from.checked_add(length)
     }
 
-    /// Appends views of files to `views`; ends before the first that has to be read elsewhere.
+    /// Appends views of files to `views`; ends before the first file to read from the servers.
     pub(crate) fn view_many(&self, numbers: &[u32], views: &mut Vec<View>) {
         let attached = self.attached();
         let Some(attached) = attached.as_ref() else { return };
@@ -244,8 +242,8 @@ impl Worker {
         }
     }
 
-    /// Hands over files that lie in memory now, and waits for nothing; ends before the first file that is
-    /// absent. Gives how many were handed over.
+    /// Lends files present in memory, without waiting; ends before the first absent file. Gives the
+    /// number of files lent.
     pub(crate) fn lend_present(&self, numbers: &[u32], mut take: impl FnMut(&[u8])) -> usize {
         self.for_present(numbers, COPIED, |attached, place, pinned| {
             take(pinned.bytes(place.offset, place.length as usize)?);
@@ -254,8 +252,8 @@ impl Worker {
         })
     }
 
-    /// Appends views of files that lie in memory now, and waits for nothing; ends before the first file
-    /// that is absent.
+    /// Appends views of files present in memory, without waiting; ends before the first absent
+    /// file.
     pub(crate) fn view_present(&self, numbers: &[u32], views: &mut Vec<View>) {
         self.for_present(numbers, VIEWED, |attached, place, pinned| {
             views.push(keep(attached, place, pinned)?);
@@ -271,7 +269,7 @@ impl Worker {
         lines: usize,
         mut take: impl FnMut(&Arc<Attached>, FilePlace, Pinned<'_>) -> Option<()>,
     ) -> usize {
-        let attached = self.here.get().map(Here::get);
+        let attached = self.state.get().map(ProcessState::get);
         let Some(attached) = attached.as_ref().and_then(|attached| attached.as_ref()) else {
             return 0;
         };
@@ -295,12 +293,12 @@ impl Worker {
         done
     }
 
-    /// Whether this process reads through an agent now; attaches where it is time to.
+    /// Whether the process has an agent now; attaches if due.
     pub(crate) fn is_attached(&self) -> bool {
         self.attached().is_some()
     }
 
-    /// The bytes of a file where they lie; a copy where this connection holds enough already.
+    /// The bytes of a file in the cache; a copy if views hold too many slots already.
     pub(crate) fn view(&self, number: u32) -> Option<View> {
         let (numbers, places) = ([number], [self.place(number).unwrap_or(FilePlace::NOWHERE)]);
         let attached = self.attached();
@@ -319,7 +317,7 @@ impl Worker {
     ) -> Option<View> {
         let place = batch.place(index);
         if place == FilePlace::NOWHERE {
-            return self.read_large(number).map(|bytes| View::of(bytes.into()));
+            return self.read_large(number).map(|bytes| Bytes::from(bytes).into());
         }
         let (pinned, place) = self.pin_of(attached, batch, index, number, place, hints)?;
         let view = keep(attached, place, pinned)?;
@@ -327,7 +325,7 @@ impl Worker {
         Some(view)
     }
 
-    /// Where files lie that are read together; the processor brings their first bytes meanwhile.
+    /// The places of a group of files; prefetches their first bytes.
     #[inline]
     fn prepare(
         &self,
@@ -344,7 +342,7 @@ impl Worker {
         places
     }
 
-    /// Where a file lies as a whole in one chunk; none for one that was cut into parts.
+    /// The place of a file within a single chunk; none for a file cut into parts.
     #[inline]
     fn place(&self, number: u32) -> Option<FilePlace> {
         let place = self.snapshot.place(number).ok()?;
@@ -352,8 +350,8 @@ impl Worker {
         (end <= u64::from(self.snapshot.shape().size())).then_some(place)
     }
 
-    /// Pins a file of a batch, with its place in the slot: that in its chunk, unless it comes without the
-    /// chunk. Asks the agent when it is absent.
+    /// Pins a file of a batch. Gives its place in the slot: the place in the chunk, or another
+    /// place if the file came alone. Asks the agent for an absent file.
     #[inline]
     fn pin_of<'a>(
         &self,
@@ -371,7 +369,7 @@ impl Worker {
         alone.or_else(|| Some((self.miss(attached, number, place, &hints())?, place)))
     }
 
-    /// Pins the chunk of a file; asks the agent when it is absent.
+    /// Pins the chunk of a file; asks the agent for an absent chunk.
     #[inline]
     pub(super) fn pin<'a>(
         &self,
@@ -400,47 +398,47 @@ impl Worker {
             attached.maps.pins.add(Gauge::Fallbacks, 1);
             attached.maps.pins.add(Gauge::FallbackBytes, place.length);
             if attached.is_over()
-                && let Ok(here) = self.here()
+                && let Ok(state) = self.state()
             {
-                here.set(None);
+                state.set(None);
             }
         }
         pinned
     }
 
-    /// Tells the agent that this process reads along no order any more.
+    /// Ends the current order at the agent.
     pub(super) fn end(&self) {
-        let Some(here) = self.here.get() else { return };
-        *here.begun.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        if let Some(attached) = here.get().as_ref()
-            && let Some(line) = attached.line()
+        let Some(state) = self.state.get() else { return };
+        *state.begun.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        if let Some(attached) = state.get().as_ref()
+            && let Some(channel) = attached.channel()
         {
-            let _ = line.socket.send(&ToAgent::End, &[], Duration::ZERO);
+            let _ = channel.socket.send(&ToAgent::End, &[], Duration::ZERO);
         }
     }
 
-    /// Tells the agent along which order this process reads from now on.
+    /// Announces the new order to the agent.
     pub(super) fn begin(&self, begin: Begin) {
-        let Ok(here) = self.here() else { return };
-        here.position.store(begin.position, Ordering::Relaxed);
-        *here.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(begin.clone());
-        if let Some(attached) = here.get().as_ref() {
-            tell(attached, begin);
+        let Ok(state) = self.state() else { return };
+        state.position.store(begin.position, Ordering::Relaxed);
+        *state.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(begin.clone());
+        if let Some(attached) = state.get().as_ref() {
+            announce(attached, begin);
         }
     }
 
-    /// Notes how many files of the rank were read.
+    /// Notes the number of files read of the rank.
     #[inline]
     pub(super) fn reached(&self, position: u64) {
-        let Some(here) = self.here.get() else { return };
-        here.position.store(position, Ordering::Relaxed);
-        if let Some(attached) = here.get().as_ref() {
+        let Some(state) = self.state.get() else { return };
+        state.position.store(position, Ordering::Relaxed);
+        if let Some(attached) = state.get().as_ref() {
             attached.maps.pins.set(Gauge::Position, position);
         }
     }
 }
 
-/// Copies a pinned file to a place in a buffer; gives where it ends there.
+/// Copies a pinned file to an offset of the buffer; gives the end offset.
 #[inline]
 fn copy(
     attached: &Attached,
@@ -468,24 +466,23 @@ fn keep(attached: &Arc<Attached>, place: FilePlace, pinned: Pinned<'_>) -> Optio
     Some(View(Viewed::Shared { pin, offset, length }))
 }
 
-/// Tells an agent along which order this process reads. One that is not told fetches nothing ahead.
-fn tell(attached: &Attached, begin: Begin) {
+/// Announces an order to the agent. Without the message, the agent fetches nothing ahead.
+fn announce(attached: &Attached, begin: Begin) {
     attached.maps.pins.set(Gauge::Position, begin.position);
-    let Some(line) = attached.line() else { return };
-    let sent = line.socket.send(&ToAgent::Begin(begin), &[], attached.patience);
+    let Some(channel) = attached.channel() else { return };
+    let sent = channel.socket.send(&ToAgent::Begin(begin), &[], attached.patience);
     if let Err(why) = sent {
-        tracing::debug!(%why, "the agent can't be told of an order");
+        tracing::debug!(%why, "announcing an order to the agent failed");
     }
 }
 
-/// Counts a file that was read from memory.
 #[inline]
 pub(super) fn count(attached: &Attached, place: FilePlace) {
     attached.maps.pins.add(Gauge::Hits, 1);
     attached.maps.pins.add(Gauge::HitBytes, place.length);
 }
 
-impl Here {
+impl ProcessState {
     #[inline]
     fn get(&self) -> AttachedNow {
         self.attached.load()
@@ -498,16 +495,9 @@ impl Here {
     }
 }
 
-impl View {
-    /// A view of bytes that lie in no cache.
-    pub(crate) fn of(bytes: Bytes) -> Self {
-        Self(Viewed::Copied(bytes))
-    }
-}
-
 impl From<Bytes> for View {
     fn from(bytes: Bytes) -> Self {
-        Self::of(bytes)
+        Self(Viewed::Copied(bytes))
     }
 }
 

@@ -1,7 +1,7 @@
-//! The socket between a worker and the agent: packets, with descriptors beside them.
+//! The socket between a worker and the agent: packets with descriptors.
 //!
-//! Must hold: a packet is received whole or is an error; every descriptor that comes is closed on
-//! `exec`; a wait ends by its deadline.
+//! Must hold: a packet is received whole, or the call fails. Every received descriptor is closed on
+//! `exec`. A wait ends by its deadline.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,28 +21,27 @@ use wincode::{SchemaRead, SchemaWrite};
 
 use super::message::{MESSAGE_BYTES_MAX, decode, encode};
 
-/// Descriptors in one packet at most; the kernel's bound is 253.
+/// Descriptors in a packet, at most; the kernel's limit is 253.
 pub const DESCRIPTORS_MAX: usize = 64;
 
-/// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// One end of a connection.
+/// An end of a connection.
 #[derive(Debug)]
 pub struct Socket(OwnedFd);
 
 impl Socket {
-    /// Connects to the agent that listens at a path; an error while too many others wait for it.
+    /// Connects to the agent at a path; an error if the accept queue is full.
     pub(super) fn connect(path: &Path) -> io::Result<Self> {
         let socket = unbound(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
         Ok(Self(socket))
     }
 
-    /// Sends a message with descriptors; waits while the other end takes none.
+    /// Sends a message with descriptors; waits while the buffer of the peer is full.
     ///
     /// # Errors
-    /// [`io::ErrorKind::TimedOut`] after `patience`, and those of the socket.
+    /// [`io::ErrorKind::TimedOut`] after `patience`, and errors of the socket.
     pub fn send<M>(
         &self,
         message: &M,
@@ -76,10 +75,10 @@ impl Socket {
         Ok(())
     }
 
-    /// Receives a message and its descriptors; none at the end of the connection.
+    /// Receives a message with its descriptors; none at the end of the connection.
     ///
     /// # Errors
-    /// [`io::ErrorKind::TimedOut`] after `patience`, and those of the socket.
+    /// [`io::ErrorKind::TimedOut`] after `patience`, and errors of the socket.
     pub fn receive<M>(&self, patience: Duration) -> io::Result<Option<(M, Vec<OwnedFd>)>>
     where
         M: for<'a> SchemaRead<'a, wincode::config::DefaultConfig, Dst = M>,
@@ -93,34 +92,34 @@ impl Socket {
         }
     }
 
-    /// The same without a wait.
+    /// The same without waiting.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when there is none yet, and those of the socket.
+    /// [`io::ErrorKind::WouldBlock`] without a message, and errors of the socket.
     pub fn try_receive<M>(&self) -> io::Result<Option<(M, Vec<OwnedFd>)>>
     where
         M: for<'a> SchemaRead<'a, wincode::config::DefaultConfig, Dst = M>,
     {
         let Some(length) = self.next_length()? else { return Ok(None) };
         if length > MESSAGE_BYTES_MAX {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet that is too long"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the packet is too long"));
         }
         let mut packet = vec![0; length];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let came = rustix::io::retry_on_intr(|| {
+        let received = rustix::io::retry_on_intr(|| {
             recvmsg(&self.0, &mut [IoSliceMut::new(&mut packet)], &mut beside, flags)
         });
-        let came = match came {
-            // The other end closed with messages unread.
+        let received = match received {
+            // The peer closed with unread messages.
             Err(Errno::CONNRESET) => return Ok(None),
-            came => came?,
+            received => received?,
         };
-        if came.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet that is too long"));
+        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the packet is too long"));
         }
-        if came.bytes == 0 {
+        if received.bytes == 0 {
             return Ok(None);
         }
         let mut files = Vec::new();
@@ -129,35 +128,35 @@ impl Socket {
                 files.extend(rights);
             }
         }
-        Ok(Some((decode(packet.get(..came.bytes).unwrap_or_default())?, files)))
+        Ok(Some((decode(packet.get(..received.bytes).unwrap_or_default())?, files)))
     }
 
-    /// Bytes of the packet that comes next; none at the end of the connection.
+    /// The length of the next packet; none at the end of the connection.
     fn next_length(&self) -> io::Result<Option<usize>> {
         let flags = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
-        let came = rustix::io::retry_on_intr(|| recv(&self.0, &mut [0_u8; 0], flags));
-        match came {
-            // The other end closed with messages unread.
+        let received = rustix::io::retry_on_intr(|| recv(&self.0, &mut [0_u8; 0], flags));
+        match received {
+            // The peer closed with unread messages.
             Err(Errno::CONNRESET) => Ok(None),
-            came => Ok(Some(came?.1).filter(|length| *length > 0)),
+            received => Ok(Some(received?.1).filter(|length| *length > 0)),
         }
     }
 
-    /// Whether the other end is gone.
+    /// Whether the peer has closed the connection.
     pub(super) fn is_closed(&self) -> bool {
         let mut waits = [PollFd::new(&self.0, PollFlags::RDHUP)];
         let _ = poll(&mut waits, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
         waits[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
     }
 
-    fn wait(&self, what: PollFlags, patience: Duration) -> io::Result<()> {
+    fn wait(&self, events: PollFlags, patience: Duration) -> io::Result<()> {
         let until = since_boot().saturating_add(patience);
         loop {
             let left = until.saturating_sub(since_boot());
             let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 });
-            let mut waits = [PollFd::new(&self.0, what)];
+            let mut waits = [PollFd::new(&self.0, events)];
             match poll(&mut waits, Some(&left)) {
-                // A signal does not begin the wait anew.
+                // A signal must not restart the wait.
                 Err(Errno::INTR) => {}
                 Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
                 waited => return Ok(waited.map(|_| ())?),
@@ -167,15 +166,15 @@ impl Socket {
 }
 
 impl Socket {
-    /// The user of the other end.
+    /// The user of the peer.
     ///
     /// # Errors
-    /// Those of the socket.
+    /// Errors of the socket.
     pub fn peer_user(&self) -> io::Result<u32> {
         Ok(rustix::net::sockopt::socket_peercred(&self.0)?.uid.as_raw())
     }
 
-    /// Ends the connection, whoever still has its descriptor.
+    /// Ends the connection for all processes with its descriptor.
     pub fn end(&self) {
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }
@@ -193,7 +192,6 @@ impl AsFd for Socket {
     }
 }
 
-/// Listens at a path where nothing is.
 pub(super) fn bind_at(path: &Path) -> io::Result<OwnedFd> {
     let socket = unbound(SocketFlags::CLOEXEC)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
@@ -201,10 +199,11 @@ pub(super) fn bind_at(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Takes the next connection of a listener.
+/// Accepts the next connection of a listener.
 ///
 /// # Errors
-/// Those of the socket; [`io::ErrorKind::WouldBlock`] when nobody waits at a listener that doesn't.
+/// Errors of the socket; [`io::ErrorKind::WouldBlock`] without a connection, for a non-blocking
+/// listener.
 pub fn accept(listener: impl AsFd) -> io::Result<Socket> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(Socket(rustix::io::retry_on_intr(|| accept_with(&listener, flags))?))

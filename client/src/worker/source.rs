@@ -1,7 +1,7 @@
-//! The files of an epoch out of shared memory, which the agent fills along the order.
+//! The files of an epoch from shared memory, filled by the agent along the order.
 //!
-//! Must hold: a file that the agent can't give in time is read by the other source, and the next one
-//! is asked of the agent again.
+//! Must hold: the servers give a file if the agent can't in time, and the next read asks the agent
+//! again.
 
 use std::sync::{Arc, Once};
 
@@ -11,18 +11,18 @@ use crate::epoch::{FileRead, FileSource};
 use crate::error::Error;
 use crate::order::Cursor;
 
-/// Reads one file from the servers, by its number.
-type ReadElsewhere = Box<dyn Fn(u32) -> FileRead + Send + Sync>;
+/// Reads a file from the servers, by number.
+type ReadUncached = Box<dyn Fn(u32) -> FileRead + Send + Sync>;
 
-/// Reads of one process along an order.
+/// The reads of a process along an order.
 struct SharedSource {
     worker: Arc<Worker>,
-    /// None for an order that can't be told.
+    /// The message that announces the order; none if too long.
     begin: Option<Begin>,
     begun: Once,
-    /// The rank's worker that the process is.
+    /// The rank's worker in the process.
     of: crate::order::Worker,
-    elsewhere: ReadElsewhere,
+    uncached: ReadUncached,
 }
 
 impl std::fmt::Debug for SharedSource {
@@ -31,15 +31,15 @@ impl std::fmt::Debug for SharedSource {
     }
 }
 
-/// The shared memory of a worker, for the files that a cursor gives.
+/// The shared memory as the source of a cursor's files.
 pub(crate) fn open(
     worker: Arc<Worker>,
     cursor: &Cursor,
-    elsewhere: ReadElsewhere,
+    uncached: ReadUncached,
 ) -> Result<Box<dyn FileSource>, Error> {
     let of = cursor.worker();
     let begin = Begin::of(cursor.order(), cursor.rank(), of.of_rank(cursor.position()));
-    Ok(Box::new(SharedSource { worker, begin, begun: Once::new(), of, elsewhere }))
+    Ok(Box::new(SharedSource { worker, begin, begun: Once::new(), of, uncached }))
 }
 
 impl Drop for SharedSource {
@@ -55,13 +55,14 @@ impl FileSource for SharedSource {
         self.pass(position);
         Some(match self.worker.read(number) {
             Some(bytes) => Ok(Ok(bytes)),
-            None => self.worker.elsewhere(number, || (self.elsewhere)(number)),
+            None => self.worker.uncached(number, || (self.uncached)(number)),
         })
     }
 
     fn pass(&self, position: u64) {
         let position = self.of.of_rank(position);
-        // Not before: a process whose children read does not move, and would hold the order up.
+        // Only at the first read: a process whose children read would stay at the begin, and delay
+        // the order.
         self.begun.call_once(|| {
             if let Some(begin) = self.begin.clone() {
                 self.worker.begin(Begin { position, ..begin });

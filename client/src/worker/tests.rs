@@ -1,4 +1,4 @@
-//! Pins against an agent that fills, withdraws and reuses slots all the time; messages of any bytes.
+//! Pins beside an agent that constantly fills, withdraws and reuses slots; messages of any bytes.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ const SLOTS: u32 = 4;
 const CHUNKS: u32 = 16;
 const READERS: usize = 3;
 
-/// The memory of an agent, and of each reader.
+/// The memory of an agent and of each reader.
 struct Memory {
     arena: Arena,
     table: Table,
@@ -39,7 +39,8 @@ fn memory() -> Memory {
     Memory { arena, table, pins, readers }
 }
 
-/// Moves chunks through the slots, each filled with its number, until told to end; gives how many.
+/// Moves chunks through the slots, each filled with its number, until the end; gives the number of
+/// fills.
 fn act_as_agent(memory: &Memory, is_over: &AtomicBool) -> u64 {
     let mut slots = [None::<u32>; SLOTS as usize];
     let mut filled = 0;
@@ -64,7 +65,7 @@ fn act_as_agent(memory: &Memory, is_over: &AtomicBool) -> u64 {
     filled
 }
 
-/// Reads chunks until told to end; gives how many reads there were, and how many gave other bytes.
+/// Reads chunks until the end; gives the number of reads with wrong bytes.
 fn read(maps: &Maps, is_over: &AtomicBool, reads: &AtomicU64) -> u64 {
     let (mut wrong, mut turn) = (0, 0_u32);
     while !is_over.load(Ordering::Relaxed) {
@@ -79,7 +80,7 @@ fn read(maps: &Maps, is_over: &AtomicBool, reads: &AtomicU64) -> u64 {
 }
 
 #[test]
-fn readers_see_no_bytes_of_another_chunk_while_slots_are_reused() {
+fn readers_see_no_wrong_bytes_while_slots_are_reused() {
     let memory = memory();
     let (is_over, reads) = (AtomicBool::new(false), AtomicU64::new(0));
     let until = since_boot() + Duration::from_secs(2);
@@ -101,7 +102,7 @@ fn readers_see_no_bytes_of_another_chunk_while_slots_are_reused() {
 }
 
 #[test]
-fn a_wait_that_has_ended_is_given_no_pin() {
+fn an_ended_wait_gets_no_pin() {
     let memory = memory();
     let (agent, reader) = (&memory.pins[0], &memory.readers[0]);
     reader.pins.begin_wait(1);
@@ -110,11 +111,11 @@ fn a_wait_that_has_ended_is_given_no_pin() {
     assert_eq!(reader.pins.end_wait(), Some(2));
     assert!(agent.holds(2) && agent.held() == 1);
     drop(reader.take_over(2));
-    assert!(!agent.pin_for_reader(2, 1) && agent.held() == 0, "it has ended");
+    assert!(!agent.pin_for_reader(2, 1) && agent.held() == 0, "the wait has ended");
 }
 
 #[test]
-fn of_an_agent_that_gives_and_a_reader_that_gives_up_one_has_the_pin() {
+fn the_pin_for_an_ending_wait_has_a_single_owner() {
     const WAITS: u64 = 20_000;
     let memory = memory();
     let (agent, reader) = (&memory.pins[0], &memory.readers[0]);
@@ -147,7 +148,7 @@ fn of_an_agent_that_gives_and_a_reader_that_gives_up_one_has_the_pin() {
 }
 
 #[test]
-fn packets_come_whole_with_their_descriptors_until_the_end() {
+fn packets_arrive_whole_with_their_descriptors_until_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sock");
     let listener = bind_at(&path).unwrap();
@@ -168,7 +169,7 @@ fn packets_come_whole_with_their_descriptors_until_the_end() {
 }
 
 #[test]
-fn reads_outside_of_a_slot_and_maps_of_strange_descriptors_fail() {
+fn reads_outside_of_a_slot_and_maps_of_wrong_descriptors_fail() {
     let memory = memory();
     memory.arena.write(1, 0, &[9; SLOT as usize]);
     assert!(!memory.arena.write(1, 1, &[9; SLOT as usize]), "past the end of a slot");
@@ -179,21 +180,21 @@ fn reads_outside_of_a_slot_and_maps_of_strange_descriptors_fail() {
     assert_eq!(pinned.bytes(u32::MAX, usize::MAX), None);
     assert!(memory.pins[0].holds(1) && !memory.pins[1].holds(1));
     drop(pinned);
-    assert_eq!(memory.readers[0].pin(CHUNKS).map(|_| ()), None, "a chunk that there is not");
+    assert_eq!(memory.readers[0].pin(CHUNKS).map(|_| ()), None, "an unknown chunk");
     memory.readers[1].pins.add(Gauge::Hits, 2);
     assert_eq!(memory.pins[1].get(Gauge::Hits), 2);
 
     let file = tempfile::tempfile().unwrap();
     file.set_len(1 << 20).unwrap();
-    assert!(Table::map(&file, CHUNKS).is_err(), "memory that can be cut off");
+    assert!(Table::map(&file, CHUNKS).is_err(), "memory without a seal");
     let (_, short) = Table::create(1).unwrap();
-    assert!(Table::map(&short, 100_000).is_err(), "memory that is too short");
+    assert!(Table::map(&short, 100_000).is_err(), "too short memory");
     let shape = Shape { slot_bytes: SLOT, slots: SLOTS };
     assert!(Arena::map(shape, &[]).is_err(), "no segments");
 }
 
 #[test]
-fn messages_come_back_as_they_were_and_a_hello_shows_no_key() {
+fn messages_survive_encoding_and_a_hello_shows_no_key() {
     let servers = Servers {
         user: "ann".to_owned(),
         key: Some("sesame".to_owned()),

@@ -180,8 +180,7 @@ pub struct ReadRequest {
     pub dataset: ::prost::bytes::Bytes,
     #[prost(message, repeated, tag = "2")]
     pub items: ::prost::alloc::vec::Vec<ReadItem>,
-    /// Checks copies in a fast store also where they were found whole lately: bytes came damaged
-    /// before, or no more than a range of a file is wanted.
+    /// Not used any more: copies in a fast store had checksums of their own.
     #[prost(bool, tag = "3")]
     pub check_copies: bool,
     /// Whether copies in a fast store are given up, and the objects themselves read.

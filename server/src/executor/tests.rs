@@ -284,11 +284,9 @@ impl<R: Reads> Store for ReadOnly<R> {
         unreachable!("it is only read")
     }
 
-    fn doubt(&self, _: &Key) {}
+    fn invalidate(&self, _: &Key) {}
 
-    fn forsake(&self, _: &Key) {}
-
-    fn foresee(&self, _: &Key) {}
+    fn will_read(&self, _: &Key) {}
 }
 
 /// A disk with places that can't be read.

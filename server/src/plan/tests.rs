@@ -32,13 +32,8 @@ async fn large_file(parts: &Parts, dataset: DatasetId) -> FileRecord {
 
 /// Bytes that a read of one item costs, as it says before, and bytes that it then wants.
 async fn told_and_wanted(item: ReadItem, parts: &Parts, dataset: DatasetId) -> (u64, u64) {
-    let request = ReadRequest {
-        dataset,
-        items: vec![item],
-        check_copies: false,
-        pass_copies: false,
-        check_headers: false,
-    };
+    let request =
+        ReadRequest { dataset, items: vec![item], pass_copies: false, check_headers: false };
     let mut plan = Plan::new(parts, request).await.unwrap();
     let (told, mut wanted) = (plan.cost(u64::MAX), 0);
     let budget = Budget::new(1 << 20, "test");
@@ -79,13 +74,8 @@ async fn a_wave_finds_no_more_missing_files_than_it_may_have_answers() {
         .await
         .unwrap();
     let item = ReadItem { source: ReadSource::File(record), offset: 0, length: None };
-    let request = ReadRequest {
-        dataset,
-        items: vec![item; 1_000],
-        check_copies: false,
-        pass_copies: false,
-        check_headers: false,
-    };
+    let request =
+        ReadRequest { dataset, items: vec![item; 1_000], pass_copies: false, check_headers: false };
     let mut plan = Plan::new(&rig.parts, request).await.unwrap();
     let (size, budget) = (WaveSize::of(256 << 10), Budget::new(1 << 20, "test"));
     let mut missing = 0;
@@ -112,7 +102,6 @@ async fn of_an_object_that_was_cut_short_files_are_damaged_where_headers_are_che
         let request = ReadRequest {
             dataset,
             items: vec![ReadItem { source, offset: 0, length: Some(1) }],
-            check_copies: false,
             pass_copies: true,
             check_headers: true,
         };

@@ -93,7 +93,7 @@ pub(super) async fn piece(
         if !std::mem::take(&mut is_copy) {
             break why;
         }
-        parts.store.forsake(&key);
+        parts.store.invalidate(&key);
     };
     if find(parts, dataset, version).await?.is_none() {
         let why = "it was removed, as there are newer versions; ask again";

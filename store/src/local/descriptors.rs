@@ -1,16 +1,15 @@
 //! Open files, kept for the next read.
 //!
-//! Must hold: never more than the bound. A descriptor here may outlive its object; whoever
-//! takes one checks that the object's name still is that of its file.
+//! Must hold: at most `bound` files are open. A descriptor may outlive its object: callers check that the
+//! object's name still belongs to the file.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Key;
 
-/// A bounded set of open files. When it is full, a hand goes round and takes the place of the
-/// first that nobody has read since it last came by (the clock algorithm): as good as least
-/// recently used here, with no list to reorder on each read.
+/// A bounded set of open files with the clock algorithm: a hand goes round, and evicts the first file
+/// that was not read since the last round. Like LRU, but without a list to reorder at each read.
 #[derive(Debug)]
 pub(super) struct Descriptors<F> {
     ring: Mutex<Ring<F>>,
@@ -19,13 +18,13 @@ pub(super) struct Descriptors<F> {
 
 #[derive(Debug)]
 struct Ring<F> {
-    places: Vec<Place<F>>,
+    slots: Vec<Slot<F>>,
     index: HashMap<Key, usize>,
     hand: usize,
 }
 
 #[derive(Debug)]
-struct Place<F> {
+struct Slot<F> {
     key: Key,
     file: Option<Arc<F>>,
     used: bool,
@@ -33,49 +32,49 @@ struct Place<F> {
 
 impl<F> Descriptors<F> {
     pub(super) fn new(bound: usize) -> Self {
-        let ring = Ring { places: Vec::new(), index: HashMap::new(), hand: 0 };
+        let ring = Ring { slots: Vec::new(), index: HashMap::new(), hand: 0 };
         Self { ring: Mutex::new(ring), bound }
     }
 
     pub(super) fn get(&self, key: &Key) -> Option<Arc<F>> {
         let mut ring = self.lock();
-        let place = *ring.index.get(key)?;
-        let place = ring.places.get_mut(place)?;
-        place.used = true;
-        place.file.clone()
+        let slot = *ring.index.get(key)?;
+        let slot = ring.slots.get_mut(slot)?;
+        slot.used = true;
+        slot.file.clone()
     }
 
-    /// Files leave their places after the lock is released, as closing the last descriptor of a
-    /// removed file frees its blocks.
+    /// The evicted file is closed without the lock: closing the last descriptor of a removed file frees
+    /// its blocks.
     pub(super) fn insert(&self, key: &Key, file: Arc<F>) {
         let mut ring = self.lock();
-        let fresh = Place { key: key.clone(), file: Some(file), used: false };
-        let place = match ring.index.get(key) {
-            Some(place) => *place,
-            None if ring.places.len() < self.bound => {
-                let place = ring.places.len();
-                ring.places.push(Place { key: key.clone(), file: None, used: false });
-                place
+        let fresh = Slot { key: key.clone(), file: Some(file), used: false };
+        let slot = match ring.index.get(key) {
+            Some(slot) => *slot,
+            None if ring.slots.len() < self.bound => {
+                let slot = ring.slots.len();
+                ring.slots.push(Slot { key: key.clone(), file: None, used: false });
+                slot
             }
             None => ring.victim(),
         };
-        let Some(old) = ring.places.get_mut(place) else { return };
+        let Some(old) = ring.slots.get_mut(slot) else { return };
         let old = std::mem::replace(old, fresh);
-        // One whose file was removed may have come back in another place.
-        if ring.index.get(&old.key) == Some(&place) {
+        // A key that was removed may have returned in another slot.
+        if ring.index.get(&old.key) == Some(&slot) {
             ring.index.remove(&old.key);
         }
-        ring.index.insert(key.clone(), place);
+        ring.index.insert(key.clone(), slot);
         drop(ring);
         drop(old);
     }
 
     pub(super) fn remove(&self, key: &Key) {
         let mut ring = self.lock();
-        let place = ring.index.remove(key);
-        let file = place.and_then(|place| ring.places.get_mut(place)).and_then(|place| {
-            place.used = false;
-            place.file.take()
+        let slot = ring.index.remove(key);
+        let file = slot.and_then(|slot| ring.slots.get_mut(slot)).and_then(|slot| {
+            slot.used = false;
+            slot.file.take()
         });
         drop(ring);
         drop(file);
@@ -84,9 +83,9 @@ impl<F> Descriptors<F> {
     pub(super) fn clear(&self) {
         let mut ring = self.lock();
         ring.index.clear();
-        let places = std::mem::take(&mut ring.places);
+        let slots = std::mem::take(&mut ring.slots);
         drop(ring);
-        drop(places);
+        drop(slots);
     }
 
     fn lock(&self) -> MutexGuard<'_, Ring<F>> {
@@ -95,15 +94,15 @@ impl<F> Descriptors<F> {
 }
 
 impl<F> Ring<F> {
-    /// The next place that was not used since the hand last passed; a full round clears all
-    /// marks, so there is one.
+    /// The next slot that was not used since the last round. A full round clears all marks, so that the
+    /// loop ends.
     fn victim(&mut self) -> usize {
         loop {
-            let place = self.hand;
-            self.hand = if place + 1 < self.places.len() { place + 1 } else { 0 };
-            match self.places.get_mut(place) {
-                Some(place) if place.used => place.used = false,
-                Some(_) | None => return place,
+            let slot = self.hand;
+            self.hand = if slot + 1 < self.slots.len() { slot + 1 } else { 0 };
+            match self.slots.get_mut(slot) {
+                Some(slot) if slot.used => slot.used = false,
+                Some(_) | None => return slot,
             }
         }
     }
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_stays_and_what_is_not_makes_room() {
+    fn files_that_are_read_stay_and_others_make_room() {
         let files = Descriptors::new(3);
         for number in 0..3 {
             files.insert(&key(number), Arc::new(number));

@@ -1,8 +1,8 @@
-//! Objects as files below a directory: what each operation does, step by step.
+//! Objects as files below a directory: the steps of each operation.
 //!
-//! Must hold: a name appears only when its file is complete and synced, and an operation
-//! returns only when the directories that make it last are synced. After a crash at any step
-//! nothing is torn, nothing acknowledged is lost, and no file is left that is no object.
+//! Must hold: a name appears only when its file is complete and synced. An operation returns only when
+//! the directories with its changes are synced. After a crash at any step no object is torn, no
+//! acknowledged object is lost, and all remaining files are objects.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,33 +11,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dl_runtime::{Buffers, OsRandom, Random};
 
 use super::descriptors::Descriptors;
-use super::files::{Entry, Errno, Files, Named, Node, Result};
+use super::files::{Entry, Errno, Files, Node, OpenFile, Result};
 use crate::{Error, Key, Kind, ObjectInfo};
 
-/// Files in the making, where the file system has no unnamed files. No key begins with a dot.
+/// Unfinished files, where the file system has no unnamed files. No key begins with a dot.
 const STAGING: &str = ".staging";
 
-/// Half of the 1,024 descriptors that a process usually may have.
+/// Half of the usual limit of 1,024 descriptors.
 const OPEN_FILES: usize = 512;
 
-/// Directories remembered as durable; beyond it all are forgotten, and synced once more.
+/// Most directories remembered as durable; beyond, all are forgotten and synced again.
 const KNOWN_DIRS: usize = 1 << 16;
 
 #[derive(Debug)]
 pub(super) struct Directory<F: Files> {
     pub(super) files: F,
-    pub(super) open: Descriptors<Named<F::File>>,
+    pub(super) open: Descriptors<OpenFile<F::File>>,
     /// Directories whose own names are known to be durable, up to the root.
     durable: Mutex<HashSet<Box<str>>>,
     staged: AtomicBool,
-    /// Whether reads of this file system can't say that they would wait.
+    /// Whether the file system can't tell cached bytes from bytes on disk.
     pub(super) waits_always: AtomicBool,
-    /// What is read goes here.
+    /// Memory for reads.
     pub(super) buffers: Arc<Buffers>,
 }
 
 impl<F: Files> Directory<F> {
-    /// Takes a directory over, and removes what crashed processes left in the making.
+    /// Opens a directory, and removes unfinished files of crashed processes.
     pub(super) fn open(files: F) -> Result<Self> {
         let directory = Self {
             files,
@@ -51,7 +51,7 @@ impl<F: Files> Directory<F> {
         Ok(directory)
     }
 
-    /// From now on as on a file system without unnamed files.
+    /// Behaves like on a file system without unnamed files.
     #[cfg(test)]
     pub(super) fn stage_always(self) -> Self {
         self.staged.store(true, Ordering::Relaxed);
@@ -77,7 +77,7 @@ impl<F: Files> Directory<F> {
     pub(super) fn create(&self, key: &Key, body: &[u8]) -> std::result::Result<(), Error> {
         let created = match self.place(key.as_str(), body) {
             Err(Errno::NOENT) => {
-                // Somebody removed an empty directory that this process has made.
+                // Another process removed an empty directory that this process had made.
                 self.known().clear();
                 self.place(key.as_str(), body)
             }
@@ -103,8 +103,8 @@ impl<F: Files> Directory<F> {
         {
             return Err(errno);
         }
-        // Also when the key was taken: its maker may have died before this sync, and the caller
-        // will take the object for durable.
+        // Also when the key was taken: the creator may have died before the sync, and the caller
+        // relies on a durable object.
         self.files.sync_dir(dir)?;
         for parent in parents.iter().rev() {
             self.files.sync_dir(parent)?;
@@ -113,8 +113,8 @@ impl<F: Files> Directory<F> {
         linked
     }
 
-    /// Makes `dir` and all above it. Returns the directories to sync before any of them counts
-    /// as durable; also one that was there may have been made by a process that died.
+    /// Makes `dir` and the directories above. Gives the directories to sync before any counts as durable:
+    /// an existing directory may come from a process that died before the sync.
     fn make_dirs<'a>(&self, dir: &'a str) -> Result<Vec<&'a str>> {
         let mut parents = Vec::new();
         if self.known().contains(dir) {
@@ -166,14 +166,13 @@ impl<F: Files> Directory<F> {
         let linked =
             self.files.write(&file, body).and_then(|()| self.files.sync_file(&file)).and_then(
                 |()| match self.files.link(&staged, path) {
-                    // On a network file system the call may have been done twice, as the answer to
-                    // the first was lost.
+                    // A network file system may have repeated the call after a lost answer.
                     Err(Errno::EXIST) if self.files.state(&file)?.names > 1 => Ok(()),
                     linked => linked,
                 },
             );
         if let Err(errno) = self.files.remove(&staged) {
-            // The object is as it should be, and the next open sweeps.
+            // The object is complete, and the next open removes the file.
             tracing::warn!(%errno, staged, "could not remove a staging file");
         }
         linked
@@ -200,7 +199,7 @@ impl<F: Files> Directory<F> {
             Ok(()) | Err(_) => {
                 // An open descriptor would keep the blocks of the removed file.
                 self.open.remove(key);
-                // Also when nothing was there: the removal by a process that died may not last.
+                // Also without a file: a process that died may have removed the file without the sync.
                 match self.files.sync_dir(parent(path)) {
                     Err(errno) if !absent(errno) => Err(errno),
                     Ok(()) | Err(_) => Ok(()),
@@ -210,8 +209,7 @@ impl<F: Files> Directory<F> {
         removed.map_err(|errno| Error::from_errno(errno, "delete object", key))
     }
 
-    /// Syncs the directories that make these objects last. Their contents were synced before they
-    /// got their names.
+    /// Syncs the directories of objects. Contents are synced before a file gets its name.
     pub(super) fn settle(&self, keys: &[Key]) -> std::result::Result<(), Error> {
         let holding: BTreeSet<&str> = keys.iter().map(|key| parent(key.as_str())).collect();
         let mut all = holding.clone();
@@ -222,7 +220,7 @@ impl<F: Files> Directory<F> {
                 all.insert(dir);
             }
         }
-        // Those below first: a directory that was there then is in the one above it.
+        // Lower directories first: each is an entry of the directory above.
         for dir in all.iter().rev() {
             match self.files.sync_dir(dir) {
                 Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => {}
@@ -232,8 +230,8 @@ impl<F: Files> Directory<F> {
         Ok(())
     }
 
-    /// Removes the empty directories below `dir`, and `dir` itself. None of them is durable for sure any
-    /// more: what is created there after all makes them anew.
+    /// Removes the empty directories below `dir`, and `dir` itself. Their durability is forgotten: a later
+    /// create makes them anew.
     pub(super) fn prune(&self, dir: &str) -> std::result::Result<(), Error> {
         let pruned = self.remove_empty(dir);
         self.known().retain(|known| !is_within(known, dir));
@@ -247,7 +245,7 @@ impl<F: Files> Directory<F> {
         };
         for Entry { name, .. } in entries.iter().filter(|entry| entry.node == Node::Dir) {
             let below = if dir.is_empty() { name.clone() } else { format!("{dir}/{name}") };
-            // Others are none of this store's.
+            // Names that are no keys belong to other programs.
             if Key::new(below.as_str()).is_ok() {
                 self.remove_empty(&below)?;
             }
@@ -256,13 +254,13 @@ impl<F: Files> Directory<F> {
             return Ok(());
         }
         match self.files.remove_dir(dir) {
-            // Somebody is faster, or creates something.
+            // Another process removed the directory, or created an entry.
             Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
             Err(errno) => Err(errno),
         }
     }
 
-    /// Lists one directory: objects into `objects`, directories below it into `dirs`.
+    /// Lists a directory: objects into `objects`, directories below into `dirs`.
     pub(super) fn list(
         &self,
         dir: &str,
@@ -282,7 +280,7 @@ impl<F: Files> Directory<F> {
             match (Key::new(path.as_str()), entry.node) {
                 (Ok(_), Node::Dir) => dirs.push(path),
                 (Ok(key), Node::File(size)) => objects.push(ObjectInfo { key, size }),
-                // Staging, or put there by somebody else.
+                // Staging, or files of other programs.
                 (Err(_), _) => {}
             }
         }

@@ -1,7 +1,7 @@
 //! The file calls of Linux.
 //!
-//! Must hold: everything goes through the descriptor of the root, so that the store stays where
-//! it was opened, whatever is renamed above it.
+//! Must hold: all calls go through the descriptor of the root, so that renames above the root do not move
+//! the store.
 
 use std::fs::{self, DirBuilder};
 use std::io::{self, IoSliceMut};
@@ -14,16 +14,15 @@ use rustix::io::{ReadWriteFlags, preadv2, retry_on_intr};
 
 use super::files::{Entry, Errno, Files, Node, Result, State};
 
-/// Of the root, and of what has to be made above it: who reads what lies there needs no key.
+/// Mode of the root and of directories made above: a reader of the files needs no key.
 const ROOT_MODE: u32 = 0o700;
 
-/// As the umask allows.
+/// The umask takes permissions away.
 const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
 const DIR_MODE: Mode = Mode::from_raw_mode(0o777);
 
-/// Bytes of one write call. In a virtual machine that reports free memory to its host, calls of
-/// four times this took nine times as long once the memory had lain free for some seconds; calls
-/// of this size did not.
+/// Bytes of a write call. In a virtual machine that reports free memory to its host, calls of four times
+/// as many bytes took nine times as long once the memory had been free for seconds.
 const BYTES_PER_WRITE: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -32,8 +31,8 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// Opens the directory `root`. One that is not there is made, durably, with all above it; one that
-    /// is there may have been made by a process that ended before it was durable.
+    /// Opens the directory `root`, and makes it durable: an existing directory may come from a process
+    /// that ended before the sync. Missing directories are made.
     pub(super) fn open(root: &Path) -> io::Result<Self> {
         let root = std::path::absolute(root)?;
         let missing: Vec<PathBuf> =
@@ -47,7 +46,7 @@ impl Disk {
         }
         if missing.is_empty() {
             match sync_above(&root) {
-                // Where this process could not have made it, nor another one like it.
+                // A process with the same permissions can't have made the directory.
                 Err(error) if is_out_of_reach(&error) => {}
                 synced => synced?,
             }
@@ -70,7 +69,7 @@ fn sync_above(dir: &Path) -> io::Result<()> {
     dir.parent().map_or(Ok(()), |parent| fs::File::open(parent)?.sync_all())
 }
 
-/// Whether a directory is closed to this process, or of a file system that has nothing to sync there.
+/// Whether a directory is closed to the process, or its file system can't sync directories.
 fn is_out_of_reach(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, PermissionDenied, ReadOnlyFilesystem, Unsupported};
     matches!(error.kind(), InvalidInput | PermissionDenied | ReadOnlyFilesystem | Unsupported)
@@ -120,7 +119,7 @@ impl Files for Disk {
                     FileType::RegularFile => Node::File(stat.st_size.unsigned_abs()),
                     _ => continue,
                 },
-                // Removed since.
+                // Removed meanwhile.
                 Err(Errno::NOENT) => continue,
                 Err(errno) => return Err(errno),
             };
@@ -131,14 +130,14 @@ impl Files for Disk {
 
     fn create_unnamed(&self, dir: &str) -> Result<OwnedFd> {
         self.open_at(dir, OFlags::TMPFILE | OFlags::WRONLY).map_err(|errno| match errno {
-            // What file systems without O_TMPFILE say, and kernels that don't know it.
+            // From file systems and kernels without O_TMPFILE.
             Errno::ISDIR | Errno::INVAL => Errno::OPNOTSUPP,
             errno => errno,
         })
     }
 
     fn link_unnamed(&self, file: &OwnedFd, to: &str) -> Result<()> {
-        // Without a capability that servers lack, only /proc leads from a descriptor to a name.
+        // Linking a descriptor itself needs a capability that servers lack; /proc needs none.
         let from = format!("/proc/self/fd/{}", file.as_raw_fd());
         let linked = rustix::fs::linkat(CWD, &*from, &self.root, to, AtFlags::SYMLINK_FOLLOW);
         linked.map_err(|errno| match errno {
@@ -154,7 +153,7 @@ impl Files for Disk {
 
     fn stage(&self, path: &str) -> Result<Option<OwnedFd>> {
         let file = self.open_at(path, OFlags::CREATE | OFlags::EXCL | OFlags::RDWR)?;
-        // Between the two calls a sweeper may have taken the lock, and the name with it.
+        // Between the two calls a sweeper may have locked the file and removed its name.
         Ok((lock(&file)? && self.state(&file)?.names > 0).then_some(file))
     }
 

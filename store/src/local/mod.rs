@@ -1,10 +1,10 @@
 //! A directory as a store, durable by itself.
 //!
-//! Ours rather than object_store's, which stages a new object under a name beside it and leaves
-//! that file after a crash, does not sync deletions, and opens the file again for each read.
+//! object_store has a local store, too, but leaves staging files after a crash, does not sync deletions,
+//! and opens the file again for each read.
 //!
-//! Must hold: what [`directory`] does in steps is done where it may block, and no place for
-//! blocking work is held while a caller thinks.
+//! Must hold: the file calls of [`directory`] run where they may block. A blocking thread is not held
+//! between two calls of a caller.
 
 mod descriptors;
 mod directory;
@@ -35,22 +35,21 @@ use self::files::Files;
 pub use self::volatile::VolatileDisk;
 use crate::{Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store};
 
-/// Bytes that one blocking job reads: below it, handing over to another thread costs more than
-/// the copy it saves.
+/// Bytes that a blocking job reads: for fewer, another thread costs more than the copying.
 const BYTES_PER_JOB: u64 = 1 << 20;
 
 /// Blocking jobs for one `read`: enough to copy at the speed of memory, and to have a few
 /// requests at a disk.
 const JOBS_PER_READ: usize = 4;
 
-/// Bytes that a read copies where it is called, when none of them has to come from a disk: handing
-/// over to another thread and back costs more, and nobody waits long for so few.
+/// Most bytes that a read copies on the caller's thread, when all of them are in the page cache: another
+/// thread costs more, and so short a copy delays no other task.
 const BYTES_AT_ONCE: u64 = 1 << 20;
 
-/// Objects that one blocking job of a listing collects before it hands them over.
+/// Objects that a blocking job of a listing collects.
 const LISTED_PER_JOB: usize = 1024;
 
-/// Opens the directory `root` as a store, and makes it when it is not there.
+/// Opens the directory `root` as a store; a missing directory is made.
 pub(crate) async fn open(root: &Path) -> Result<Arc<dyn Store>, Error> {
     let (path, shown) = (root.to_path_buf(), masked(&root.to_string_lossy()).into_owned());
     let opened =
@@ -61,7 +60,7 @@ pub(crate) async fn open(root: &Path) -> Result<Arc<dyn Store>, Error> {
         .map_err(|error| {
             let mut error = Error::from_io(error, "open store", &shown);
             if error.kind == Kind::Missing || error.kind == Kind::Exists {
-                // A file stands where the directory, or one above it, should be.
+                // A file stands in the place of the directory, or of a directory above.
                 error.kind = Kind::Unsupported;
             }
             error
@@ -153,16 +152,12 @@ impl<F: Files> Store for LocalStore<F> {
         self.run("remove empty folders below", prefix, move |directory| directory.prune(&dir)).await
     }
 
-    fn doubt(&self, _: &Key) {
-        // Nothing is kept of what was read.
-    }
-
-    fn forsake(&self, _: &Key) {
+    fn invalidate(&self, _: &Key) {
         // There are no copies.
     }
 
-    fn foresee(&self, _: &Key) {
-        // Nothing is nearer than here.
+    fn will_read(&self, _: &Key) {
+        // There are no copies.
     }
 
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
@@ -191,9 +186,9 @@ impl<F: Files> Store for LocalStore<F> {
     }
 }
 
-/// Cuts the ranges of one call, in order, into shares of about equal bytes, one for each job.
+/// Cuts the ranges of a call, in order, into shares of about equal bytes, a share for each job.
 fn shares(wanted: &[ObjectRange]) -> Vec<Range<usize>> {
-    // Of an object of unknown size it is known only that a job for it is worth while.
+    // An object of unknown size is worth a job.
     let weight = |range: &ObjectRange| match range.range.max_len() {
         u64::MAX => BYTES_PER_JOB,
         length => length,

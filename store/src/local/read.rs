@@ -1,7 +1,7 @@
 //! Reading ranges of objects, into memory that the ranges of one call share.
 //!
-//! Must hold: an object that is gone is not read any more, whoever deleted it or moved it away; a
-//! range is given whole or not at all.
+//! Must hold: a deleted object is not read any more, also when another process deleted or moved the file.
+//! A range is given whole or not at all.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,58 +9,58 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::directory::Directory;
-use super::files::{Errno, Files, Named, Result, State};
+use super::files::{Errno, Files, OpenFile, Result, State};
 use crate::{Error, Key, Kind, ObjectRange};
 
 const READ: &str = "read object";
 
-/// Memory of more bytes is not kept for the next call.
+/// Larger buffers are not kept for the next call.
 const KEPT_BYTES: usize = 8 << 20;
 
-/// What one range gives.
+/// The result of a range.
 pub(super) type Read = std::result::Result<Bytes, Error>;
 
 /// An open object.
 #[derive(Debug)]
 struct Opened<F> {
-    file: Arc<Named<F>>,
+    file: Arc<OpenFile<F>>,
     size: u64,
 }
 
-/// Where the bytes of a range are.
+/// A range within an open file.
 #[derive(Debug)]
-struct Place<F> {
-    file: Arc<Named<F>>,
+struct Piece<F> {
+    file: Arc<OpenFile<F>>,
     offset: u64,
     length: usize,
 }
 
 impl<F: Files> Directory<F> {
-    /// Reads ranges one after the other.
+    /// Reads ranges, waiting for the disk where needed.
     pub(super) fn read(&self, wanted: &[ObjectRange]) -> Vec<Read> {
         let mut last: Option<(&Key, Opened<F::File>)> = None;
-        let mut places = Vec::with_capacity(wanted.len());
+        let mut pieces = Vec::with_capacity(wanted.len());
         for range in wanted {
             let opened = match last.take() {
                 Some((key, opened)) if *key == range.key => Ok(opened),
                 _ => self.opened(&range.key),
             };
-            places.push(match opened {
+            pieces.push(match opened {
                 Ok(opened) => {
-                    let place = place(&opened, range);
+                    let piece = piece(&opened, range);
                     last = Some((&range.key, opened));
-                    place
+                    piece
                 }
                 Err(errno) => Err(Error::from_errno(errno, READ, &range.key)),
             });
         }
-        let mut memory = self.memory(places.iter().flatten());
+        let mut memory = self.memory(pieces.iter().flatten());
         let mut start = 0;
-        let ends: Vec<_> = places
+        let ends: Vec<_> = pieces
             .into_iter()
             .zip(wanted)
-            .map(|(place, wanted)| {
-                let Place { file, offset, length } = place?;
+            .map(|(piece, wanted)| {
+                let Piece { file, offset, length } = piece?;
                 let end = start + length;
                 let buffer = memory.get_mut(start..end).unwrap_or_default();
                 match self.files.read(&file.file, offset, buffer) {
@@ -74,27 +74,27 @@ impl<F: Files> Directory<F> {
         ends.into_iter().map(|range| Ok(memory.slice(range?))).collect()
     }
 
-    /// Reads as many of the first ranges as can be had at once, without waiting for a disk.
+    /// Reads ranges up to the first range that has to wait for the disk.
     pub(super) fn read_cached(&self, wanted: &[ObjectRange]) -> Vec<Bytes> {
         if self.waits_always.load(Ordering::Relaxed) {
             return Vec::new();
         }
         let mut last: Option<(&Key, Opened<F::File>)> = None;
-        let mut places = Vec::with_capacity(wanted.len());
+        let mut pieces = Vec::with_capacity(wanted.len());
         for range in wanted {
             let opened = match last.take() {
                 Some((key, opened)) if *key == range.key => Some(opened),
                 _ => self.open_before(&range.key),
             };
             let Some(opened) = opened else { break };
-            let Ok(place) = place(&opened, range) else { break };
-            places.push(place);
+            let Ok(piece) = piece(&opened, range) else { break };
+            pieces.push(piece);
             last = Some((&range.key, opened));
         }
-        let mut memory = self.memory(places.iter());
-        let mut ends = Vec::with_capacity(places.len());
+        let mut memory = self.memory(pieces.iter());
+        let mut ends = Vec::with_capacity(pieces.len());
         let mut start = 0;
-        for Place { file, offset, length } in places {
+        for Piece { file, offset, length } in pieces {
             let end = start + length;
             let buffer = memory.get_mut(start..end).unwrap_or_default();
             match self.files.read_cached(&file.file, offset, buffer) {
@@ -103,7 +103,7 @@ impl<F: Files> Directory<F> {
                     self.waits_always.store(true, Ordering::Relaxed);
                     break;
                 }
-                // The other way to read finds out.
+                // `read` finds the cause.
                 Ok(_) | Err(_) => break,
             }
             ends.push(start..end);
@@ -113,14 +113,14 @@ impl<F: Files> Directory<F> {
         ends.into_iter().map(|range| memory.slice(range)).collect()
     }
 
-    /// An object that this process has open, when it still has its name.
+    /// An object that the process has open, when the file still has its name.
     fn open_before(&self, key: &Key) -> Option<Opened<F::File>> {
         let file = self.open.get(key)?;
-        // Others may have deleted the object or moved it away, and this process may have between its
-        // look-up and its insert.
+        // Another process may have deleted or moved the object, or another thread between look-up and
+        // insert.
         match self.files.state_at(key.as_str()) {
             Ok(State { id, size, .. }) if id == file.id => Some(Opened { file, size }),
-            // Opening it tells.
+            // `open` finds the cause.
             Ok(_) | Err(_) => {
                 self.open.remove(key);
                 None
@@ -140,17 +140,17 @@ impl<F: Files> Directory<F> {
             file => file?,
         };
         let State { id, size, .. } = self.files.state(&file)?;
-        let file = Arc::new(Named { file, id });
+        let file = Arc::new(OpenFile { file, id });
         self.open.insert(key, Arc::clone(&file));
         Ok(Opened { file, size })
     }
 
-    /// Memory for the bytes of these places, of any content.
-    fn memory<'a>(&self, places: impl Iterator<Item = &'a Place<F::File>>) -> Vec<u8>
+    /// Memory for the bytes of `pieces`, with any content.
+    fn memory<'a>(&self, pieces: impl Iterator<Item = &'a Piece<F::File>>) -> Vec<u8>
     where
         F::File: 'a,
     {
-        let length = places.map(|place| place.length).sum();
+        let length = pieces.map(|piece| piece.length).sum();
         if length > KEPT_BYTES {
             return vec![0; length];
         }
@@ -161,7 +161,7 @@ impl<F: Files> Directory<F> {
         memory
     }
 
-    /// Memory that is kept when its last slice is gone, unless it is large.
+    /// Shares the memory, which is reused after its last slice unless it is large.
     fn shared(&self, memory: Vec<u8>) -> Bytes {
         match memory.len() {
             1..=KEPT_BYTES => self.buffers.lend(memory, 0),
@@ -170,11 +170,11 @@ impl<F: Files> Directory<F> {
     }
 }
 
-fn place<F>(opened: &Opened<F>, wanted: &ObjectRange) -> std::result::Result<Place<F>, Error> {
+fn piece<F>(opened: &Opened<F>, wanted: &ObjectRange) -> std::result::Result<Piece<F>, Error> {
     let too_short = || too_short(wanted, opened.size);
     let range = wanted.range.within(opened.size).ok_or_else(too_short)?;
     let length = usize::try_from(range.end - range.start).map_err(|_| too_short())?;
-    Ok(Place { file: Arc::clone(&opened.file), offset: range.start, length })
+    Ok(Piece { file: Arc::clone(&opened.file), offset: range.start, length })
 }
 
 fn too_short(wanted: &ObjectRange, size: u64) -> Error {

@@ -1,5 +1,5 @@
-//! The local store against the contract, against crashes at every step, and against what only
-//! a real directory can do to it.
+//! The local store: the contract, crashes at every step, and changes by other programs in a real
+//! directory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -88,7 +88,7 @@ enum Step {
     Delete(&'static str),
 }
 
-/// New directories, a second object in one, a taken key, a deletion, a key that comes back.
+/// New directories, a second object in a directory, a taken key, a deletion, a key that comes back.
 const SCENARIO: [Step; 8] = [
     Step::Create("d/a/1", "one"),
     Step::Create("d/a/2", "two"),
@@ -100,10 +100,10 @@ const SCENARIO: [Step; 8] = [
     Step::Delete("d/b/3"),
 ];
 
-/// What each key may hold, by what was acknowledged; a key that is not here holds nothing.
+/// The possible bodies of each key after the acknowledged steps; other keys have no object.
 type Allowed = BTreeMap<&'static str, BTreeSet<Option<&'static str>>>;
 
-/// Runs steps until one fails, notes what they promise, and returns those not done.
+/// Runs steps until a failure, notes the acknowledged steps, and returns the remaining steps.
 fn go<'a>(directory: &Directory<Volatile>, steps: &'a [Step], allowed: &mut Allowed) -> &'a [Step] {
     for (done, step) in steps.iter().enumerate() {
         let (Step::Create(name, _) | Step::Delete(name)) = *step;
@@ -137,8 +137,7 @@ fn go<'a>(directory: &Directory<Volatile>, steps: &'a [Step], allowed: &mut Allo
     &[]
 }
 
-/// A new process over what the old one left: each key holds what it may, and no file is left
-/// that is no object.
+/// Checks a new process over the same disk: each key has a possible body, and all files are objects.
 fn restart(files: &Volatile, allowed: &Allowed, when: &str) -> Directory<Volatile> {
     let directory = Directory::open(files.clone()).unwrap();
     let mut objects = Vec::new();
@@ -179,7 +178,7 @@ fn a_crash_at_any_step_tears_nothing_loses_nothing_acknowledged_and_leaves_no_st
     }
 }
 
-/// What comes after the call that failed, before the power goes.
+/// Steps between the failed call and the power cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     PowerLoss,
@@ -187,7 +186,7 @@ enum Next {
     Restart,
     /// The fault passed, and the same process does the step again.
     Retry,
-    /// Another process settles what it finds, which is promised from then on.
+    /// Another process settles the objects that it finds, which are then durable.
     Found,
 }
 

@@ -1,7 +1,7 @@
-//! A disk in memory that forgets at a power cut what was not synced.
+//! A disk in memory that loses unsynced changes at a power cut.
 //!
-//! Must hold: it is never kinder than a real disk. A name lasts when its directory was synced
-//! and is reachable, the contents of a file when the file was; anything else may last or not.
+//! Must hold: the disk guarantees no more than a real disk. A name lasts when its directory was synced
+//! and is reachable; the contents of a file last when the file was synced. Other changes may last or not.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,37 +14,37 @@ use super::directory::Directory;
 use super::files::{Entry, Errno, Files, Node, Result, State};
 use crate::{Error, Store};
 
-/// A disk for crash tests: the local store on it is the real one, its file calls are points of
-/// a [`CutPoint`], and losing power drops what it had not synced. Clones are the same disk.
+/// A disk for crash tests below the real local store. Its file calls are points of a [`CutPoint`], and a
+/// power cut drops unsynced changes. Clones are the same disk.
 #[derive(Debug, Clone)]
 pub struct VolatileDisk {
     files: Volatile,
 }
 
 impl VolatileDisk {
-    /// An empty disk. Each call that changes it is a write point of `cut`, before it and after.
+    /// An empty disk. Each changing call has two write points of `cut`: before and after.
     pub fn new(cut: CutPoint) -> Self {
         Self { files: Volatile::new(true, cut) }
     }
 
-    /// Opens the store on it, as each new process does.
+    /// Opens the store, as each new process does.
     ///
     /// # Errors
-    /// When the process is cut off while it opens.
+    /// The process is cut off during the opening.
     pub fn open(&self) -> std::result::Result<Arc<dyn Store>, Error> {
         let directory = Directory::open(self.files.clone())
             .map_err(|errno| Error::from_errno(errno, "open store", "on a volatile disk"))?;
         Ok(Arc::new(LocalStore::new(Path::new("volatile"), directory)))
     }
 
-    /// Loses power: what was not synced is gone, except where `keep`, asked for each change,
-    /// says that it lasts by chance. Stores open before it belong to dead processes.
+    /// Cuts the power: unsynced changes are gone, except for changes that last by chance, for which `keep`
+    /// gives true. Stores that were opened before belong to dead processes.
     pub fn lose_power(&self, keep: impl FnMut() -> bool) {
         self.files.lose_power(keep);
     }
 }
 
-/// Clones are the same disk, seen by another process.
+/// Clones are the same disk, used by another process.
 #[derive(Debug, Clone)]
 pub(super) struct Volatile {
     images: Arc<Mutex<Images>>,
@@ -105,14 +105,14 @@ impl Volatile {
         Self { images: Arc::default(), cut, has_unnamed_files, loses_answers: false }
     }
 
-    /// As a network file system whose client repeats each link, as if its answer had been lost,
-    /// and whose server forgets files without a name.
+    /// A network file system whose client repeats each link, like after a lost answer, and whose server
+    /// forgets files without a name.
     #[cfg(test)]
     pub(super) fn on_network() -> Self {
         Self { loses_answers: true, ..Self::new(false, CutPoint::new()) }
     }
 
-    /// Loses power. `keep` says of each change that was not synced whether it lasts by chance.
+    /// Cuts the power. `keep` decides for each unsynced change whether the change lasts by chance.
     pub(super) fn lose_power(&self, mut keep: impl FnMut() -> bool) {
         let mut images = lock(&self.images);
         let mut paths: Vec<String> =
@@ -150,7 +150,7 @@ impl Volatile {
         files.map(|(path, _)| path.clone()).collect()
     }
 
-    /// A step that changes the disk, and can be cut before it and after it.
+    /// A changing step, with cut points before and after.
     fn step<T>(&self, change: impl FnOnce(&mut Images) -> Result<T>) -> Result<T> {
         self.cut.write_point().map_err(dead)?;
         let changed = change(&mut lock(&self.images))?;

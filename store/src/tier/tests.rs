@@ -1,21 +1,20 @@
-//! The tier over stores in memory, with faults before the fast one, by a clock that is set.
+//! The tier over stores in memory, with faults in front of the fast store and a manual clock.
 
-mod along;
+mod damaged;
+mod group_prefetch;
 mod hung;
-mod rot;
 mod slow;
 
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use dl_runtime::fault::{CutPoint, Fault, Faults, Rates};
 use dl_runtime::{ManualClock, SeededRandom, SystemClock};
 
-use super::index::KEPT;
+use super::copies::{KEPT, READ_TIMEOUT, REST, WRITE_TIMEOUT, name_of, original_of};
 use super::*;
 use crate::{CountStore, FaultStore, conformance, memory};
 
-/// Reads everything twice, the second time when what the first one missed has been brought over,
-/// and wants the same both times.
+/// Reads everything twice, the second time from the copies, and compares both answers.
 #[derive(Debug)]
 struct Twice(TierStore);
 
@@ -55,16 +54,12 @@ impl Store for Twice {
         self.0.prune(prefix).await
     }
 
-    fn doubt(&self, key: &Key) {
-        self.0.doubt(key);
+    fn invalidate(&self, key: &Key) {
+        self.0.invalidate(key);
     }
 
-    fn forsake(&self, key: &Key) {
-        self.0.forsake(key);
-    }
-
-    fn foresee(&self, key: &Key) {
-        self.0.foresee(key);
+    fn will_read(&self, key: &Key) {
+        self.0.will_read(key);
     }
 
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
@@ -73,11 +68,8 @@ impl Store for Twice {
 }
 
 impl TierStore {
-    /// Waits until nothing is on its way.
     async fn quiet(&self) {
-        while self.tier.index().is_busy() || self.tier.health().stock == Stock::Counting {
-            tokio::task::yield_now().await;
-        }
+        self.tier.copies.quiet().await;
     }
 }
 
@@ -93,7 +85,7 @@ struct Rig {
     tier: TierStore,
 }
 
-/// A tier with room for `quota` bytes over stores in memory, with faults before the fast one.
+/// A tier with room for `quota` bytes of copies.
 async fn rig(quota: u64) -> Rig {
     let (slow, fast) = (memory(), memory());
     let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
@@ -115,7 +107,7 @@ impl Rig {
         }
     }
 
-    /// Reads a part of an object, and waits until it is brought over.
+    /// Reads a part of an object, and waits for its copy.
     async fn read(&self, key: &Key) -> Result<Bytes, Error> {
         let read = self.tier.read_one(key, ByteRange::exact(10, 20).unwrap()).await;
         self.tier.quiet().await;
@@ -124,11 +116,11 @@ impl Rig {
 
     async fn copies(&self) -> Vec<Key> {
         let listed = self.fast.list_sorted(&Prefix::ROOT).await.unwrap();
-        listed.into_iter().filter_map(|object| copy::original(&object.key)).collect()
+        listed.into_iter().filter_map(|object| original_of(&object.key)).collect()
     }
 
     fn rest(&self) {
-        self.clock.advance(RESTED);
+        self.clock.advance(REST);
     }
 }
 
@@ -176,20 +168,20 @@ async fn a_tier_whose_fast_store_fails_keeps_the_contract() {
 }
 
 #[tokio::test]
-async fn what_was_read_is_read_from_the_copy_and_what_asks_for_the_truth_is_not() {
+async fn exact_ranges_come_from_copies_and_other_reads_do_not() {
     let rig = rig(1000).await;
     let [key] = keys(["a"]);
     rig.create(std::slice::from_ref(&key)).await;
     rig.read(&key).await.unwrap();
     rig.read(&key).await.unwrap();
     let counts = rig.tier.counts();
-    assert_eq!((counts.misses, counts.brought, counts.hits, counts.used), (1, 1, 1, 104));
+    assert_eq!((counts.misses, counts.made, counts.hits, counts.used), (1, 1, 1, 100));
     rig.slow.delete(&key).await.unwrap();
     assert_eq!(rig.tier.read_all(&key).await.unwrap_err().kind, Kind::Missing);
 }
 
 #[tokio::test]
-async fn many_readers_of_one_object_bring_it_over_once() {
+async fn many_readers_of_one_object_make_one_copy() {
     let (slow, counters) = CountStore::new(memory());
     let tier = TierStore::new(Arc::new(slow), memory(), 1000, clock());
     let [key] = keys(["a"]);
@@ -199,13 +191,13 @@ async fn many_readers_of_one_object_bring_it_over_once() {
     let reads = (0..20).map(|_| tier.read_one(&key, range));
     futures::future::join_all(reads).await;
     tier.quiet().await;
-    assert_eq!(tier.counts().brought, 1);
+    assert_eq!(tier.counts().made, 1);
     // The readers' own, and one of all of it.
     assert_eq!(counters.counts().ranges, 21);
 }
 
 #[tokio::test]
-async fn when_it_is_full_what_was_read_lately_stays() {
+async fn a_full_fast_store_keeps_copies_that_were_read_lately() {
     let rig = rig(250).await;
     let [a, b, c, d] = keys(["a", "b", "c", "d"]);
     rig.create(&[a.clone(), b.clone(), c.clone(), d.clone()]).await;
@@ -219,7 +211,7 @@ async fn when_it_is_full_what_was_read_lately_stays() {
     assert_eq!(rig.copies().await, [b.clone(), c.clone()], "the one not read for longest goes");
     rig.read(&d).await.unwrap();
     assert_eq!(rig.copies().await, [b, c]);
-    assert_eq!(rig.tier.counts().used, 208);
+    assert_eq!(rig.tier.counts().used, 200);
 }
 
 #[tokio::test]
@@ -232,36 +224,36 @@ async fn an_object_larger_than_the_quota_is_read_and_not_kept() {
     assert_eq!(rig.tier.counts().used, 0);
 }
 
+/// Another process after the first one, over the same stores.
+async fn restarted(first: Rig, quota: u64) -> Rig {
+    let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&first.clock);
+    let (slow, fast) = (Arc::clone(&first.slow), Arc::clone(&first.fast));
+    let second = Rig { tier: TierStore::new(slow, fast, quota, time), ..first };
+    second.tier.quiet().await;
+    second
+}
+
 #[tokio::test]
-async fn what_an_earlier_process_left_counts_and_is_served_when_the_object_is_still_there() {
+async fn copies_of_an_earlier_process_count_and_are_read() {
     let first = rig(250).await;
     let [a, b, c] = keys(["a", "b", "c"]);
     first.create(&[a.clone(), b.clone(), c.clone()]).await;
     first.read(&a).await.unwrap();
     first.read(&b).await.unwrap();
-    // Deleted through another server, so that the copy stays.
-    first.slow.delete(&a).await.unwrap();
-    let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&first.clock);
-    let (slow, fast) = (Arc::clone(&first.slow), Arc::clone(&first.fast));
-    let second = Rig { tier: TierStore::new(slow, fast, 250, time), ..first };
-    second.tier.quiet().await;
-    assert_eq!(second.tier.counts().used, 208);
-    assert_eq!(second.read(&a).await.unwrap_err().kind, Kind::Missing);
+    let second = restarted(first, 250).await;
+    assert_eq!(second.tier.counts().used, 200);
     second.read(&b).await.unwrap();
     assert_eq!(second.tier.counts().hits, 1);
     second.read(&c).await.unwrap();
-    assert_eq!(second.copies().await, [b, c]);
+    assert_eq!(second.copies().await, [b, c], "the copy that was never read went");
 }
 
 #[tokio::test]
-async fn what_else_the_fast_store_holds_neither_counts_nor_goes() {
+async fn other_objects_of_the_fast_store_neither_count_nor_go() {
     let first = rig(100).await;
     let [theirs, key] = keys(["identity", "a"]);
     first.fast.create(&theirs, vec![0; 100].into()).await.unwrap();
-    let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&first.clock);
-    let (slow, fast) = (Arc::clone(&first.slow), Arc::clone(&first.fast));
-    let second = Rig { tier: TierStore::new(slow, fast, 110, time), ..first };
-    second.tier.quiet().await;
+    let second = restarted(first, 110).await;
     second.create(std::slice::from_ref(&key)).await;
     second.read(&key).await.unwrap();
     assert_eq!(second.copies().await, [key]);
@@ -269,7 +261,7 @@ async fn what_else_the_fast_store_holds_neither_counts_nor_goes() {
 }
 
 #[tokio::test]
-async fn a_deleted_object_is_not_read_again_also_when_its_copy_cannot_be_removed() {
+async fn a_copy_of_a_deleted_object_that_stays_is_not_read() {
     let rig = rig(1000).await;
     let [key] = keys(["a"]);
     rig.create(std::slice::from_ref(&key)).await;
@@ -332,7 +324,7 @@ async fn folders_without_copies_go_with_their_prefix_and_with_the_next_start() {
         match restarts {
             true => {
                 let next = TierStore::new(Arc::clone(&slow), Arc::clone(&fast), 1000, clock());
-                next.tier.take_stock().await;
+                next.quiet().await;
             }
             false => tier.prune(&Prefix::new("one").unwrap()).await.unwrap(),
         }
@@ -342,7 +334,7 @@ async fn folders_without_copies_go_with_their_prefix_and_with_the_next_start() {
 }
 
 #[tokio::test]
-async fn a_fast_store_that_fails_is_left_alone_for_a_while_and_then_tried_again() {
+async fn a_fast_store_that_fails_rests_and_is_tried_again() {
     let rig = rig(1000).await;
     let [key] = keys(["a"]);
     rig.create(std::slice::from_ref(&key)).await;
@@ -365,14 +357,14 @@ async fn a_fast_store_that_is_full_costs_copies_only() {
     rig.faults.script("create", [Some(Fault::Before(Kind::Full))]);
     rig.read(&key).await.unwrap();
     rig.read(&key).await.unwrap();
-    assert_eq!(rig.tier.counts().brought, 0);
+    assert_eq!(rig.tier.counts().made, 0);
     rig.rest();
     rig.read(&key).await.unwrap();
-    assert_eq!(rig.tier.counts().used, 104, "what may be there counts until it is removed");
+    assert_eq!(rig.tier.counts().used, 100, "what may be there counts until it is removed");
 }
 
 #[tokio::test]
-async fn a_fast_store_that_hangs_costs_its_patience_once() {
+async fn a_fast_store_that_hangs_costs_its_time_limit_once() {
     let rig = rig(1000).await;
     let [key] = keys(["a"]);
     rig.create(std::slice::from_ref(&key)).await;
@@ -380,7 +372,7 @@ async fn a_fast_store_that_hangs_costs_its_patience_once() {
     rig.faults.script("read", [Some(Fault::Delay(Duration::from_secs(3600)))]);
     let mut read = Box::pin(rig.read(&key));
     assert!(futures::poll!(&mut read).is_pending());
-    rig.clock.advance(READ_PATIENCE);
+    rig.clock.advance(READ_TIMEOUT);
     read.await.unwrap();
     rig.read(&key).await.unwrap();
     assert_eq!(rig.tier.counts().failures, 1);
@@ -397,16 +389,16 @@ async fn a_fast_store_that_cannot_be_listed_is_not_used_until_it_can() {
     tier.quiet().await;
     let ([key], range) = (keys(["a"]), ByteRange::exact(0, 1).unwrap());
     tier.create(&key, "body".into()).await.unwrap();
-    for (wait, brought) in [(Duration::ZERO, 0), (RESTED, 0), (Duration::ZERO, 1)] {
+    for (wait, brought) in [(Duration::ZERO, 0), (REST, 0), (Duration::ZERO, 1)] {
         time.advance(wait);
         tier.read_one(&key, range).await.unwrap();
         tier.quiet().await;
-        assert_eq!(tier.counts().brought, brought);
+        assert_eq!(tier.counts().made, brought);
     }
 }
 
 #[tokio::test]
-async fn what_is_to_be_kept_is_brought_over_and_stays() {
+async fn objects_to_keep_are_copied_and_stay() {
     let rig = rig(320).await;
     let [one, two, three, other, late] = keys(["a/1", "a/2", "a/3", "b/1", "a/4"]);
     let all = [one.clone(), two.clone(), three.clone(), other.clone()];
@@ -414,13 +406,13 @@ async fn what_is_to_be_kept_is_brought_over_and_stays() {
     rig.read(&other).await.unwrap();
     let a = Prefix::new("a").unwrap();
     rig.tier.keep(vec![a.clone(), Prefix::new("a-b").unwrap()]);
-    let kept = rig.tier.bring(&a).await.unwrap();
-    assert_eq!(kept, Kept { bytes: 300, left_out: 0 }, "what was just read went for it");
+    let kept = rig.tier.copy_all(&a).await.unwrap();
+    assert_eq!(kept, Kept { bytes: 300, left_out: 0 }, "the copy that was just read went");
     rig.clock.advance(KEPT * 2);
     rig.read(&other).await.unwrap();
-    assert_eq!(rig.copies().await, [one.clone(), two, three], "it stays though nobody reads it");
+    assert_eq!(rig.copies().await, [one.clone(), two, three], "they stay though nobody reads them");
     rig.create(std::slice::from_ref(&late)).await;
-    assert_eq!(rig.tier.bring(&a).await.unwrap(), Kept { bytes: 300, left_out: 1 });
+    assert_eq!(rig.tier.copy_all(&a).await.unwrap(), Kept { bytes: 300, left_out: 1 });
     rig.tier.keep(Vec::new());
     rig.read(&other).await.unwrap();
     assert!(rig.copies().await.contains(&other), "nothing is kept any more");
@@ -429,41 +421,71 @@ async fn what_is_to_be_kept_is_brought_over_and_stays() {
 }
 
 #[tokio::test]
-async fn copies_of_an_earlier_process_are_kept_without_being_brought_again() {
-    let rig = rig(300).await;
-    let [one, gone] = keys(["a/1", "a/2"]);
-    rig.create(std::slice::from_ref(&one)).await;
-    for key in [&one, &gone] {
-        let pages = copy::of(key, &[1; 100]);
-        rig.fast.create(&copy::name(key).unwrap(), pages).await.unwrap();
+async fn copies_of_earlier_versions_are_removed_and_not_read() {
+    let first = rig(1000).await;
+    let [key, plain, pages, sums] = keys(["a", "copies/a", "copies/a.p", "copies/a.s"]);
+    first.create(std::slice::from_ref(&key)).await;
+    for name in [&plain, &pages, &sums] {
+        first.fast.create(name, vec![9; 104].into()).await.unwrap();
     }
-    let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&rig.clock);
-    let tier = TierStore::new(Arc::clone(&rig.slow), Arc::clone(&rig.fast), 300, clock);
-    tier.quiet().await;
-    let a = Prefix::new("a").unwrap();
-    tier.keep(vec![a.clone()]);
-    let kept = tier.bring(&a).await.unwrap();
-    assert_eq!((kept, tier.counts().brought), (Kept { bytes: 100, left_out: 0 }, 0));
+    let second = restarted(first, 1000).await;
+    assert_eq!(second.read(&key).await.unwrap(), vec![1; 10]);
+    assert_eq!(second.read(&key).await.unwrap(), vec![1; 10]);
+    let left = second.fast.list_sorted(&Prefix::ROOT).await.unwrap();
+    assert_eq!(left.len(), 1, "only the new copy: {left:?}");
+    assert_eq!(second.tier.counts().used, 100);
 }
 
 #[tokio::test]
-async fn what_is_no_copy_of_this_form_is_removed_and_not_served() {
-    let first = rig(1000).await;
-    let [key, name, form, length] = keys(["a", "copies/a", "copies/a.p", "copies/b.s"]);
-    first.create(std::slice::from_ref(&key)).await;
-    let useless = [(&name, 100), (&form, 104), (&length, 4)];
-    for (name, length) in useless {
-        first.fast.create(name, vec![9; length].into()).await.unwrap();
+async fn an_object_of_which_most_is_wanted_is_read_once_for_its_copy() {
+    let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
+    for (length, requests) in [(USUAL as usize, 1), (USUAL as usize + 1, 3)] {
+        let (slow, counters) = CountStore::new(memory());
+        let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+        let tier = TierStore::new(Arc::new(slow), memory(), 1 << 30, time);
+        let [key] = keys(["a"]);
+        let body: Bytes = (0..length).map(|n| (n % 251) as u8).collect::<Vec<_>>().into();
+        tier.create(&key, body.clone()).await.unwrap();
+        tier.quiet().await;
+        let ranges = [(1_000, 2_000_000), (2_000_000, 4_000_000)];
+        let wanted = ranges.map(|(start, end)| {
+            let range = ByteRange::exact(start, end).unwrap();
+            ObjectRange { key: key.clone(), range }
+        });
+        let readers = futures::future::join(tier.read(&wanted), tier.read(&wanted));
+        let (first, second) = readers.await;
+        for read in [first, second] {
+            for (read, (start, end)) in read.into_iter().zip(ranges) {
+                assert!(read.unwrap() == body.slice(start as usize..end as usize));
+            }
+        }
+        tier.quiet().await;
+        // The other reader's two ranges go beside the copy.
+        assert_eq!(counters.counts().ranges, 2 + requests, "{length}");
+        assert_eq!((tier.counts().made, tier.counts().used), (1, length as u64));
+        assert_eq!(tier.read(&wanted).await[1].as_ref().unwrap().len(), 2_000_000);
+        assert_eq!(tier.counts().hits, 2);
     }
-    let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&first.clock);
-    let (slow, fast) = (Arc::clone(&first.slow), Arc::clone(&first.fast));
-    let second = Rig { tier: TierStore::new(slow, fast, 1000, time), ..first };
-    second.tier.quiet().await;
-    assert_eq!(second.read(&key).await.unwrap(), vec![1; 10]);
-    for (name, _) in useless {
-        assert_eq!(second.fast.read_all(name).await.unwrap_err().kind, Kind::Missing, "{name}");
+}
+
+#[tokio::test]
+async fn ranges_past_the_end_fail_alone_where_most_of_an_object_is_wanted() {
+    let rig = rig(1 << 30).await;
+    let [key, missing] = keys(["a", "b"]);
+    rig.tier.create(&key, vec![1; 3_000_000].into()).await.unwrap();
+    let wanted = [(&key, 0, 2_500_000), (&key, 2_500_000, 3_000_001), (&missing, 0, 3_000_000)];
+    let wanted = wanted.map(|(key, start, end)| ObjectRange {
+        key: key.clone(),
+        range: ByteRange::exact(start, end).unwrap(),
+    });
+    for _ in 0..2 {
+        let read = rig.tier.read(&wanted).await;
+        assert_eq!(read[0].as_ref().unwrap().len(), 2_500_000);
+        assert_eq!(read[1].as_ref().unwrap_err().kind, Kind::Corrupt);
+        assert_eq!(read[2].as_ref().unwrap_err().kind, Kind::Missing);
+        rig.tier.quiet().await;
     }
-    assert_eq!(second.tier.counts().used, 104);
+    assert_eq!((rig.tier.counts().made, rig.tier.counts().hits), (1, 1));
 }
 
 #[tokio::test]
@@ -477,7 +499,7 @@ async fn copies_of_a_larger_quota_are_removed_at_the_start() {
     let (slow, fast) = (Arc::clone(&first.slow), Arc::clone(&first.fast));
     let second = TierStore::new(slow, fast, 250, clock());
     second.quiet().await;
-    assert_eq!((first.copies().await.len(), second.counts().used), (2, 208));
+    assert_eq!((first.copies().await.len(), second.counts().used), (2, 200));
 }
 
 #[tokio::test]
@@ -508,58 +530,4 @@ async fn objects_that_come_at_once_never_take_more_than_the_quota() {
     let stored = rig.fast.list_sorted(&Prefix::ROOT).await.unwrap();
     let stored: u64 = stored.iter().map(|copy| copy.size).sum();
     assert_eq!(stored, rig.tier.counts().used);
-}
-
-#[test]
-fn each_copy_in_the_way_is_removed_by_one_task_and_counts_until_it_is() {
-    let mut index = Index::new(300);
-    let [a, b, c, d] = keys(["a", "b", "c", "d"]);
-    let now = Duration::from_secs(1);
-    let name = |key: &Key| copy::name(key).unwrap();
-    for key in [&a, &b] {
-        assert!(index.begin(key, name(key)));
-        assert_eq!(index.reserve(key, 150, now), Some(Vec::new()));
-        assert!(index.arrive(key, now));
-        index.end();
-    }
-    let later = now + KEPT;
-    assert!(index.begin(&c, name(&c)) && index.begin(&d, name(&d)));
-    assert_eq!(index.reserve(&c, 100, later), Some(vec![a.clone()]));
-    // That of the other task is still there, so this one has to remove more itself.
-    assert_eq!(index.reserve(&d, 100, later), None, "there are 400 bytes, and 150 may go");
-    assert!(!index.claim(&a), "somebody removes it");
-    index.removed(&a);
-    assert_eq!(index.used(), 250);
-    assert_eq!(index.reserve(&d, 100, later), Some(vec![b.clone()]));
-    index.removed(&a);
-    assert!(!index.begin(&d, name(&d)));
-    index.stays(&b);
-    index.fail(&d, false);
-    assert_eq!(index.used(), 250);
-    assert!(index.claim(&b));
-    index.removed(&b);
-    assert_eq!(index.used(), 100);
-}
-
-#[test]
-fn kept_copies_are_looked_at_once_and_not_for_every_object_that_comes() {
-    let mut index = Index::new(100_000);
-    let now = Duration::from_secs(1);
-    let kept: Vec<Key> = (0..1_000).map(|n| Key::new(format!("a/{n}")).unwrap()).collect();
-    index.keep(vec![Prefix::new("a").unwrap()]);
-    for key in &kept {
-        assert!(index.begin(key, copy::name(key).unwrap()));
-        assert_eq!(index.reserve(key, 100, now), Some(Vec::new()));
-        assert!(index.arrive(key, now));
-        index.end();
-    }
-    let [other] = keys(["b"]);
-    assert!(index.begin(&other, copy::name(&other).unwrap()));
-    let steps = 1_000usize.div_ceil(index::STEPS);
-    for _ in 0..steps {
-        assert_eq!(index.reserve(&other, 100, now + KEPT), None);
-    }
-    assert_eq!(index.candidates(), 0, "all of them are put aside");
-    index.keep(Vec::new());
-    assert!(index.reserve(&other, 100, now + KEPT).is_some(), "they may go again");
 }

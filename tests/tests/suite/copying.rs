@@ -1,4 +1,4 @@
-//! The copy that takes a checksum with it gives what a copy and a checksum give one after the other.
+//! A checked copy gives the bytes and the checksum of two separate passes.
 
 use anyhow::{Result, ensure};
 use dl_format::Crc32c;
@@ -7,9 +7,9 @@ use dl_tests::dice::Dice;
 use dl_tests::skip;
 
 #[test]
-fn copy_and_checksum_are_those_of_two_passes_at_any_length_and_place() -> Result<()> {
+fn copy_and_checksum_match_two_separate_passes() -> Result<()> {
     let Some(copy) = copy_checked() else {
-        return skip("this processor has no copy that takes a checksum with it");
+        return skip("no checked copy exists for this processor");
     };
     let bytes = Dice::new(1).bytes(70_000);
     for length in (0..=1_100).chain([4_095, 4_096, 4_097, 65_536, 69_900]) {

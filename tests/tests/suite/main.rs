@@ -1,4 +1,4 @@
-//! The tests that cross crates, in one binary so that the crates are linked once.
+//! The end-to-end tests, in a single binary so that the crates are linked once.
 
 #![forbid(unsafe_code)]
 

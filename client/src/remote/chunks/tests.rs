@@ -1,4 +1,4 @@
-//! Ranges of chunks from servers that follow a script: each byte once, and each range for itself.
+//! Ranges of chunks from scripted servers: each byte once, and a result for each range.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,7 +41,7 @@ fn failed(range: usize, kind: dl_proto::Kind) -> Result<pb::GetChunksReply, Stat
     Ok(pb::GetChunksReply { pieces: vec![piece.into()] })
 }
 
-/// All that is asked for, in pieces of so many bytes, those of all ranges in turns.
+/// All requested bytes, in pieces of a length, with the ranges in turns.
 fn well(request: &GetChunksRequest, cut: usize) -> Messages {
     let mut messages: Vec<_> = request
         .ranges
@@ -61,7 +61,7 @@ fn script(chunks: impl Fn(GetChunksRequest) -> Messages + Send + Sync + 'static)
     Script { chunks: Box::new(chunks), ..Script::default() }
 }
 
-/// What came of each range, and how each ended.
+/// The received bytes and the result of each range.
 type Fetched = (Vec<Vec<u8>>, Vec<Result<(), Error>>);
 
 fn fetch(dataset: &Dataset, ranges: &[ChunkRange]) -> Result<Fetched, Error> {
@@ -76,7 +76,7 @@ fn fetch(dataset: &Dataset, ranges: &[ChunkRange]) -> Result<Fetched, Error> {
 }
 
 #[test]
-fn many_ranges_come_whole_each_at_its_place_in_few_requests() {
+fn many_ranges_arrive_whole_in_few_requests() {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&asked);
     let dataset = dataset(script(move |request| {
@@ -92,7 +92,7 @@ fn many_ranges_come_whole_each_at_its_place_in_few_requests() {
 }
 
 #[test]
-fn a_broken_answer_is_gone_on_with_where_it_broke() {
+fn a_broken_answer_is_resumed() {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&asked);
     let script = || {
@@ -116,11 +116,11 @@ fn a_broken_answer_is_gone_on_with_where_it_broke() {
 }
 
 #[test]
-fn time_counts_from_the_last_bytes_that_came() {
+fn the_time_limit_counts_from_the_last_bytes() {
     let dataset = open(ConnectOptions {
         request_timeout: Duration::from_secs(1),
         ..options(&[start(script(|request| {
-            // A little of it in each try, so that all tries take longer than one request may.
+            // A few bytes in each try, so all tries together exceed the time of a request.
             std::thread::sleep(Duration::from_millis(100));
             let answer = well(&request, 500).into_iter().take(1);
             answer.chain([Err(Status::unavailable("stopping"))]).collect()
@@ -134,7 +134,7 @@ fn time_counts_from_the_last_bytes_that_came() {
 }
 
 #[test]
-fn a_range_that_can_not_be_had_fails_alone_and_one_that_can_later_is_asked_for_again() {
+fn a_failed_range_fails_alone_or_is_retried() {
     let tries = Arc::new(AtomicUsize::new(0));
     let tried = Arc::clone(&tries);
     let dataset = dataset(script(move |request| {
@@ -177,7 +177,7 @@ fn an_answer_that_makes_no_sense_is_a_fault_of_the_software() {
 }
 
 #[test]
-fn an_old_server_and_a_senseless_range_are_told_as_such() {
+fn an_old_server_and_an_invalid_range_give_an_error() {
     let dataset = dataset(Script::default());
     assert_eq!(fetch(&dataset, &[range(1, 0, 10)]).unwrap_err().kind(), Kind::Invalid);
     let asked_nobody = open(options(&[start(script(|_| panic!("nobody asks for this")))]));

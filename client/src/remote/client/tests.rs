@@ -1,4 +1,4 @@
-//! Connections to servers of which some refuse, hang or are silent, and what is done without a dataset.
+//! Connections to refusing, hanging or silent servers, and calls without a dataset.
 
 use std::error::Error as _;
 use std::sync::Mutex;
@@ -15,7 +15,7 @@ use crate::remote::options::{OnRetry, Retry};
 use crate::remote::testing::{Script, info, open, options, refusing, shape, silent, start};
 
 #[test]
-fn servers_that_refuse_cost_no_more_than_the_connect_timeout_and_are_all_named() {
+fn refusing_servers_cost_one_connect_timeout_and_are_all_named() {
     let servers = [refusing(), refusing()];
     let later = Client::unconnected(options(&servers));
     let connects = || Client::connect(options(&servers)).unwrap_err();
@@ -23,7 +23,7 @@ fn servers_that_refuse_cost_no_more_than_the_connect_timeout_and_are_all_named()
     for attempt in [&connects as &dyn Fn() -> Error, &asks] {
         let clock = SystemClock::new();
         let error = attempt();
-        // Not once for each of them.
+        // Not the timeout for each server.
         assert!(clock.monotonic() < Duration::from_millis(3_900));
         assert_eq!(error.kind(), Kind::Unreachable);
         let why = error.source().unwrap().to_string();
@@ -34,31 +34,31 @@ fn servers_that_refuse_cost_no_more_than_the_connect_timeout_and_are_all_named()
 }
 
 #[test]
-fn whoever_wants_to_know_is_told_of_every_new_try() {
-    let told = Arc::new(Mutex::new(Vec::<Retry>::new()));
-    let heard = Arc::clone(&told);
+fn every_new_try_is_reported() {
+    let reports = Arc::new(Mutex::new(Vec::<Retry>::new()));
+    let heard = Arc::clone(&reports);
     let on_retry: OnRetry = Arc::new(move |retry| heard.lock().unwrap().push(retry.clone()));
     let server = refusing();
     let options = ConnectOptions { on_retry: Some(on_retry), ..options(&[server]) };
     let total = options.connect_timeout;
     Client::connect(options).unwrap_err();
-    let told = told.lock().unwrap();
-    let first = told.first().expect("it was tried more than once");
+    let reports = reports.lock().unwrap();
+    let first = reports.first().expect("there were several tries");
     assert_eq!((first.action, &first.subject), ("connect to", &"the server".to_owned()));
     assert!(first.reason.contains(&format!("{server}: Connection refused")), "{first:?}");
-    assert!(told.is_sorted_by(|one, next| one.waited < next.waited && one.left > next.left));
-    assert!(told.iter().all(|retry| retry.left < total), "{told:?}");
+    assert!(reports.is_sorted_by(|one, next| one.waited < next.waited && one.left > next.left));
+    assert!(reports.iter().all(|retry| retry.left < total), "{reports:?}");
 }
 
 #[test]
-fn a_server_that_never_answers_is_not_connected_to() {
+fn connecting_to_a_silent_server_times_out() {
     let (_listener, server) = silent();
     let error = Client::connect(options(&[server])).unwrap_err();
     assert_eq!(error.kind(), Kind::TimedOut);
 }
 
 #[test]
-fn one_server_that_answers_is_enough() {
+fn one_live_server_is_enough() {
     let dataset = open(options(&[refusing(), start(Script::default())]));
     for _ in 0..10 {
         assert_eq!(dataset.refresh().unwrap(), info());
@@ -66,7 +66,7 @@ fn one_server_that_answers_is_enough() {
 }
 
 #[test]
-fn a_server_that_hangs_costs_one_try_and_is_passed_over_then() {
+fn a_hanging_server_costs_one_try_and_is_then_avoided() {
     let (_listener, hangs) = silent();
     let tries = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&tries);
@@ -82,18 +82,18 @@ fn a_server_that_hangs_costs_one_try_and_is_passed_over_then() {
         for _ in 0..4 {
             dataset.refresh().unwrap();
         }
-        assert_eq!(tries.load(Relaxed), 1, "the one that hangs was asked again");
-        // Longer than one that answers with an error is passed over.
+        assert_eq!(tries.load(Relaxed), 1, "the hanging server was tried again");
+        // Longer than requests avoid a server after an error.
         std::thread::sleep(Duration::from_millis(2_200));
     }
 }
 
 #[test]
-fn a_server_that_hangs_is_found_out_long_before_a_try_is_over() {
+fn a_probe_finds_a_hanging_server_before_a_try_is_over() {
     let request_timeout = Duration::from_secs(60);
     let (_listener, hangs) = silent();
     let lives = start(Script::default());
-    // Whichever of them is asked first who is there.
+    // Either server may be asked first.
     for servers in [[hangs, lives], [lives, hangs]] {
         let dataset = open(ConnectOptions { request_timeout, ..options(&servers) });
         let clock = SystemClock::new();
@@ -102,7 +102,7 @@ fn a_server_that_hangs_is_found_out_long_before_a_try_is_over() {
             dataset.refresh().unwrap();
         }
         let took = clock.monotonic() - began;
-        assert!(took < Duration::from_secs(8), "a try takes 20 s, and these took {took:?}");
+        assert!(took < Duration::from_secs(8), "a try takes 20 s, and the calls took {took:?}");
     }
 }
 

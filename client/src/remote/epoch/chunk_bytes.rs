@@ -1,7 +1,7 @@
-//! The bytes of a part of one chunk, as they came, and the files in them.
+//! The received bytes of a range of a chunk, and the files within.
 //!
-//! Must hold: a file within one piece is never copied, and keeps no more than that piece in memory; the
-//! range of a chunk is at most twice as long as the wanted files in it.
+//! Must hold: a file within a single piece is never copied, and keeps only the piece in memory. A
+//! range is at most twice as long as the wanted files within.
 
 use std::ops::Range;
 
@@ -9,17 +9,17 @@ use bytes::Bytes;
 use dl_format::{Crc32c, FileRecord};
 use dl_proto::ChunkRange;
 
-/// Of the bytes between the first and the last wanted file, one part in so many is wanted, at least.
+/// The inverse share of wanted bytes in a range, at most.
 const WANTED_PART: u64 = 2;
 
-/// Where the bytes of a file lie in its chunk.
+/// The range of a file in its chunk.
 fn place(record: &FileRecord) -> Range<u64> {
     let start = u64::from(record.offset);
     start..start.saturating_add(record.stored.into())
 }
 
-/// The range of a chunk from the first to the last of some files in it; none where less than a half of
-/// these bytes is wanted.
+/// The range of a chunk from the first to the last of the files; none if less than half of these
+/// bytes are wanted.
 pub(super) fn range_of<'a>(files: impl IntoIterator<Item = &'a FileRecord>) -> Option<ChunkRange> {
     let (mut chunk, mut start, mut end, mut wanted) = (None, u64::MAX, 0, 0u64);
     for record in files {
@@ -42,22 +42,21 @@ pub(super) fn range_of<'a>(files: impl IntoIterator<Item = &'a FileRecord>) -> O
     (is_worth_it && range.check().is_ok()).then_some(range)
 }
 
-/// Bytes of a chunk that came one after the other.
+/// Consecutive bytes of a chunk.
 #[derive(Debug)]
 pub(super) struct ChunkBytes {
-    /// Where the first of them lies in the chunk.
+    /// The offset of the first byte in the chunk.
     start: u64,
-    /// Pieces, each with where in the chunk it ends.
+    /// The pieces, each with the offset of its end.
     pieces: Vec<(u64, Bytes)>,
 }
 
 impl ChunkBytes {
-    /// Nothing yet, of a range.
+    /// An empty range.
     pub(super) fn of(range: &ChunkRange) -> Self {
         Self { start: range.offset.into(), pieces: Vec::new() }
     }
 
-    /// The next bytes came.
     pub(super) fn push(&mut self, piece: Bytes) {
         let end = self.end().saturating_add(piece.len() as u64);
         self.pieces.push((end, piece));
@@ -67,7 +66,7 @@ impl ChunkBytes {
         self.pieces.last().map_or(self.start, |(end, _)| *end)
     }
 
-    /// A file, if all of it came and has its checksum.
+    /// A file, if complete and with its checksum.
     pub(super) fn file(&self, record: &FileRecord) -> Option<Bytes> {
         let bytes = self.slice(place(record))?;
         (Crc32c::of(&bytes) == record.crc).then_some(bytes)
@@ -112,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_cut_out_of_pieces_of_any_length_and_damaged_or_missing_ones_are_not() {
+    fn good_files_are_cut_from_pieces_of_any_length() {
         let bytes = data(1_000, 1);
         for cut in [1, 7, 100, 999, 1_000] {
             let first = file(500, &bytes);
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_asked_for_where_at_least_a_half_of_it_is_wanted() {
+    fn a_range_is_requested_if_at_least_half_is_wanted() {
         let range = |files: &[(u32, usize)]| {
             let files: Vec<_> =
                 files.iter().map(|(at, length)| file(*at, &data(*length, 1))).collect();

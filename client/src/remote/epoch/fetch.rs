@@ -1,7 +1,7 @@
-//! Fetching the chunks of an epoch in the background, and reading by itself what is not kept.
+//! Background fetches of the chunks of an epoch, and separate reads of other files.
 //!
-//! Must hold: a chunk is asked for in one request: by a range of it where that is mostly wanted, else by
-//! its files. A file is kept only with its checksum. Nothing is fetched once the reader is dropped.
+//! Must hold: a chunk costs a single request: for a range if most of its bytes are wanted, else for
+//! the files. A file is kept only with its checksum. All fetches end with the reader.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -22,24 +22,24 @@ use crate::remote::read::{Arrived, ReadItem, Wanted, read_batch, read_whole};
 use crate::remote::session::Session;
 use crate::snapshot::Snapshot;
 
-/// Files in one request: so many fit into it even when each is asked for by itself.
+/// Files in a request, at most; all of them fit even as separate items.
 const FILES_AT_ONCE: usize = 8_192;
 
-/// Chunks that are fetched at a time for each connection: as many as a server gives the memory to
-/// be read whole, and enough that one is on its way while others are looked for.
+/// Concurrent fetches per connection: within the memory of a server, and enough to overlap transfer
+/// and lookup.
 const CHUNKS_PER_CONNECTION: usize = 2;
 
-/// Where the files of an epoch come from.
+/// The source of the files of an epoch.
 #[derive(Debug)]
-struct Source {
+struct EpochSource {
     session: Session,
     info: DatasetInfo,
     snapshot: Arc<Snapshot>,
-    /// Whether a server does not know GetChunks.
+    /// Whether a server lacks the request GetChunks.
     is_old: AtomicBool,
 }
 
-/// The servers, for the files that a cursor gives.
+/// A source of the files of a cursor, from the servers.
 pub(crate) fn open(
     dataset: &RemoteDataset,
     snapshot: Arc<Snapshot>,
@@ -47,26 +47,26 @@ pub(crate) fn open(
 ) -> Result<Box<dyn FileSource>, Error> {
     let (session, info) = (dataset.session()?, dataset.info().clone());
     Ok(Box::new(Reader::new(
-        Source { session, info, snapshot, is_old: AtomicBool::new(false) },
+        EpochSource { session, info, snapshot, is_old: AtomicBool::new(false) },
         cursor,
     )))
 }
 
-/// Reads one file by its number, in a request of its own.
+/// A function that reads a file by number, in a separate request.
 pub(crate) fn read_of_servers(
     dataset: &RemoteDataset,
     snapshot: Arc<Snapshot>,
 ) -> Result<Box<dyn Fn(u32) -> FileRead + Send + Sync>, Error> {
     let (session, info) = (dataset.session()?, dataset.info().clone());
-    let source = Source { session, info, snapshot, is_old: AtomicBool::new(false) };
+    let source = EpochSource { session, info, snapshot, is_old: AtomicBool::new(false) };
     Ok(Box::new(move |number| source.read(number)))
 }
 
 /// The groups of an epoch in one process.
 struct Reader {
     window: Arc<Window>,
-    source: Arc<Source>,
-    /// Dropped, it ends those who fetch.
+    source: Arc<EpochSource>,
+    /// The drop ends all fetchers.
     _open: watch::Sender<()>,
 }
 
@@ -77,8 +77,8 @@ impl std::fmt::Debug for Reader {
 }
 
 impl Reader {
-    /// Of what a cursor still gives. Nothing is fetched before the first file is wanted.
-    fn new(source: Source, cursor: Cursor) -> Self {
+    /// The files of a cursor. Fetching begins with the first read.
+    fn new(source: EpochSource, cursor: Cursor) -> Self {
         let source = Arc::new(source);
         let (open, closed) = watch::channel(());
         let most = source.session.connections.width() * CHUNKS_PER_CONNECTION;
@@ -91,7 +91,7 @@ impl Reader {
                     let Some(window) = window.upgrade() else { return };
                     tokio::select! {
                         () = fetch_all(window, &source) => {}
-                        // It is never sent to.
+                        // The channel has no messages, only an end.
                         _ = closed.changed() => {}
                     }
                 });
@@ -108,7 +108,7 @@ impl FileSource for Reader {
         Some(taken.read().unwrap_or_else(|| self.source.read(number)))
     }
 
-    /// Reads by number move the groups on by themselves.
+    /// Reads by number advance the groups without help.
     fn pass(&self, _: u64) {}
 
     fn read_ahead(&self, number: u32) -> Option<FileRead> {
@@ -119,12 +119,12 @@ impl FileSource for Reader {
 }
 
 impl Taken {
-    /// As a source says it; none for a file that is not kept here.
+    /// The result for a file source; none for a file read separately.
     fn read(self) -> Option<FileRead> {
         match self {
             Self::File(file) => Some(Ok(file)),
             Self::Unreachable(error) => Some(Err(error)),
-            Self::Apart => None,
+            Self::Separate => None,
         }
     }
 }
@@ -135,50 +135,49 @@ impl Drop for Reader {
     }
 }
 
-/// A fetch under way. Dropped before it is settled, it failed.
-struct Flight {
+/// A fetch in progress. A drop before the end counts as a failure.
+struct FetchGuard {
     window: Arc<Window>,
     fetch: Option<Fetch>,
 }
 
-impl Drop for Flight {
+impl Drop for FetchGuard {
     fn drop(&mut self) {
         if let Some(fetch) = self.fetch.take() {
-            let why = "the task that fetches it ended";
+            let why = "the fetching task ended early";
             self.window.lose(&fetch, Error::new(Kind::Internal, "read", "a chunk", why));
         }
     }
 }
 
-async fn fetch_all(window: Arc<Window>, source: &Source) {
-    let mut flight = Flight { window, fetch: None };
-    while let Some(fetch) = flight.window.next_fetch() {
+async fn fetch_all(window: Arc<Window>, source: &EpochSource) {
+    let mut guard = FetchGuard { window, fetch: None };
+    while let Some(fetch) = guard.window.next_fetch() {
         let numbers = fetch.numbers.clone();
-        flight.fetch = Some(fetch);
-        let became = source.fetch(&numbers).await;
-        if let Some(fetch) = flight.fetch.take() {
-            flight.window.settle(&fetch, became);
+        guard.fetch = Some(fetch);
+        let result = source.fetch(&numbers).await;
+        if let Some(fetch) = guard.fetch.take() {
+            guard.window.settle(&fetch, result);
         }
     }
 }
 
-/// A file of a chunk that is fetched.
 #[derive(Debug)]
 struct WantedFile {
-    /// Among the files that are asked for.
+    /// The index among the requested files.
     place: usize,
     number: u32,
     record: FileRecord,
 }
 
-impl Source {
-    /// The files of one chunk, or why no server could be asked.
+impl EpochSource {
+    /// The files of a chunk, or the error of the servers.
     async fn fetch(&self, numbers: &[u32]) -> Result<Vec<Content>, Error> {
-        let mut contents = vec![Content::Apart; numbers.len()];
+        let mut contents = vec![Content::Separate; numbers.len()];
         let mut files = Vec::with_capacity(numbers.len());
         for ((place, number), content) in numbers.iter().enumerate().zip(&mut contents) {
             match self.snapshot.record(*number) {
-                // Too large to be kept.
+                // Too large to keep.
                 Ok(record) if record.has_extents => {}
                 Ok(record) => files.push(WantedFile { place, number: *number, record }),
                 Err(error) => *content = Content::Failed(Box::new(error)),
@@ -188,9 +187,9 @@ impl Source {
         self.fetch_files(files, contents).await
     }
 
-    /// Fetches files with the bytes between them, as one range of their chunk. Gives the files that are to
-    /// be asked for by themselves: damaged ones, those of a chunk that is gone, and all of them where few of
-    /// the bytes are wanted, or where a server does not know the request.
+    /// Fetches files as a range of their chunk. Gives the files to request separately: damaged
+    /// files and files of a missing chunk. Gives all files if few of the bytes are wanted, or if a
+    /// server lacks the request.
     async fn fetch_range(
         &self,
         mut files: Vec<WantedFile>,
@@ -206,29 +205,29 @@ impl Source {
         let unavailable = match asked {
             Err(error) if error.kind().is_retryable() => return Err(error),
             Err(error) => {
-                // The requests for the files tell any other reason.
+                // For any other error, the requests for the files will report the cause.
                 self.is_old.fetch_or(error.kind() == Kind::Invalid, Ordering::Relaxed);
                 None
             }
             Ok(ended) => ended.into_iter().find_map(Result::err),
         };
-        // A store that did not answer in all the time of a request is not asked again for each file.
+        // After a store's timeout, the files are not requested separately, for each could time out.
         let unavailable = unavailable.filter(|error| error.kind().is_retryable());
         files.retain(|file| {
-            let became = match (came.file(&file.record), &unavailable) {
+            let result = match (came.file(&file.record), &unavailable) {
                 (Some(bytes), _) => Content::Bytes(bytes),
                 (None, Some(error)) => Content::Failed(Box::new(error.clone())),
                 (None, None) => return true,
             };
             if let Some(content) = contents.get_mut(file.place) {
-                *content = became;
+                *content = result;
             }
             false
         });
         Ok(files)
     }
 
-    /// Asks for files by their records.
+    /// Requests files by their records.
     async fn fetch_files(
         &self,
         files: Vec<WantedFile>,
@@ -265,7 +264,7 @@ impl Source {
         Ok(contents.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// One file, in one request of its own.
+    /// Reads a file in a separate request.
     fn read(&self, number: u32) -> FileRead {
         let named = self.snapshot.record(number).and_then(|record| {
             let path = self.snapshot.path(number)?;
@@ -278,7 +277,7 @@ impl Source {
         let wanted = Wanted::whole(std::slice::from_ref(&item));
         let read = read_whole(&self.session, &self.info, wanted);
         let mut files = self.session.wait(read)?;
-        Ok(files.pop().expect("one answer for each wanted file"))
+        Ok(files.pop().expect("a result for each wanted file"))
     }
 }
 

@@ -1,53 +1,48 @@
-//! The chunks of a group that one rank reads, and how far each of them has come.
+//! The chunks of a group for a rank, with their states.
 //!
-//! Must hold: each file is in one place, whose bytes are there, will come, or are not kept.
+//! Must hold: each file belongs to a single chunk, and is present, in progress, or read separately.
 
 use bytes::Bytes;
 
 use crate::error::Error;
 use crate::order::ChunkPlan;
 
-/// What is kept of a file.
+/// The kept content of a file.
 #[derive(Debug, Clone)]
 pub(super) enum Content {
-    /// All of it.
     Bytes(Bytes),
-    /// Why it can't be had.
     Failed(Box<Error>),
-    /// Nothing: it is read by itself.
-    Apart,
+    /// Nothing: the file is read separately.
+    Separate,
 }
 
-/// How far a chunk has come.
 #[derive(Debug)]
 pub(super) enum State {
-    /// Nobody fetches it.
+    /// Not requested yet.
     Waiting,
-    /// Somebody does.
     Fetching,
-    /// For each of its files.
+    /// The content of each file.
     Ready(Vec<Content>),
-    /// Why no server could be asked.
+    /// Without a result, because no server answered.
     Failed(Error),
 }
 
-/// The files of one chunk.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) state: State,
-    /// Whether somebody waits for it.
+    /// Whether a thread waits for the chunk.
     pub(super) is_wanted: bool,
-    /// Which of its files were handed over.
+    /// The delivered files of the chunk.
     taken: Vec<bool>,
 }
 
-/// Chunks whose files are shuffled together, as far as they are one rank's.
+/// The part of a group of chunks that belongs to a rank.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) plan: ChunkPlan,
-    /// One for each chunk of the plan.
+    /// The state of each chunk of the plan.
     pub(super) pieces: Vec<Piece>,
-    /// Files that were not handed over.
+    /// The number of files without delivery.
     left: usize,
 }
 
@@ -62,7 +57,6 @@ impl Group {
         Self { plan, pieces, left }
     }
 
-    /// Takes note that a file was handed over.
     pub(super) fn take(&mut self, piece: usize, place: usize) {
         let piece = self.pieces.get_mut(piece);
         if let Some(taken) = piece.and_then(|piece| piece.taken.get_mut(place))
@@ -72,13 +66,12 @@ impl Group {
         }
     }
 
-    /// Whether a file was handed over.
     pub(super) fn is_taken(&self, piece: usize, place: usize) -> bool {
         let piece = self.pieces.get(piece);
         piece.and_then(|piece| piece.taken.get(place)).is_some_and(|taken| *taken)
     }
 
-    /// Files that were handed over, of how many.
+    /// The number of delivered files, and the number of all files.
     pub(super) fn progress(&self) -> (usize, usize) {
         (self.plan.files() - self.left, self.plan.files())
     }
@@ -92,7 +85,7 @@ mod tests {
     use crate::order::{Cursor, Order, OrderSettings, Selection};
 
     #[test]
-    fn a_file_that_is_handed_over_twice_counts_once() {
+    fn a_file_delivered_twice_counts_once() {
         let first_files: Arc<[u32]> = Arc::new([0, 5, 10, 40]);
         let selection = Arc::new(Selection::of(40, [2, 9, 30]).unwrap());
         let order = Order::new(first_files, selection, OrderSettings::new(1, 0, 3)).unwrap();

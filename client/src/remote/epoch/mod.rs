@@ -1,8 +1,8 @@
-//! The files of an epoch from the servers (paper, 4.3): in whole chunks, those of one group while the
-//! files of the group before it are handed out.
+//! The files of an epoch from the servers (paper, 4.3), in whole chunks. The chunks of a group are
+//! fetched during the reading of the group before.
 //!
-//! Must hold: memory of two groups; a file that can't be had does not keep the next one from being
-//! read; while no server answers, the error says so and the file can be asked for again.
+//! Must hold: memory holds at most two groups. A failed file does not block the next file. Without
+//! a server, a read gives an error, and may be repeated later.
 
 mod chunk_bytes;
 mod fetch;

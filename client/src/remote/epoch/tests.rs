@@ -1,4 +1,4 @@
-//! The window of an epoch, with those who fetch in the hands of each test.
+//! The window of an epoch, with fetchers controlled by each test.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ const FILES: u32 = 10;
 const GROUP: u32 = 3;
 const FETCHERS: usize = 2;
 
-/// A window over chunks of ten files, and how many were started to fetch.
+/// A window over chunks of ten files, with a count of the started fetchers.
 struct Scene {
     window: Arc<Window>,
     started: Arc<AtomicUsize>,
@@ -40,64 +40,64 @@ impl Scene {
         Self { window: Arc::new(window), started, order, turns }
     }
 
-    /// What those who were started would do; gives the fetches that were done.
-    fn fetch(&self, became: impl Fn(&Fetch) -> Result<Vec<Content>, Error>) -> Vec<Vec<u32>> {
+    /// Runs the started fetchers; gives the finished fetches.
+    fn fetch(&self, result: impl Fn(&Fetch) -> Result<Vec<Content>, Error>) -> Vec<Vec<u32>> {
         let mut done = Vec::new();
         while self.started.load(Ordering::SeqCst) > 0 {
             while let Some(fetch) = self.window.next_fetch() {
                 done.push(fetch.numbers.clone());
-                self.window.settle(&fetch, became(&fetch));
+                self.window.settle(&fetch, result(&fetch));
             }
             self.started.fetch_sub(1, Ordering::SeqCst);
         }
         done
     }
 
-    /// Takes a file while somebody fetches as `became` says; gives the fetches.
+    /// Takes a file with fetchers at work; gives the fetches.
     fn take(
         &self,
         number: u32,
-        became: impl Fn(&Fetch) -> Result<Vec<Content>, Error> + Sync,
+        result: impl Fn(&Fetch) -> Result<Vec<Content>, Error> + Sync,
     ) -> (Taken, Vec<Vec<u32>>) {
-        self.taking(|| self.window.take(number), became)
+        self.taking(|| self.window.take(number), result)
     }
 
     /// The same at a position of the order.
     fn take_at(
         &self,
         position: u64,
-        became: impl Fn(&Fetch) -> Result<Vec<Content>, Error> + Sync,
+        result: impl Fn(&Fetch) -> Result<Vec<Content>, Error> + Sync,
     ) -> (Taken, Vec<Vec<u32>>) {
         let number = self.order[position as usize];
-        self.taking(|| self.window.take_at(position, number).expect("a planned group"), became)
+        self.taking(|| self.window.take_at(position, number).expect("a planned group"), result)
     }
 
     fn taking(
         &self,
         take: impl FnOnce() -> Taken + Send,
-        became: impl Fn(&Fetch) -> Result<Vec<Content>, Error> + Sync,
+        result: impl Fn(&Fetch) -> Result<Vec<Content>, Error> + Sync,
     ) -> (Taken, Vec<Vec<u32>>) {
         thread::scope(|scope| {
             let taking = scope.spawn(take);
             let mut done = Vec::new();
             while !taking.is_finished() {
-                done.extend(self.fetch(&became));
+                done.extend(self.fetch(&result));
                 thread::yield_now();
             }
-            done.extend(self.fetch(&became));
+            done.extend(self.fetch(&result));
             (taking.join().unwrap(), done)
         })
     }
 }
 
-/// Each file holds its number.
+/// Fills each file with its number.
 fn well(fetch: &Fetch) -> Result<Vec<Content>, Error> {
     let bytes = |number: &u32| Content::Bytes(Bytes::copy_from_slice(&number.to_le_bytes()));
     Ok(fetch.numbers.iter().map(bytes).collect())
 }
 
 fn away(_: &Fetch) -> Result<Vec<Content>, Error> {
-    Err(Error::new(Kind::Unreachable, "read", "a chunk", "nobody is there"))
+    Err(Error::new(Kind::Unreachable, "read", "a chunk", "no server answers"))
 }
 
 fn is_file(taken: &Taken, number: u32) -> bool {
@@ -105,7 +105,7 @@ fn is_file(taken: &Taken, number: u32) -> bool {
 }
 
 #[test]
-fn two_groups_are_fetched_each_chunk_once_and_the_next_one_when_the_first_is_read() {
+fn a_window_fetches_two_groups_and_each_chunk_once() {
     let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
     let group = (GROUP * FILES) as usize;
     let mut fetched = Vec::new();
@@ -122,20 +122,20 @@ fn two_groups_are_fetched_each_chunk_once_and_the_next_one_when_the_first_is_rea
 }
 
 #[test]
-fn whoever_comes_late_for_a_group_that_is_gone_reads_by_himself() {
+fn a_late_read_of_a_dropped_group_is_separate() {
     let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
     let group = (GROUP * FILES) as usize;
     let (late, second) = (scene.order[0], &scene.order[group..]);
     for number in &second[..group.div_ceil(4)] {
         assert!(is_file(&scene.take(*number, well).0, *number));
     }
-    assert!(matches!(scene.window.take(late), Taken::Apart));
+    assert!(matches!(scene.window.take(late), Taken::Separate));
     let third = scene.order[2 * group];
-    assert!(is_file(&scene.take(third, well).0, third), "the group after it has come");
+    assert!(is_file(&scene.take(third, well).0, third), "the next group has arrived");
 }
 
 #[test]
-fn what_others_read_by_path_is_given_all_the_same() {
+fn files_read_by_path_are_still_delivered_in_order() {
     let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
     assert!(is_file(&scene.take_at(0, well).0, scene.order[0]));
     for number in &scene.order[..(GROUP * FILES * 3 / 2) as usize] {
@@ -147,7 +147,7 @@ fn what_others_read_by_path_is_given_all_the_same() {
 }
 
 #[test]
-fn a_position_behind_the_two_groups_is_put_off_until_the_first_one_is_read() {
+fn a_position_behind_the_two_groups_waits_for_the_first_group() {
     let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
     let group = u64::from(GROUP * FILES);
     let third = || scene.window.take_at(2 * group, scene.order[2 * group as usize]);
@@ -159,7 +159,7 @@ fn a_position_behind_the_two_groups_is_put_off_until_the_first_one_is_read() {
 }
 
 #[test]
-fn no_one_is_asked_again_before_somebody_wants_it_once_no_server_answers() {
+fn without_a_server_fetching_stops_until_the_next_read() {
     let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
     let first = scene.order[0];
     for _ in 0..2 {
@@ -169,11 +169,11 @@ fn no_one_is_asked_again_before_somebody_wants_it_once_no_server_answers() {
     }
     let (taken, fetched) = scene.take_at(0, well);
     assert!(is_file(&taken, first), "{taken:?}");
-    assert_eq!(fetched.len(), 2 * GROUP as usize, "all others are fetched again");
+    assert_eq!(fetched.len(), 2 * GROUP as usize, "all other chunks are fetched again");
 }
 
 #[test]
-fn one_who_fetches_and_ends_leaves_nobody_waiting() {
+fn a_lost_fetcher_leaves_no_thread_waiting() {
     let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
     let first = scene.order[0];
     thread::scope(|scope| {
@@ -182,8 +182,8 @@ fn one_who_fetches_and_ends_leaves_nobody_waiting() {
             thread::yield_now();
         }
         let fetch = scene.window.next_fetch().unwrap();
-        assert!(fetch.numbers.contains(&first), "what is waited for comes first");
-        let why = Error::new(Kind::Internal, "read", "a chunk", "it ended");
+        assert!(fetch.numbers.contains(&first), "a chunk with a waiting thread comes first");
+        let why = Error::new(Kind::Internal, "read", "a chunk", "the task ended");
         scene.window.lose(&fetch, why);
         assert!(matches!(taking.join().unwrap(), Taken::Unreachable(_)));
     });
@@ -205,8 +205,8 @@ fn threads_share_an_epoch_and_leave_nothing_out() {
                                     scene.turns.wait(turn);
                                     continue;
                                 }
-                                // A group that was let go of is read by itself.
-                                Some(Taken::Apart) => {}
+                                // A dropped group is read separately.
+                                Some(Taken::Separate) => {}
                                 Some(taken) => assert!(is_file(&taken, number), "{taken:?}"),
                             }
                             scene.turns.end(turn);

@@ -1,8 +1,8 @@
-//! The two groups that are in memory: the one that is read, and the one that is fetched meanwhile.
+//! The two groups in memory: the current group, and the next group in fetching.
 //!
-//! Must hold: never more than two groups; a file is handed over as soon as its chunk is there; who
-//! waits for a chunk waits for a fetch of it that ends. When no server can be asked, nothing more is
-//! fetched until somebody asks again.
+//! Must hold: there are at most two groups. A file is delivered as soon as its chunk is present.
+//! Every wait for a chunk is a wait for a fetch with an end. After a failure of all servers,
+//! fetching stops until the next request for a file.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,61 +13,58 @@ use crate::error::Error;
 use crate::order::{ChunkPlan, Cursor};
 use crate::remote::epoch::group::{Content, Group, State};
 
-/// The group before is let go of once one file in so many of the next one was handed over: whoever
-/// reads by several threads, or leaves files out, may still want some of it before that.
+/// The share of the next group, as an inverse, after whose delivery the previous group is dropped.
+/// Until then slow threads may still want files of the previous group.
 const BEHIND: usize = 4;
 
-/// What became of asking for a file.
+/// The result of a request for a file.
 #[derive(Debug)]
 pub(super) enum Taken {
-    /// Its bytes, or why it can't be had.
+    /// The bytes or the error of the file.
     File(Result<Bytes, Error>),
-    /// It is not kept here: it is to be read by itself.
-    Apart,
-    /// No server could be asked.
+    /// Not kept here: the file must be read separately.
+    Separate,
     Unreachable(Error),
 }
 
-/// A chunk to be fetched.
 #[derive(Debug)]
 pub(super) struct Fetch {
     place: (u64, usize),
-    /// The files that are wanted of it, ascending.
+    /// The wanted files of the chunk, ascending.
     pub(super) numbers: Vec<u32>,
 }
 
-/// Starts one more of those who fetch: it calls [`Window::next_fetch`] until nothing is left.
+/// Starts a fetcher, which calls [`Window::next_fetch`] until no chunk is left.
 pub(super) type StartFetcher = Box<dyn Fn() + Send + Sync>;
 
-/// The groups in memory, and who waits for them.
+/// The groups in memory, with their waiting threads.
 pub(super) struct Window {
-    inside: Mutex<Inside>,
+    inner: Mutex<Inner>,
     changed: Condvar,
     start: StartFetcher,
     fetchers_max: usize,
 }
 
-struct Inside {
-    /// Gives the groups after those that are here.
+struct Inner {
+    /// The source of the later groups.
     cursor: Cursor,
-    /// At most two, in order, the first one of this number.
+    /// At most two groups, in order.
     groups: VecDeque<Group>,
     number: u64,
-    /// Chunks to fetch, each by its group's number and its own.
+    /// Chunks to fetch, by the numbers of the group and of the chunk.
     queue: VecDeque<(u64, usize)>,
     fetchers: usize,
-    /// Whether no server could be asked the last time.
+    /// Whether no server answered the last fetch.
     is_stalled: bool,
-    /// Positions below this one were asked for in the order; none when files are only asked for by
-    /// their numbers.
+    /// The end of the positions requested in order; none if all requests were by number.
     asked: Option<u64>,
 }
 
 impl Window {
-    /// Of what a cursor still gives. `start` is called whenever one more is to fetch, at most
-    /// `fetchers_max` at a time.
+    /// The groups of a cursor. `start` is called for each fetcher, with at most `fetchers_max` at a
+    /// time.
     pub(super) fn new(cursor: Cursor, start: StartFetcher, fetchers_max: usize) -> Self {
-        let mut inside = Inside {
+        let mut inner = Inner {
             cursor,
             groups: VecDeque::new(),
             number: 0,
@@ -76,48 +73,48 @@ impl Window {
             is_stalled: false,
             asked: None,
         };
-        inside.plan();
-        Self { inside: Mutex::new(inside), changed: Condvar::new(), start, fetchers_max }
+        inner.plan();
+        Self { inner: Mutex::new(inner), changed: Condvar::new(), start, fetchers_max }
     }
 
-    /// The file of this number at a position of the order; waits until its chunk is there. None when
-    /// its group is not planned yet, because others still read files of the two groups before it.
+    /// The file at a position of the order, after a wait for its chunk. None if the group of the
+    /// file is not planned yet, because the two groups before are still in use.
     pub(super) fn take_at(&self, position: u64, number: u32) -> Option<Taken> {
-        let mut inside = self.lock();
-        let is_planned = inside.groups.iter().any(|group| position < group.plan.positions().end);
-        // With fewer groups than two, all that are left are planned.
-        if !is_planned && inside.groups.len() == 2 {
+        let mut inner = self.lock();
+        let is_planned = inner.groups.iter().any(|group| position < group.plan.positions().end);
+        // With fewer than two groups, all remaining groups are planned.
+        if !is_planned && inner.groups.len() == 2 {
             return None;
         }
-        inside.asked = inside.asked.max(Some(position + 1));
-        Some(self.take_from(inside, number))
+        inner.asked = inner.asked.max(Some(position + 1));
+        Some(self.take_from(inner, number))
     }
 
-    /// The file of this number; waits until its chunk is there.
+    /// The file with a number, after a wait for its chunk.
     pub(super) fn take(&self, number: u32) -> Taken {
         self.take_from(self.lock(), number)
     }
 
-    fn take_from(&self, mut inside: MutexGuard<'_, Inside>, number: u32) -> Taken {
+    fn take_from(&self, mut inner: MutexGuard<'_, Inner>, number: u32) -> Taken {
         let mut waited = None;
         loop {
-            let Some((index, piece, place)) = inside.find(number) else { return Taken::Apart };
-            let of = (inside.number + index as u64, piece);
-            let Some(group) = inside.groups.get_mut(index) else { return Taken::Apart };
+            let Some((index, piece, place)) = inner.find(number) else { return Taken::Separate };
+            let of = (inner.number + index as u64, piece);
+            let Some(group) = inner.groups.get_mut(index) else { return Taken::Separate };
             match group.pieces.get(piece).map(|piece| &piece.state) {
                 Some(State::Ready(contents)) => {
-                    let content = contents.get(place).cloned().unwrap_or(Content::Apart);
+                    let content = contents.get(place).cloned().unwrap_or(Content::Separate);
                     group.take(piece, place);
-                    let read = inside.let_go();
-                    self.start_fetchers(&mut inside);
-                    drop(inside);
+                    let read = inner.drop_read();
+                    self.start_fetchers(&mut inner);
+                    drop(inner);
                     if !read.is_empty() {
                         self.changed.notify_all();
                     }
                     return match content {
                         Content::Bytes(bytes) => Taken::File(Ok(bytes)),
                         Content::Failed(error) => Taken::File(Err(*error)),
-                        Content::Apart => Taken::Apart,
+                        Content::Separate => Taken::Separate,
                     };
                 }
                 Some(State::Failed(error)) if waited == Some(of) => {
@@ -126,77 +123,76 @@ impl Window {
                 _ => {}
             }
             waited = Some(of);
-            inside.want(of);
-            self.start_fetchers(&mut inside);
-            inside = self.changed.wait(inside).unwrap_or_else(PoisonError::into_inner);
+            inner.want(of);
+            self.start_fetchers(&mut inner);
+            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// The next chunk to fetch, for one who was started; none when it may end.
+    /// The next chunk for a fetcher; none if the fetcher may end.
     pub(super) fn next_fetch(&self) -> Option<Fetch> {
-        let mut inside = self.lock();
-        while let Some(place) = inside.queue.pop_front() {
-            let Some(group) = inside.group(place.0) else { continue };
+        let mut inner = self.lock();
+        while let Some(place) = inner.queue.pop_front() {
+            let Some(group) = inner.group(place.0) else { continue };
             let Some(piece) = group.pieces.get_mut(place.1) else { continue };
             if matches!(piece.state, State::Waiting) {
                 piece.state = State::Fetching;
                 return Some(Fetch { place, numbers: group.plan.files_of(place.1).to_vec() });
             }
         }
-        inside.fetchers -= 1;
+        inner.fetchers -= 1;
         None
     }
 
-    /// What came of a fetch: something for each file, or why no server could be asked.
-    pub(super) fn settle(&self, fetch: &Fetch, became: Result<Vec<Content>, Error>) {
-        let mut inside = self.lock();
-        let is_stalled = became.is_err();
-        let was_stalled = std::mem::replace(&mut inside.is_stalled, is_stalled);
-        match became {
-            Ok(contents) => inside.set(fetch.place, State::Ready(contents)),
+    /// Records the result of a fetch: the content of each file, or the error of the servers.
+    pub(super) fn settle(&self, fetch: &Fetch, result: Result<Vec<Content>, Error>) {
+        let mut inner = self.lock();
+        let is_stalled = result.is_err();
+        let was_stalled = std::mem::replace(&mut inner.is_stalled, is_stalled);
+        match result {
+            Ok(contents) => inner.set(fetch.place, State::Ready(contents)),
             Err(error) => {
-                inside.set(fetch.place, State::Failed(error.clone()));
-                inside.stall(&error);
+                inner.set(fetch.place, State::Failed(error.clone()));
+                inner.stall(&error);
             }
         }
         if was_stalled && !is_stalled {
-            inside.queue_all();
-            self.start_fetchers(&mut inside);
+            inner.queue_all();
+            self.start_fetchers(&mut inner);
         }
-        drop(inside);
+        drop(inner);
         self.changed.notify_all();
     }
 
-    /// One who fetches ended in the middle of it.
+    /// Records the loss of a fetcher in the middle of a fetch.
     pub(super) fn lose(&self, fetch: &Fetch, why: Error) {
         self.settle(fetch, Err(why));
         self.lock().fetchers -= 1;
     }
 
-    /// Lets go of everything.
     pub(super) fn close(&self) {
-        let mut inside = self.lock();
-        inside.groups.clear();
-        inside.queue.clear();
+        let mut inner = self.lock();
+        inner.groups.clear();
+        inner.queue.clear();
     }
 
-    fn start_fetchers(&self, inside: &mut Inside) {
-        for _ in 0..inside.queue.len() {
-            if inside.fetchers >= self.fetchers_max {
+    fn start_fetchers(&self, inner: &mut Inner) {
+        for _ in 0..inner.queue.len() {
+            if inner.fetchers >= self.fetchers_max {
                 return;
             }
-            inside.fetchers += 1;
+            inner.fetchers += 1;
             (self.start)();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Inside {
-    /// Makes the groups two, as long as there are more.
+impl Inner {
+    /// Plans groups up to two.
     fn plan(&mut self) {
         while self.groups.len() < 2 {
             let Some(plan) = ChunkPlan::next_of(&mut self.cursor) else { return };
@@ -208,8 +204,8 @@ impl Inside {
         }
     }
 
-    /// Lets go of groups that are read, and plans those that follow.
-    fn let_go(&mut self) -> Vec<Group> {
+    /// Drops finished groups, and plans the next groups.
+    fn drop_read(&mut self) -> Vec<Group> {
         let mut read = Vec::new();
         while let Some(first) = self.groups.front() {
             let (taken, files) = first.progress();
@@ -233,7 +229,7 @@ impl Inside {
         self.groups.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// Where a file is; who pads may read one in both groups.
+    /// The position of a file. A padded order may have the file in both groups.
     fn find(&self, number: u32) -> Option<(usize, usize, usize)> {
         let mut found = self.groups.iter().enumerate().filter_map(|(index, group)| {
             let (piece, place) = group.plan.find(number)?;
@@ -252,7 +248,7 @@ impl Inside {
         }
     }
 
-    /// Somebody waits for a chunk: it comes before others.
+    /// Moves a chunk to the front, for a waiting thread.
     fn want(&mut self, of: (u64, usize)) {
         let group = self.group(of.0);
         let Some(piece) = group.and_then(|group| group.pieces.get_mut(of.1)) else { return };
@@ -266,7 +262,7 @@ impl Inside {
         }
     }
 
-    /// Servers that could not be asked for one chunk are not waited for by those behind it.
+    /// Stops all fetches after a failure of the servers; the other waiting threads fail too.
     fn stall(&mut self, error: &Error) {
         self.queue.clear();
         for piece in self.groups.iter_mut().flat_map(|group| &mut group.pieces) {
@@ -277,7 +273,6 @@ impl Inside {
         }
     }
 
-    /// Everything that is not here is fetched again.
     fn queue_all(&mut self) {
         self.queue.clear();
         for (number, group) in (self.number..).zip(&mut self.groups) {

@@ -1,7 +1,7 @@
-//! From the pieces of an answer to whole files.
+//! Assembly of files from the pieces of an answer.
 //!
-//! Must hold: what comes out is complete and, when it is a whole file, has the checksum that was
-//! written with it. Of a range it is told which parts of a large file end in it, for who checks them.
+//! Must hold: a result is complete, and a whole file has its stored checksum. A range comes with
+//! the ends of a large file's parts, so the caller can verify the parts.
 
 use bytes::Bytes;
 use dl_format::{Crc32c, Extent};
@@ -12,21 +12,20 @@ use crate::remote::failure::{DAMAGED, Failure};
 use crate::remote::read::runs::Run;
 use crate::remote::read::wanted::Wanted;
 
-/// The parts of a large file that end in some of its bytes, each with where in them it does.
+/// The parts of a large file that end in a range, with their ends.
 pub(super) type Extents = Vec<(usize, Extent)>;
 
-/// The bytes of a file or a range, and the parts that end in them.
-pub(super) type Came = (Bytes, Extents);
+/// The bytes of a file or a range, with the parts that end there.
+pub(super) type Received = (Bytes, Extents);
 
-/// The files of one answer, as far as they are there.
+/// The files of an answer in progress.
 #[derive(Debug)]
 pub(super) struct Assembly<'a> {
     wanted: &'a [Wanted<'a>],
-    /// Which of the wanted were asked for, in the order in which they were.
+    /// The requested files, in the order of the request.
     asked: &'a [usize],
-    /// The items of the request.
     runs: &'a [Run],
-    /// What came of the items in several pieces.
+    /// The received bytes of items in several pieces.
     partial: Vec<(Vec<u8>, Extents)>,
 }
 
@@ -35,12 +34,12 @@ impl<'a> Assembly<'a> {
         Self { wanted, asked, runs, partial: Vec::new() }
     }
 
-    /// Takes the next piece; settles the files that are complete with it, by their numbers among
-    /// the wanted, with their bytes or why they can't be had.
+    /// Takes the next piece; settles each complete file, by its index in the wanted files, with its
+    /// bytes or the error.
     pub(super) fn add(
         &mut self,
         piece: ReadPiece,
-        mut settle: impl FnMut(usize, Result<Came, Failure>),
+        mut settle: impl FnMut(usize, Result<Received, Failure>),
     ) -> Result<(), Failure> {
         let item = piece.item as usize;
         let found = self.runs.get(item).and_then(|run| {
@@ -48,7 +47,7 @@ impl<'a> Assembly<'a> {
             Some((run, files, self.wanted.get(*files.first()?)?))
         });
         let Some((run, files, first)) = found else {
-            let problem = format!("an answer that makes no sense: item {item} was not asked for");
+            let problem = format!("the answer makes no sense: item {item} was not requested");
             return Err(Failure::new(Kind::Internal, problem));
         };
         let data = match piece.data {
@@ -83,14 +82,14 @@ impl<'a> Assembly<'a> {
             let Some(wanted) = self.wanted.get(*number) else { continue };
             let file = match run.part(wanted) {
                 None => {
-                    let came = (bytes.clone(), extents.clone());
-                    verify(wanted, came, piece.length, piece.crc)
+                    let received = (bytes.clone(), extents.clone());
+                    verify(wanted, received, piece.length, piece.crc)
                 }
-                // Of one that came short, what is missing is no file's fault but the last ones'.
+                // In a short answer, only the last files are incomplete.
                 Some(part) => {
                     let part = part.start.min(bytes.len())..part.end.min(bytes.len());
-                    let came = (bytes.slice(part), Extents::new());
-                    verify(wanted, came, piece.length, piece.crc)
+                    let received = (bytes.slice(part), Extents::new());
+                    verify(wanted, received, piece.length, piece.crc)
                 }
             };
             settle(*number, file);
@@ -98,7 +97,7 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    /// How many bytes there are of an item that is not whole, by the number of its first file.
+    /// The received bytes of an incomplete item, with the number of its first file.
     pub(super) fn begun(&self, item: usize) -> Option<(usize, usize)> {
         let (bytes, _) = self.partial.get(item).filter(|(bytes, _)| !bytes.is_empty())?;
         Some((*self.asked.get(self.runs.get(item)?.files.start)?, bytes.len()))
@@ -122,26 +121,31 @@ impl<'a> Assembly<'a> {
     }
 }
 
-/// `length` and `crc` are what the server says of the whole file.
-fn verify(wanted: &Wanted<'_>, came: Came, length: u64, crc: Crc32c) -> Result<Came, Failure> {
-    let (bytes, extents) = &came;
-    // What was said when the file was looked up holds.
+/// `length` and `crc` describe the whole file, by the server.
+fn verify(
+    wanted: &Wanted<'_>,
+    received: Received,
+    length: u64,
+    crc: Crc32c,
+) -> Result<Received, Failure> {
+    let (bytes, extents) = &received;
+    // An earlier record takes precedence.
     let (length, crc) = match &wanted.item.record {
         Some(record) => (record.length, record.crc),
         None => (length, crc),
     };
     let expected = length.saturating_sub(wanted.offset).min(wanted.length.unwrap_or(u64::MAX));
     if bytes.len() as u64 != expected {
-        let problem = format!("{} bytes came instead of {expected}", bytes.len());
+        let problem = format!("{} bytes arrived instead of {expected}", bytes.len());
         return Err(Failure::new(Kind::Corrupt, problem));
     }
     if expected == length && Crc32c::of(bytes) != crc {
         return Err(damage(bytes, extents));
     }
-    Ok(came)
+    Ok(received)
 }
 
-/// Which part of a file is damaged; when it is none of them, its last chunk.
+/// The damaged part of a file; the last chunk if all named parts are good.
 fn damage(bytes: &Bytes, extents: &Extents) -> Failure {
     let is_damaged = |(end, extent): &&(usize, Extent)| {
         let start = end.checked_sub(extent.length as usize);

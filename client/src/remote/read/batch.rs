@@ -1,8 +1,8 @@
-//! One request for many files, tried until each is there or can't be had.
+//! A request for many files, tried until each file has arrived or failed.
 //!
-//! Must hold: each file is handed over once, as soon as it is there; what came in a try that broke
-//! is not asked for again; a damaged file is asked for once more, so that copies of it are checked, and
-//! then given up. It ends: only what had not come before makes it go on for longer.
+//! Must hold: each file is delivered once, on arrival. A new try leaves out the files received
+//! before. A damaged file is requested once more, past all copies, and then fails. The loop ends:
+//! only new bytes extend its time.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use crate::error::{Error, Kind};
 use crate::remote::connections::{Connection, Try};
 use crate::remote::failure::Failure;
 use crate::remote::read::ReadItem;
-use crate::remote::read::assemble::{Assembly, Came, Extents};
+use crate::remote::read::assemble::{Assembly, Extents, Received};
 use crate::remote::read::runs::Run;
 use crate::remote::read::wanted::Wanted;
 use crate::remote::session::Session;
@@ -24,22 +24,22 @@ use crate::remote::split;
 use crate::remote::stats::stat;
 use crate::remote::wire::Replies;
 
-/// A slice of less than one part in so many of its message is copied out of it when it is kept, so
-/// that a small file doesn't keep a large message alive.
+/// A slice of a smaller share of its message is copied, so a small file doesn't keep a large
+/// message in memory.
 const SLICE_SHARE: usize = 4;
 
-/// The bytes of a file, as they came.
+/// The received bytes of a file.
 #[derive(Debug)]
 pub(crate) struct Arrived {
     pub(crate) bytes: Bytes,
-    /// The parts of a large file that end in them.
+    /// The parts of a large file that end in the bytes.
     extents: Extents,
-    /// Bytes that came in the same message.
+    /// Bytes of the whole message.
     message: usize,
 }
 
 impl Arrived {
-    /// Bytes out of a message of so many.
+    /// Bytes from a message of the given length.
     pub(crate) fn with_message(bytes: Bytes, message: usize) -> Self {
         Self { bytes, extents: Extents::new(), message }
     }
@@ -54,28 +54,27 @@ impl Arrived {
     }
 }
 
-/// How far the tries got.
 #[derive(Debug, Default)]
 struct Progress {
     files: Vec<Item>,
-    /// Bytes that came of files which are not there as a whole, in the try that got furthest.
+    /// The received bytes of incomplete files, in the most advanced try.
     begun: HashMap<usize, usize>,
-    /// When something came that had not come before, if so since that was last looked at.
+    /// The time of the last new bytes, unless read since.
     moved: Option<Duration>,
-    /// Whether the last try was answered to its end.
+    /// Whether the last answer was complete.
     answered: bool,
 }
 
 #[derive(Debug)]
 enum Item {
-    /// Not yet; why not, when it was tried.
+    /// Without a result; with the failure of the last try, if any.
     Missing(Option<Failure>),
     HandedOver,
     Failed(Failure),
 }
 
-/// Reads all of `wanted`; hands each over by its number, and gives the error of the request as a
-/// whole, which those that it left out have too.
+/// Reads all of `wanted`, and hands each file over with its index. Gives the error of the whole
+/// request, which also counts for each file without a result.
 pub(crate) async fn read_batch(
     session: &Session,
     dataset: &DatasetInfo,
@@ -84,14 +83,14 @@ pub(crate) async fn read_batch(
 ) -> Option<Error> {
     let mut progress = Progress::of(&wanted);
     let mut error = tries(session, dataset, &wanted, &mut progress, &hand_over).await;
-    let elsewhere = elsewhere(session, dataset, &wanted, &progress).await;
-    if !elsewhere.is_empty() {
-        let items = elsewhere.iter();
+    let moved_files = moved_files(session, dataset, &wanted, &progress).await;
+    if !moved_files.is_empty() {
+        let items = moved_files.iter();
         let moved =
             items.filter_map(|(number, item)| Some(Wanted { item, ..*wanted.get(*number)? }));
         let moved: Vec<Wanted<'_>> = moved.collect();
         let mut again = Progress::of(&moved);
-        let number_of = |index: usize| elsewhere.get(index).map_or(index, |(number, _)| *number);
+        let number_of = |index: usize| moved_files.get(index).map_or(index, |(number, _)| *number);
         let to_caller = |index, file| hand_over(number_of(index), file);
         error = tries(session, dataset, &moved, &mut again, &to_caller).await.or(error);
         progress.answered &= again.answered;
@@ -109,7 +108,7 @@ pub(crate) async fn read_batch(
                 explain(session, dataset, wanted, failure).await
             }
             Item::Missing(_) => error.clone().unwrap_or_else(|| {
-                let problem = Failure::new(Kind::Internal, "no answer came for it");
+                let problem = Failure::new(Kind::Internal, "the answer has no result for the file");
                 let subject = format!("dl://{}/{}", dataset.name, wanted.item.path);
                 Error::new(Kind::Internal, "read", subject, problem)
             }),
@@ -119,7 +118,7 @@ pub(crate) async fn read_batch(
     error.filter(|_| !progress.answered)
 }
 
-/// Tries until each of `wanted` is there or can't be had; gives the error of the last try.
+/// Tries until each of `wanted` has a result; gives the error of the last try.
 async fn tries(
     session: &Session,
     dataset: &DatasetInfo,
@@ -130,8 +129,8 @@ async fn tries(
     let shared = Mutex::new(std::mem::take(progress));
     let connections = &session.connections;
     let subject = || match wanted {
-        [one] => format!("dl://{}/{}", dataset.name, one.item.path),
-        many => format!("{} files of dl://{}", many.len(), dataset.name),
+        [file] => format!("dl://{}/{}", dataset.name, file.item.path),
+        files => format!("{} files of dl://{}", files.len(), dataset.name),
     };
     let attempt = |server, this| attempt(server, this, dataset, wanted, &shared, hand_over);
     let moved = || lock(&shared).moved.take();
@@ -140,9 +139,9 @@ async fn tries(
     error
 }
 
-/// Files that were asked for by what was said of them, and that a purge has moved since: by their
-/// numbers, with what is said of them now.
-async fn elsewhere(
+/// Files requested by an old record and moved by a purge since: their indices, with their new
+/// records.
+async fn moved_files(
     session: &Session,
     dataset: &DatasetInfo,
     wanted: &[Wanted<'_>],
@@ -157,7 +156,7 @@ async fn elsewhere(
     let mut moved = Vec::new();
     for gone in split::by_path(&gone, STAT_PATHS_MAX, |(_, wanted, _)| &wanted.item.path) {
         let paths: Vec<_> = gone.iter().map(|(_, wanted, _)| wanted.item.path.clone()).collect();
-        // When that can't be told, they stay what they are.
+        // After a failed lookup, the files keep their failure.
         let found = stat(&session.connections, dataset, &paths).await.unwrap_or_default();
         for ((number, wanted, before), found) in gone.iter().zip(found) {
             if let StatItem::File(now) = found
@@ -171,8 +170,8 @@ async fn elsewhere(
     moved
 }
 
-/// Whether what was said of a file and what is said of it now are the same version. Of what a snapshot
-/// says only the stamp is known, which no other version of a path has.
+/// Whether two records are of the same version. A record from a snapshot has only a stamp, which is
+/// unique among the versions of a path.
 fn is_same_version(before: &FileRecord, now: &FileRecord) -> bool {
     if before.version.entry != EntryVersion::UNKNOWN_ENTRY {
         return before.version == now.version;
@@ -180,7 +179,7 @@ fn is_same_version(before: &FileRecord, now: &FileRecord) -> bool {
     (before.version.stamp, before.length, before.crc) == (now.version.stamp, now.length, now.crc)
 }
 
-/// Reads all of `wanted`: each, in order, or the error of the request as a whole.
+/// Reads all of `wanted`: the result of each file, in order, or the error of the whole request.
 pub(crate) async fn read_whole(
     session: &Session,
     dataset: &DatasetInfo,
@@ -189,7 +188,7 @@ pub(crate) async fn read_whole(
     read_each(session, dataset, wanted, Arrived::into_kept).await
 }
 
-/// Reads all of `wanted` and makes something of each.
+/// Reads all of `wanted`, and converts each file.
 async fn read_each<T>(
     session: &Session,
     dataset: &DatasetInfo,
@@ -213,28 +212,33 @@ async fn read_each<T>(
     }
 }
 
-/// Reads one file.
 pub(super) async fn read_one(
     session: &Session,
     dataset: &DatasetInfo,
     wanted: Wanted<'_>,
 ) -> Result<Bytes, Error> {
     let mut files = read_whole(session, dataset, vec![wanted]).await?;
-    files.pop().expect("one answer for each wanted file")
+    files.pop().expect("a result for each wanted file")
 }
 
-/// Reads a range of one file; also gives the parts of it that end there.
+/// Reads a range of a file; also gives the parts that end there.
 pub(super) async fn read_range(
     session: &Session,
     dataset: &DatasetInfo,
     wanted: Wanted<'_>,
-) -> Result<Came, Error> {
-    let came = |arrived: Arrived| (arrived.bytes, arrived.extents);
-    let mut ranges = read_each(session, dataset, vec![wanted], came).await?;
-    ranges.pop().expect("one answer for each wanted range")
+) -> Result<Received, Error> {
+    let received = |arrived: Arrived| (arrived.bytes, arrived.extents);
+    let mut ranges = read_each(session, dataset, vec![wanted], received).await?;
+    ranges.pop().expect("a result for each wanted range")
 }
 
-/// One try: asks for what is missing, keeps what comes.
+struct Asked {
+    /// The indices of the files, in the order of their bytes.
+    numbers: Vec<usize>,
+    runs: Vec<Run>,
+}
+
+/// A try: requests the missing files, and keeps the received bytes.
 async fn attempt(
     mut server: Connection,
     this: Try,
@@ -243,35 +247,7 @@ async fn attempt(
     progress: &Mutex<Progress>,
     hand_over: &impl Fn(usize, Result<Arrived, Error>),
 ) -> Result<(), Failure> {
-    lock(progress).answered = false;
-    let mut asked: Vec<usize> = {
-        let progress = lock(progress);
-        let files = progress.files.iter().enumerate();
-        files.filter(|(_, item)| matches!(item, Item::Missing(_))).map(|(n, _)| n).collect()
-    };
-    let (runs, is_damaged) = {
-        let progress = lock(progress);
-        let is_damaged = |number: &usize| {
-            let item = progress.files.get(*number);
-            matches!(item, Some(Item::Missing(Some(Failure { kind: Kind::Corrupt, .. }))))
-        };
-        let is_damaged = asked.iter().any(is_damaged);
-        // What failed before is asked for alone: the others are not to fail with it.
-        let failed =
-            |number: usize| matches!(progress.files.get(number), Some(Item::Missing(Some(_))));
-        (Run::of(wanted, &mut asked, failed), is_damaged)
-    };
-    let check_copies = is_damaged || wanted.iter().any(Wanted::is_part);
-    // A copy may be one of damaged bytes, and the object whole by now.
-    let pass_copies = is_damaged || wanted.iter().any(|wanted| wanted.item.pass_copies);
-    let check_headers = wanted.iter().any(|wanted| wanted.item.check_headers);
-    let items = runs.iter().filter_map(|run| {
-        let first = asked.get(run.files.start).and_then(|number| wanted.get(*number))?;
-        Some(run.request(first))
-    });
-    let items = items.collect();
-    let message =
-        ReadRequest { dataset: dataset.id, items, check_copies, pass_copies, check_headers };
+    let (Asked { numbers: asked, runs }, message) = lock(progress).begin_try(dataset, wanted);
     let mut request = this.request(pb::ReadRequest::from(message));
     let replies = Replies::default();
     request.extensions_mut().insert(replies.clone());
@@ -283,8 +259,8 @@ async fn attempt(
         let (mut progress, now) = (lock(progress), this.now());
         for piece in message.pieces {
             let item = piece.item as usize;
-            assembly.add(ReadPiece::try_from(piece)?, |number, came| {
-                if let Some((bytes, extents)) = progress.settle(number, came) {
+            assembly.add(ReadPiece::try_from(piece)?, |number, received| {
+                if let Some((bytes, extents)) = progress.settle(number, received) {
                     progress.moved = Some(now);
                     hand_over(number, Ok(Arrived { bytes, extents, message: size }));
                 }
@@ -303,7 +279,36 @@ impl Progress {
         Self { files, begun: HashMap::new(), moved: None, answered: false }
     }
 
-    /// So many bytes of a file have come in this try.
+    /// Begins a try for all files without a result.
+    fn begin_try(&mut self, dataset: &DatasetInfo, wanted: &[Wanted<'_>]) -> (Asked, ReadRequest) {
+        self.answered = false;
+        let failure = |number: usize| match self.files.get(number) {
+            Some(Item::Missing(failure)) => failure.as_ref(),
+            _ => None,
+        };
+        let missing = self.files.iter().enumerate();
+        let missing = missing.filter(|(_, item)| matches!(item, Item::Missing(_)));
+        let mut numbers: Vec<usize> = missing.map(|(number, _)| number).collect();
+        let is_corrupt =
+            |number: &usize| failure(*number).is_some_and(|failure| failure.kind == Kind::Corrupt);
+        let is_damaged = numbers.iter().any(is_corrupt);
+        // After a failure a file goes alone, to spare its neighbours another failure.
+        let runs = Run::of(wanted, &mut numbers, |number| failure(number).is_some());
+        let items = runs.iter().filter_map(|run| {
+            let first = numbers.get(run.files.start).and_then(|number| wanted.get(*number))?;
+            Some(run.request(first))
+        });
+        let message = ReadRequest {
+            dataset: dataset.id,
+            items: items.collect(),
+            // The damage may be in a copy, and the object whole.
+            pass_copies: is_damaged || wanted.iter().any(|wanted| wanted.item.pass_copies),
+            check_headers: wanted.iter().any(|wanted| wanted.item.check_headers),
+        };
+        (Asked { numbers, runs }, message)
+    }
+
+    /// Notes the received bytes of a file in the current try.
     fn begin(&mut self, number: usize, bytes: usize, now: Duration) {
         let before = self.begun.entry(number).or_default();
         if bytes > *before {
@@ -312,16 +317,16 @@ impl Progress {
         }
     }
 
-    /// Gives the bytes of a file that came as it should and was not handed over before.
-    fn settle(&mut self, number: usize, came: Result<Came, Failure>) -> Option<Came> {
+    /// Records the result of a file; gives the bytes of a good file at its first arrival.
+    fn settle(&mut self, number: usize, received: Result<Received, Failure>) -> Option<Received> {
         let item = self.files.get_mut(number)?;
         let Item::Missing(before) = item else { return None };
-        // Damage on the way, or in one server's copy, is worth one more look.
+        // Damage in transfer, or in a copy, is worth another try.
         let damaged_before = matches!(before, Some(Failure { kind: Kind::Corrupt, .. }));
-        let failure = match came {
-            Ok(came) => {
+        let failure = match received {
+            Ok(received) => {
                 *item = Item::HandedOver;
-                return Some(came);
+                return Some(received);
             }
             Err(failure) => failure,
         };
@@ -333,7 +338,7 @@ impl Progress {
         None
     }
 
-    /// The answer ended.
+    /// Ends a complete answer; fails if files are missing.
     fn end(&mut self) -> Result<(), Failure> {
         let mut missing = self.files.iter().filter_map(|item| match item {
             Item::Missing(why) => Some(why),
@@ -343,13 +348,13 @@ impl Progress {
         self.answered = true;
         let problem = match first {
             Some(why) => why.to_string(),
-            None => "the answer leaves out what was asked for".to_owned(),
+            None => "the answer leaves out a requested file".to_owned(),
         };
         Err(Failure::new(Kind::Unavailable, problem))
     }
 }
 
-/// Says which chunk is damaged, so that it can be looked at.
+/// Adds the damaged chunk to the error.
 async fn explain(
     session: &Session,
     dataset: &DatasetInfo,
@@ -360,8 +365,8 @@ async fn explain(
     let subject = format!("dl://{}/{path}", dataset.name);
     let by_snapshot = |record: &FileRecord| record.version.entry == EntryVersion::UNKNOWN_ENTRY;
     if failure.kind == Kind::NotFound && wanted.item.record.as_ref().is_some_and(by_snapshot) {
-        let why = "the snapshot is stale: the file was deleted or replaced since, and its space was \
-                   given back; connect again, or load a newer snapshot";
+        let why = "the snapshot is stale: the file was deleted or replaced, and its space was \
+                   reclaimed; connect again, or load a newer snapshot";
         return Error::new(failure.kind, "read", subject, Failure::new(failure.kind, why));
     }
     if failure.kind != Kind::Corrupt || failure.names_object() {

@@ -1,7 +1,7 @@
-//! Files of any size, read piece by piece.
+//! Reads of files of any size, piece by piece.
 //!
-//! Must hold: memory is bounded whatever the file's size; all pieces are of one version; no byte is
-//! handed over before the checksum of its part of the file was found right.
+//! Must hold: memory is bounded. All pieces belong to the same version. No byte is delivered before
+//! the checksum of its part was verified.
 
 use std::io::Write;
 
@@ -17,13 +17,13 @@ use crate::remote::read::batch::{read_one, read_range};
 use crate::remote::read::wanted::Wanted;
 use crate::remote::session::Session;
 
-/// Most bytes asked for at once; a file that has no more is verified as a whole.
+/// Bytes of a request, at most; a shorter file is verified as a whole.
 const WINDOW: u64 = 8 << 20;
-/// So that the next comes while one is written.
+/// Windows requested ahead of the writing.
 const WINDOWS_AHEAD: usize = 2;
 
 impl RemoteDataset {
-    /// Reads a file of any size with bounded memory, of which `item` has the record; gives its length in
+    /// Reads a file of any size with bounded memory, by the record of `item`; gives its length in
     /// bytes.
     pub(crate) fn read_to(
         &self,
@@ -55,8 +55,7 @@ impl RemoteDataset {
                 part.push(bytes.slice(start..end));
                 start = end;
                 if part.length != u64::from(extent.length) {
-                    let why =
-                        "an answer that makes no sense: parts that are not next to each other";
+                    let why = "the answer makes no sense: the parts are not adjacent";
                     return Err(self.failed(item, Failure::new(Kind::Internal, why)));
                 }
                 let is_whole = |crc| crc == extent.crc;
@@ -65,12 +64,11 @@ impl RemoteDataset {
             }
             part.push(bytes.slice(start..));
             if part.length > shape.size().into() {
-                let why =
-                    "the servers do not say where its parts end: they may be of an older version";
+                let why = "the servers do not name the ends of its parts; update servers of older versions";
                 return Err(self.failed(item, Failure::new(Kind::Internal, why)));
             }
         }
-        // The last part lies in the chunk that names the others.
+        // The last part lies in the chunk with the list of the other parts.
         let (before, length) = (part.before, part.length);
         let is_whole = |crc| before.then(crc, length) == record.crc;
         let crc = self.checked(&session, item, &mut part, is_whole, record.holder.chunk)?;
@@ -78,8 +76,8 @@ impl RemoteDataset {
         Ok(record.length)
     }
 
-    /// Checks a part, which lies in `chunk`, and gives its checksum. A damaged one is read once more:
-    /// it may have been damaged on the way, or in one server's copy.
+    /// Verifies a part in `chunk`, and gives its checksum. A damaged part is read once more, for
+    /// the damage may be in transfer or in a copy.
     fn checked(
         &self,
         session: &Session,
@@ -88,15 +86,19 @@ impl RemoteDataset {
         is_whole: impl Fn(Crc32c) -> bool,
         chunk: ChunkId,
     ) -> Result<Crc32c, Error> {
-        let came = part.crc();
-        if is_whole(came) {
-            return Ok(came);
+        let received = part.crc();
+        if is_whole(received) {
+            return Ok(received);
         }
         let again = ReadItem { pass_copies: true, ..item.clone() };
         let wanted = Wanted { item: &again, offset: part.start, length: Some(part.length) };
         part.pieces = vec![session.wait(read_one(session, self.info(), wanted))?];
-        let came = part.crc();
-        if is_whole(came) { Ok(came) } else { Err(self.failed(item, Failure::damaged(chunk))) }
+        let received = part.crc();
+        if is_whole(received) {
+            Ok(received)
+        } else {
+            Err(self.failed(item, Failure::damaged(chunk)))
+        }
     }
 
     fn failed(&self, item: &ReadItem, why: Failure) -> Error {
@@ -108,12 +110,12 @@ impl RemoteDataset {
     }
 }
 
-/// What came of the part that is being read; the checksums of those before it were right.
+/// The bytes of the current part, behind verified parts.
 #[derive(Debug, Default)]
 struct Part {
-    /// Where in the file it begins.
+    /// The offset of the part in the file.
     start: u64,
-    /// The checksum of all before that.
+    /// The checksum of all earlier parts.
     before: Crc32c,
     pieces: Vec<Bytes>,
     length: u64,
@@ -132,7 +134,7 @@ impl Part {
         self.pieces.iter().fold(Crc32c::default(), add)
     }
 
-    /// Hands it over, whose checksum is `crc`, and begins the next one.
+    /// Delivers the part with the checksum `crc`, and begins the next part.
     fn end(
         &mut self,
         crc: Crc32c,
@@ -146,8 +148,8 @@ impl Part {
     }
 }
 
-/// Offsets and lengths that together are the file, each but the last of as many parts of this length
-/// as a window has room for, so that parts are not cut.
+/// The ranges of the file, in order. Each but the last holds whole parts of the given length, as
+/// many as fit into a window.
 fn windows(length: u64, part_length: u64) -> impl Iterator<Item = (u64, u64)> {
     let parts = WINDOW.checked_div(part_length).unwrap_or_default();
     let window = if parts > 0 { parts * part_length } else { WINDOW };

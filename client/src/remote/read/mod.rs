@@ -1,8 +1,8 @@
-//! The read half by request: many files in one, each verified before it is handed out.
+//! Reads by request: many files in a request, each verified before its delivery.
 //!
-//! Must hold: bytes of a file, or of a part of a large one, are handed out only when its checksum
-//! matches; a damaged answer is asked for once more, elsewhere; a small file never keeps a large
-//! message alive.
+//! Must hold: a file, or a part of a large file, is delivered only with a matching checksum. A
+//! damaged file is requested once more, past all copies. A small file never keeps a large message
+//! in memory.
 
 mod assemble;
 mod batch;
@@ -29,33 +29,33 @@ use batch::read_one;
 pub(super) use batch::{Arrived, read_batch, read_whole};
 pub(super) use wanted::Wanted;
 
-/// Files in one request. Enough that a request's fixed cost is shared by many, few enough that
-/// several requests keep all connections busy.
+/// Files in a request: enough to share the fixed cost, few enough to keep all connections busy.
 const BATCH_FILES: usize = 1_024;
 const _: () = assert!(BATCH_FILES <= READ_ITEMS_MAX);
-/// Bytes in one request, where the sizes are known.
+/// Bytes in a request, with known lengths.
 const BATCH_BYTES: u64 = 4 << 20;
 
-/// What a file of unknown length counts as, in bytes: a request with the longest paths still fits.
+/// The weight of a file with unknown length, in bytes; a request with the longest paths still fits.
 const RESERVED: u64 = 32 << 10;
 
-/// Takes each file of a [`Dataset::read_files`](crate::Dataset::read_files): its number among the items, and its bytes or why
-/// it could not be read.
+/// Receives each file of a [`Dataset::read_files`](crate::Dataset::read_files): the index in the
+/// items, and the bytes or the error.
 pub type FileSink<'a> = dyn FnMut(usize, Result<&[u8], Error>) + 'a;
 
-/// A file to read: by its path alone, or also by what an earlier answer said of it, which spares
-/// the servers the lookup and reads that very version.
+/// A file to read: a path alone, or with the record of an earlier answer. A record spares the
+/// servers the lookup, and selects the exact version.
 #[derive(Debug, Clone)]
 pub struct ReadItem {
-    /// Its path.
+    /// The path.
     pub path: FilePath,
-    /// What [`Dataset::stat`](crate::Dataset::stat) or [`Dataset::list`](crate::Dataset::list) said of it.
+    /// The record from [`Dataset::stat`](crate::Dataset::stat) or
+    /// [`Dataset::list`](crate::Dataset::list).
     pub record: Option<FileRecord>,
-    /// Whether it is read from the chunk store itself, and no copy of it in a fast store: that gives up
-    /// the copy, and is as slow as that store.
+    /// Whether to read from the chunk store, past copies in a fast store. Such a read drops the
+    /// copy, and is slower.
     pub pass_copies: bool,
-    /// Whether it is corrupt also when no more than a header of its objects is damaged, without which
-    /// nothing brings it back when the metadata is lost.
+    /// Whether a damaged header counts as corrupt too: without the header, recovery can't bring
+    /// back the file.
     pub check_headers: bool,
 }
 
@@ -78,7 +78,6 @@ impl From<(FilePath, FileRecord)> for ReadItem {
 }
 
 impl RemoteDataset {
-    /// Reads a file into memory.
     pub(crate) fn get(&self, item: &ReadItem) -> Result<Bytes, Error> {
         let session = self.session()?;
         let wanted = Wanted { item, offset: 0, length: None };
@@ -96,7 +95,7 @@ impl RemoteDataset {
             files.extend(read?);
         }
         let unanswered = items.iter().skip(files.len()).map(|item| {
-            let why = Failure::new(Kind::Internal, "no answer came for it");
+            let why = Failure::new(Kind::Internal, "the answer has no result for the file");
             Err(Error::new(Kind::Internal, "read", &item.path, why))
         });
         files.extend(unanswered);
@@ -114,13 +113,13 @@ impl RemoteDataset {
         let reads = batches(items).map(|batch| {
             let (give, start, count) = (give.clone(), batch.start, batch.len());
             let wanted = Wanted::whole(items.get(batch).unwrap_or_default());
-            // Bounded by what the connections let through between two waits.
+            // Bounded by the throughput of the connections between two waits.
             let hand_over = move |number, file| {
                 let _ = give.send((start + number, file));
             };
             let session = &session;
             async move {
-                // Servers that were given up for one batch are not waited for by the next.
+                // After a batch without servers, the next batches don't wait for them.
                 if let Some(error) = lost.get() {
                     return (0..count).for_each(|number| hand_over(number, Err(error.clone())));
                 }
@@ -140,7 +139,7 @@ impl RemoteDataset {
                     read = reads.next() => read.is_some(),
                 }
             });
-            // Here, outside of the runtime, so that the sink may call the library.
+            // Outside of the runtime, so the sink may call the library.
             for (item, file) in files.drain(..) {
                 match file {
                     Ok(Arrived { bytes, .. }) => sink(item, Ok(&bytes)),
@@ -154,14 +153,13 @@ impl RemoteDataset {
     }
 }
 
-/// Cuts the items into requests.
 fn batches(items: &[ReadItem]) -> impl Iterator<Item = Range<usize>> {
     let mut start = 0;
     std::iter::from_fn(move || {
         let mut bytes = 0u64;
         let fit = items.get(start..)?.iter().take(BATCH_FILES).take_while(|item| {
             let before = bytes;
-            // The request names what it has no record of.
+            // The request contains the path of an item without a record.
             let length = item.record.as_ref().map_or(RESERVED, |record| record.length);
             bytes = bytes.saturating_add(length);
             before == 0 || bytes <= BATCH_BYTES

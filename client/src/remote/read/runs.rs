@@ -1,8 +1,8 @@
-//! Files that lie next to each other in one chunk are asked for as one range of it: a request
-//! costs both ends by the range, and not by the file.
+//! Neighbouring files in a chunk are requested as one range, because a request costs by the range,
+//! not by the file.
 //!
-//! Must hold: each file of a run is still verified by itself; what a run's failure says is said of
-//! each of its files, and what is asked for once more is asked for alone.
+//! Must hold: each file of a run is verified separately. The failure of a run counts for each of
+//! its files, and each repeated file is requested alone.
 
 use std::ops::Range;
 
@@ -11,21 +11,21 @@ use dl_proto::{REPLY_BYTES, ReadSource};
 
 use crate::remote::read::wanted::Wanted;
 
-/// Most bytes of a run: what a server sends in one piece.
+/// Bytes of a run, at most: the largest piece of a server.
 const RUN_BYTES: u32 = REPLY_BYTES as u32;
-/// Bytes between two files that are worth less than another item.
+/// A gap between two files that costs less than another item.
 const GAP_BYTES: u32 = 2 << 10;
 
-/// One item of a request.
+/// An item of a request.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// Its files, by their places in the order in which all were asked for.
+    /// The files, by their indices in the order of the request.
     pub(super) files: Range<usize>,
-    /// Where they lie in their chunk; not of a file that is alone.
+    /// The range in the chunk; none for some single files.
     bytes: Option<Range<u32>>,
 }
 
-/// A file that may be part of a run, as far as that depends on where it lies.
+/// The record of a file that may be part of a run.
 fn place<'a>(wanted: &Wanted<'a>) -> Option<&'a FileRecord> {
     let record = wanted.item.record.as_ref()?;
     let is_whole = wanted.offset == 0 && wanted.length.is_none();
@@ -38,8 +38,8 @@ fn is_in_one_chunk(a: &FileRecord, b: &FileRecord) -> bool {
 }
 
 impl Run {
-    /// Cuts what is asked for into items, after `asked`, numbers of the wanted, was sorted by where
-    /// their bytes lie. `is_alone` tells which are not to be part of a larger range.
+    /// Cuts the requested files into items. Sorts `asked`, indices of `wanted`, by the position of
+    /// the bytes. `is_alone` marks files that must not share a range.
     pub(super) fn of(
         wanted: &[Wanted<'_>],
         asked: &mut [usize],
@@ -72,7 +72,7 @@ impl Run {
         runs
     }
 
-    /// As it is asked for; `first` is its first file.
+    /// The item for the request; `first` is the first file of the run.
     pub(super) fn request(&self, first: &Wanted<'_>) -> dl_proto::ReadItem {
         match (&first.item.record, &self.bytes) {
             (Some(record), Some(bytes)) if self.files.len() > 1 => {
@@ -85,7 +85,7 @@ impl Run {
         }
     }
 
-    /// Bytes that are to come, where that is known.
+    /// The number of bytes to expect, if known.
     pub(super) fn expected(&self, first: &Wanted<'_>) -> Option<usize> {
         match &self.bytes {
             Some(bytes) => Some(bytes.len()),
@@ -93,7 +93,7 @@ impl Run {
         }
     }
 
-    /// Where the bytes of one of its files lie among its own; `None` of a file that is alone.
+    /// The range of a file within the run; `None` for a single file.
     pub(super) fn part(&self, wanted: &Wanted<'_>) -> Option<Range<usize>> {
         let run = self.bytes.as_ref().filter(|_| self.files.len() > 1)?;
         let record = place(wanted)?;

@@ -1,5 +1,5 @@
-//! Batch and large reads against servers that follow a script: each item is had whole, asked for
-//! again where that helps, or named with why it can't be had.
+//! Batch reads and large reads with scripted servers: each file arrives whole, is requested again
+//! where useful, or has an error with the cause.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,6 @@ use crate::remote::{ConnectOptions, ReadItem};
 
 type Messages = Vec<Result<pb::ReadReply, Status>>;
 
-/// Pieces of at most `cut` bytes.
 fn pieces(item: u32, bytes: &[u8], cut: usize) -> Vec<pb::ReadPiece> {
     let parts: Vec<&[u8]> =
         if bytes.is_empty() { vec![bytes] } else { bytes.chunks(cut).collect() };
@@ -47,7 +46,7 @@ fn reply(pieces: Vec<pb::ReadPiece>) -> Result<pb::ReadReply, Status> {
     Ok(pb::ReadReply { pieces })
 }
 
-/// What each test file holds: some are empty, some come in several pieces.
+/// The content of a test file; some files are empty, and some fill several pieces.
 fn content(path: &FilePath) -> Vec<u8> {
     let seed = path.as_bytes().iter().fold(0u8, |sum, byte| sum.wrapping_mul(3) ^ byte);
     data(usize::from(seed) * 40, seed)
@@ -78,14 +77,14 @@ fn numbered(count: usize) -> Vec<FilePath> {
 }
 
 #[test]
-fn files_come_back_in_the_order_of_their_paths_whatever_the_order_of_the_answers() {
+fn files_keep_the_order_of_their_paths_for_any_order_of_answers() {
     let dataset = dataset(reading(|request| {
         let mut all: Vec<_> = (0..)
             .zip(asked(&request))
             .map(|(item, path)| pieces(item, &content(&path), 3_000))
             .collect();
         all.reverse();
-        // The first pieces of all, then the second ones, ...
+        // The first pieces of all files, then the second pieces, and so on.
         let longest = all.iter().map(Vec::len).max().unwrap_or(0);
         let rounds = (0..longest).map(|round| {
             reply(all.iter().filter_map(|pieces| pieces.get(round).cloned()).collect())
@@ -109,7 +108,7 @@ fn files_come_back_in_the_order_of_their_paths_whatever_the_order_of_the_answers
 }
 
 #[test]
-fn a_file_that_is_not_there_does_not_fail_the_others() {
+fn a_missing_file_does_not_fail_the_others() {
     let dataset = dataset(reading(|request| {
         let paths = asked(&request);
         let piece = |(item, path): (u32, FilePath)| match path.name() {
@@ -128,7 +127,7 @@ fn a_file_that_is_not_there_does_not_fail_the_others() {
 }
 
 #[test]
-fn what_came_before_a_connection_broke_is_not_asked_for_again() {
+fn files_received_before_a_break_are_not_requested_again() {
     let requests = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&requests);
     let dataset = dataset(reading(move |request| {
@@ -150,7 +149,7 @@ fn what_came_before_a_connection_broke_is_not_asked_for_again() {
 }
 
 #[test]
-fn an_answer_that_breaks_at_the_same_place_every_time_ends_within_the_time_of_a_request() {
+fn an_answer_that_always_breaks_at_the_same_place_ends_in_time() {
     let breaks: [fn(pb::ReadPiece) -> Messages; 2] = [
         |piece| vec![reply(vec![piece]), Err(Status::unavailable("stopping"))],
         |piece| vec![reply(vec![piece]), reply(vec![failed(0, dl_proto::Kind::Unavailable)])],
@@ -170,13 +169,13 @@ fn an_answer_that_breaks_at_the_same_place_every_time_ends_within_the_time_of_a_
 }
 
 #[test]
-fn damaged_bytes_are_asked_for_once_more() {
+fn damaged_bytes_are_requested_once_more() {
     let tries = Arc::new(AtomicUsize::new(0));
     let tried = Arc::clone(&tries);
     let dataset = dataset(reading(move |request| {
         let mut pieces = pieces(0, &content(&asked(&request)[0]), 99_999);
         let turn = tried.fetch_add(1, Ordering::SeqCst);
-        assert_eq!(request.check_copies, turn > 0, "copies are trusted until then");
+        assert_eq!(request.pass_copies, turn > 0, "copies are read until then");
         if turn == 0 {
             pieces[0].data = Bytes::from(vec![0; pieces[0].data.len()]);
         }
@@ -187,7 +186,7 @@ fn damaged_bytes_are_asked_for_once_more() {
 }
 
 #[test]
-fn bytes_that_stay_damaged_are_refused_naming_file_and_chunk() {
+fn permanent_damage_is_an_error_with_file_and_chunk() {
     let tries = Arc::new(AtomicUsize::new(0));
     let tried = Arc::clone(&tries);
     let dataset = dataset(reading(move |request| {
@@ -204,7 +203,7 @@ fn bytes_that_stay_damaged_are_refused_naming_file_and_chunk() {
     assert_eq!(tries.load(Ordering::SeqCst), 2);
 }
 
-/// A file of parts of this length, whose last bytes are in the chunk of its record.
+/// A file in parts of a length, with its last bytes in the chunk of its record.
 #[derive(Clone)]
 struct Large {
     bytes: Vec<u8>,
@@ -221,7 +220,7 @@ impl Large {
         ChunkId::from_bytes([number as u8 + 100; 16])
     }
 
-    /// Pieces of a range, whose bytes `damage` may change by where in the file they begin.
+    /// Pieces of a range; `damage` may change the bytes, by their offset in the file.
     fn pieces(&self, item: &dl_proto::ReadItem, damage: impl Fn(usize, &mut [u8])) -> Messages {
         let (mut start, length) = (item.offset as usize, item.length.unwrap() as usize);
         let end = start + length;
@@ -246,7 +245,7 @@ impl Large {
         messages
     }
 
-    /// Reads it; what was written, and how it ended.
+    /// Reads the file; gives the written bytes and the result.
     fn read(
         &self,
         damage: impl Fn(usize, &mut [u8]) + Send + Sync + 'static,
@@ -254,7 +253,7 @@ impl Large {
         let stored = self.clone();
         let dataset = dataset(reading(move |request| {
             let item = &request.items[0];
-            assert!(matches!(item.source, ReadSource::File(_)) && request.check_copies);
+            assert!(matches!(item.source, ReadSource::File(_)));
             stored.pieces(item, &damage)
         }));
         let mut written = Vec::new();
@@ -262,7 +261,7 @@ impl Large {
         (written, read)
     }
 
-    /// Its parts before the one with this number, and that their chunk is named.
+    /// Checks for all parts before `number` as output, and `chunk` in the error.
     fn assert_ends_before(
         &self,
         number: usize,
@@ -277,11 +276,11 @@ impl Large {
     }
 }
 
-/// As long as those of a writer; longer and shorter ones, cut by requests.
+/// The part length of the writer, and longer and shorter lengths, cut by requests.
 const PARTS: [usize; 3] = [(1 << 20) - 4096, 1 << 20, 300_001];
 
 #[test]
-fn a_large_file_is_read_in_windows_wherever_its_parts_end() {
+fn a_large_file_is_read_in_windows_for_any_part_length() {
     for part in PARTS {
         let large = Large::new(part);
         let (written, read) = large.read(|_, _| ());
@@ -291,7 +290,7 @@ fn a_large_file_is_read_in_windows_wherever_its_parts_end() {
 }
 
 #[test]
-fn a_damaged_part_of_a_large_file_is_named_and_nothing_from_there_on_is_handed_over() {
+fn a_damaged_part_is_named_and_ends_the_output() {
     for part in PARTS {
         let large = Large::new(part);
         let read = large.read(move |start, bytes| bytes[0] ^= u8::from(start / part == 9));
@@ -303,7 +302,7 @@ fn a_damaged_part_of_a_large_file_is_named_and_nothing_from_there_on_is_handed_o
 }
 
 #[test]
-fn a_part_that_came_damaged_once_is_read_again() {
+fn a_part_damaged_in_transfer_is_read_again() {
     for part in PARTS {
         let (large, is_done) = (Large::new(part), AtomicBool::new(false));
         let (written, read) = large.read(move |start, bytes| {
@@ -317,14 +316,14 @@ fn a_part_that_came_damaged_once_is_read_again() {
 }
 
 #[test]
-fn a_large_file_of_which_nobody_says_where_parts_end_is_not_kept_in_memory() {
+fn a_large_file_with_unknown_parts_is_not_kept_in_memory() {
     let large = Large { names_parts: false, ..Large::new(PARTS[0]) };
     let (written, read) = large.read(|_, _| ());
     assert_eq!((written.len(), read.unwrap_err().kind()), (0, Kind::Internal));
 }
 
 #[test]
-fn a_small_file_does_not_keep_its_message_and_a_large_one_is_not_copied() {
+fn a_small_file_is_copied_out_of_its_message_alone() {
     let message = Bytes::from(data(1 << 20, 2));
     for (length, copied) in [(4_096, true), (1 << 19, false)] {
         let bytes = message.slice(100..100 + length);
@@ -334,7 +333,7 @@ fn a_small_file_does_not_keep_its_message_and_a_large_one_is_not_copied() {
 }
 
 #[test]
-fn an_answer_to_what_was_not_asked_is_an_error() {
+fn an_answer_for_an_unknown_item_is_an_error() {
     let dataset = dataset(reading(|_| vec![reply(pieces(7, b"bytes", 9))]));
     assert_eq!(dataset.get("a").unwrap_err().kind(), Kind::Internal);
 }

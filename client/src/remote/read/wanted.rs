@@ -1,21 +1,21 @@
-//! What a reader asks for.
+//! A file or range to read.
 //!
-//! Must hold: no memory is reserved on the word of a server alone.
+//! Must hold: the word of a server alone never reserves memory.
 
 use dl_proto::ReadSource;
 
 use crate::remote::read::ReadItem;
 
-/// More is never allocated for a file before its bytes come.
+/// Memory reserved for a file before its bytes arrive, at most.
 const RESERVE_MAX: u64 = 64 << 20;
 
-/// A file, or a range of it.
+/// A file, or a range of a file.
 #[derive(Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) item: &'a ReadItem,
     /// Bytes to skip.
     pub(super) offset: u64,
-    /// Most bytes to give; `None`: to the end.
+    /// Bytes to read, at most; `None` for the rest of the file.
     pub(super) length: Option<u64>,
 }
 
@@ -24,20 +24,13 @@ impl<'a> Wanted<'a> {
         items.iter().map(|item| Self { item, offset: 0, length: None }).collect()
     }
 
-    /// Bytes to expect, where that is known and not too many to believe.
+    /// The bytes to expect, if known, within a limit.
     pub(super) fn expected(&self) -> Option<usize> {
         let left = self.item.record.as_ref()?.length.saturating_sub(self.offset);
         let expected = left.min(self.length.unwrap_or(u64::MAX)).min(RESERVE_MAX);
         usize::try_from(expected).ok()
     }
 
-    /// Whether it is a part of a file, for which there may be no checksum.
-    pub(super) fn is_part(&self) -> bool {
-        let whole = self.item.record.as_ref().map_or(u64::MAX, |record| record.length);
-        self.offset > 0 || self.length.is_some_and(|length| length < whole)
-    }
-
-    /// As it is asked for.
     pub(super) fn request(&self) -> dl_proto::ReadItem {
         let source = match &self.item.record {
             Some(record) => ReadSource::File(*record),

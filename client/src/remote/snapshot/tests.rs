@@ -1,4 +1,4 @@
-//! Downloads of snapshots, from a server that does as each test says.
+//! Downloads of snapshots from scripted servers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use crate::dataset::Dataset;
 use crate::remote::testing::{Script, dataset, info};
 use crate::snapshot::tests::{empty, forged, version};
 
-/// A server with a snapshot, which breaks off after some bytes of it, once for each.
+/// A server with a snapshot, whose answers break off at the given offsets, one after the other.
 fn serving(bytes: Vec<u8>, breaks: &'static [usize], asked: Arc<Mutex<Vec<u64>>>) -> Dataset {
     let broken = AtomicUsize::new(0);
     let snapshot = move |request: GetSnapshotRequest| {
@@ -39,11 +39,11 @@ fn serving(bytes: Vec<u8>, breaks: &'static [usize], asked: Arc<Mutex<Vec<u64>>>
 }
 
 fn key(version: Version) -> Key {
-    Key { source: Source::Servers, dataset: info().id, version }
+    Key { origin: Origin::Servers, dataset: info().id, version }
 }
 
 #[test]
-fn a_download_goes_on_where_it_broke_off() {
+fn a_broken_download_resumes() {
     let bytes = empty(info().id, version(1));
     let asked = Arc::new(Mutex::new(Vec::new()));
     let dataset = serving(bytes.clone(), &[150, 150, 400], Arc::clone(&asked));
@@ -57,15 +57,15 @@ fn a_download_goes_on_where_it_broke_off() {
     assert!(std::fs::read(&file).unwrap() == bytes);
 }
 
-/// Its version is gone from the servers after some bytes of it, and from then on there is a newer one.
+/// The version disappears from the servers during the download, and a newer version exists.
 #[test]
-fn a_download_whose_version_goes_is_begun_anew_with_the_newest() {
+fn a_download_of_a_lost_version_restarts_with_the_newest() {
     let of = |number| empty(info().id, version(number));
     let is_gone = std::sync::atomic::AtomicBool::new(false);
     let snapshot = move |request: GetSnapshotRequest| {
         let newest = if is_gone.load(Ordering::SeqCst) { 2 } else { 1 };
         if request.version.is_some_and(|wanted| wanted != version(newest)) {
-            return vec![Err(Status::not_found("there is none of it any more"))];
+            return vec![Err(Status::not_found("no snapshot of the version"))];
         }
         let bytes = of(newest);
         let head = SnapshotPiece::Head { version: version(newest), length: bytes.len() as u64 };
@@ -93,7 +93,7 @@ fn a_download_whose_version_goes_is_begun_anew_with_the_newest() {
 }
 
 #[test]
-fn another_process_goes_on_with_what_one_left() {
+fn another_process_resumes_a_partial_file() {
     let bytes = empty(info().id, version(1));
     let asked = Arc::new(Mutex::new(Vec::new()));
     let dataset = serving(bytes.clone(), &[], Arc::clone(&asked));
@@ -113,7 +113,7 @@ fn another_process_goes_on_with_what_one_left() {
 }
 
 #[test]
-fn what_comes_damaged_is_fetched_again_and_then_told() {
+fn a_damaged_download_is_repeated_and_then_fails() {
     let mut bytes = empty(info().id, version(1));
     *bytes.last_mut().unwrap() ^= 1;
     let asked = Arc::new(Mutex::new(Vec::new()));
@@ -129,16 +129,16 @@ fn what_comes_damaged_is_fetched_again_and_then_told() {
 }
 
 #[test]
-fn servers_without_snapshots_are_read_from_all_the_same() {
+fn servers_without_snapshots_give_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let cache = SnapshotCache::new(folder.path(), 1 << 20);
     let dataset = dataset(Script::default());
     assert_eq!(dataset.with_snapshot(&cache).unwrap_err().kind(), Kind::Invalid);
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-73.
 #[test]
-fn what_somebody_hands_in_never_answers_for_the_servers() {
+fn a_snapshot_from_a_file_never_answers_for_the_servers() {
     let (real, other) = (empty(info().id, version(1)), forged(info().id, version(1)));
     assert_eq!(real.len(), other.len());
     let asked = Arc::new(Mutex::new(Vec::new()));
@@ -146,15 +146,15 @@ fn what_somebody_hands_in_never_answers_for_the_servers() {
     let folder = tempfile::tempdir().unwrap();
     let cache = SnapshotCache::new(folder.path().join("cache"), 1 << 20);
     let file = folder.path().join("handed in");
-    // Also not when its copy was begun and never ended.
+    // Nor does an unfinished copy of the file.
     let lock = cache.lock(info().id).unwrap().unwrap();
-    let given = Key { source: Source::File, ..key(version(1)) };
-    cache.begin(&lock, given).unwrap().0.write_all(&other).unwrap();
+    let of_file = Key { origin: Origin::File, ..key(version(1)) };
+    cache.begin(&lock, of_file).unwrap().0.write_all(&other).unwrap();
     drop(lock);
     let load = |bytes: &[u8]| {
         std::fs::write(&file, bytes).unwrap();
         let loaded = dataset.load_meta(&file, Some(&cache)).unwrap();
-        // It may be written to while it is used.
+        // The file may change while the handle is in use.
         std::fs::write(&file, b"something else").unwrap();
         let snapshot = Arc::clone(loaded.snapshot().unwrap());
         assert!(snapshot.is_shared() && snapshot.bytes() == bytes);
@@ -168,12 +168,12 @@ fn what_somebody_hands_in_never_answers_for_the_servers() {
     }
     let reader = dataset.with_snapshot(&cache).unwrap();
     assert!(reader.snapshot().unwrap().bytes() == real);
-    assert_eq!(*locked(&asked), [0], "it was kept");
+    assert_eq!(*locked(&asked), [0], "the cache has the snapshot");
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-72.
 #[test]
-fn what_is_damaged_in_the_cache_is_fetched_again() {
+fn a_damaged_snapshot_in_the_cache_is_fetched_again() {
     let bytes = empty(info().id, version(1));
     let asked = Arc::new(Mutex::new(Vec::new()));
     let dataset = serving(bytes.clone(), &[], Arc::clone(&asked));
@@ -185,7 +185,7 @@ fn what_is_damaged_in_the_cache_is_fetched_again() {
         let kept = kept.find(|path| path.extension().unwrap() == "snapshot").unwrap();
         let mut damaged = bytes.clone();
         *damaged.get_mut(place).unwrap() ^= 1;
-        // The times of files come in steps.
+        // File times have coarse steps.
         std::thread::sleep(Duration::from_millis(30));
         std::fs::write(kept, damaged).unwrap();
         let reader = dataset.with_snapshot(&cache).unwrap();
@@ -194,9 +194,9 @@ fn what_is_damaged_in_the_cache_is_fetched_again() {
     assert_eq!(*locked(&asked), [0; 3]);
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-72.
 #[test]
-fn what_cannot_be_kept_is_held_in_memory() {
+fn without_a_usable_cache_a_snapshot_lies_in_memory() {
     let bytes = empty(info().id, version(1));
     let dataset = serving(bytes.clone(), &[150, 400], Arc::default());
     let folder = tempfile::tempdir().unwrap();
@@ -205,12 +205,12 @@ fn what_cannot_be_kept_is_held_in_memory() {
     let reader = dataset.with_snapshot(&SnapshotCache::new(file.join("cache"), 1 << 20)).unwrap();
     let snapshot = reader.snapshot().unwrap();
     assert!(!snapshot.is_shared() && snapshot.bytes() == bytes);
-    // It is whole, and can't get its name.
+    // The download succeeds, and the renaming fails.
     let cache = SnapshotCache::new(folder.path(), 1 << 20);
     let name = format!("{}-{}.snapshot", info().id, version(1));
     std::fs::create_dir(folder.path().join(name)).unwrap();
     let reader = dataset.with_snapshot(&cache).unwrap();
     assert!(reader.snapshot().unwrap().bytes() == bytes);
     let left = std::fs::read_dir(folder.path()).unwrap().count();
-    assert_eq!(left, 2, "only what was in the way");
+    assert_eq!(left, 2, "only the obstacles");
 }

@@ -1,5 +1,5 @@
-//! Questions of many threads against a server that follows a script: they share requests, and
-//! none pays for another one.
+//! Questions of many threads to a scripted server: questions share requests, and no question
+//! suffers from another.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use dl_format::FilePath;
 use dl_proto::StatItem;
 
 use super::{
-    Asker, GATHERED, Gathering, LARGE, LARGE_UNDER_WAY, Question, Stats, Turn, UNDER_WAY, lock,
+    Asker, IN_FLIGHT, LARGE, LARGE_IN_FLIGHT, Question, Queue, RequestSlot, SHARED_MAX, Stats, lock,
 };
 use crate::error::Kind;
 use crate::remote::Client;
@@ -21,11 +21,10 @@ use crate::remote::testing::{Script, info, options, path, record, start};
 /// Longer than any test takes.
 const FOREVER: Duration = Duration::from_secs(3600);
 
-/// The paths of each request.
 type Requests = Arc<Mutex<Vec<Vec<FilePath>>>>;
 
-/// A server at which every path is a file as long as its name; all paths that begin with `wrong`
-/// make it answer nonsense.
+/// A server where every path is a file as long as its name. A path with the prefix `wrong` makes
+/// the server send nonsense.
 fn serving() -> (RemoteDataset, Requests) {
     let requests = Requests::default();
     let seen = Arc::clone(&requests);
@@ -41,21 +40,21 @@ fn serving() -> (RemoteDataset, Requests) {
     (client.find(&info().name).unwrap(), requests)
 }
 
-/// Questions as they are while as many requests as may be are at a server that says nothing.
+/// A queue with the maximum of requests at a silent server.
 fn held_up(patience: Duration) -> Stats {
-    let gathering = Gathering { under_way: UNDER_WAY, ..Gathering::default() };
-    Stats { gathering: Arc::new(Mutex::new(gathering)), patience }
+    let queue = Queue { in_flight: IN_FLIGHT, ..Queue::default() };
+    Stats { queue: Arc::new(Mutex::new(queue)), patience }
 }
 
-/// The silent server answers one of them.
+/// Lets one request of the silent server run.
 fn answer_one(stats: &Stats, dataset: &RemoteDataset) {
     let session = dataset.session().unwrap();
-    let turn = Turn { gathering: Arc::clone(&stats.gathering), is_over: false };
-    session.wait(turn.run(Arc::clone(&session.connections), dataset.info().clone()));
+    let slot = RequestSlot { queue: Arc::clone(&stats.queue), is_over: false };
+    session.wait(slot.run(Arc::clone(&session.connections), dataset.info().clone()));
 }
 
 fn waiting(stats: &Stats) -> usize {
-    lock(&stats.gathering).paths
+    lock(&stats.queue).paths
 }
 
 fn ask(stats: &Stats, dataset: &RemoteDataset, name: &str) -> Result<StatItem, Kind> {
@@ -65,7 +64,7 @@ fn ask(stats: &Stats, dataset: &RemoteDataset, name: &str) -> Result<StatItem, K
 }
 
 #[test]
-fn questions_of_many_threads_go_as_one_and_each_gets_its_own_answer() {
+fn questions_share_a_request_and_get_their_own_answers() {
     let (dataset, requests) = serving();
     let stats = held_up(FOREVER);
     let name = |number: usize| "x".repeat(number + 1);
@@ -87,25 +86,25 @@ fn questions_of_many_threads_go_as_one_and_each_gets_its_own_answer() {
         }
     });
     assert_eq!(requests.lock().unwrap().iter().map(Vec::len).collect::<Vec<_>>(), [20]);
-    let under_way = lock(&stats.gathering).under_way;
-    assert_eq!(under_way, UNDER_WAY - 1, "the turn came back");
+    let in_flight = lock(&stats.queue).in_flight;
+    assert_eq!(in_flight, IN_FLIGHT - 1, "the slot came back");
 }
 
 #[test]
-fn questions_go_on_beside_requests_that_are_never_answered() {
+fn questions_proceed_beside_requests_without_an_answer() {
     let (dataset, requests) = serving();
     let stats = held_up(Duration::from_millis(1));
     for name in ["a", "bb"] {
         assert_eq!(ask(&stats, &dataset, name), Ok(StatItem::File(record(name.as_bytes()))));
     }
     assert_eq!(requests.lock().unwrap().concat(), ["a", "bb"].map(path));
-    while lock(&stats.gathering).under_way != UNDER_WAY {
+    while lock(&stats.queue).in_flight != IN_FLIGHT {
         thread::yield_now();
     }
 }
 
 #[test]
-fn a_request_that_fails_fails_those_that_share_it_and_no_later_one() {
+fn a_failed_request_fails_its_own_questions_and_no_later() {
     let (dataset, _) = serving();
     let stats = held_up(FOREVER);
     thread::scope(|scope| {
@@ -125,34 +124,34 @@ fn a_request_that_fails_fails_those_that_share_it_and_no_later_one() {
 }
 
 #[test]
-fn no_request_grows_beyond_its_bounds() {
-    let mut gathering = Gathering { under_way: LARGE_UNDER_WAY, ..Gathering::default() };
-    let short = vec![path("a"); GATHERED - 1];
+fn a_shared_request_stays_within_its_bounds() {
+    let mut queue = Queue { in_flight: LARGE_IN_FLIGHT, ..Queue::default() };
+    let short = vec![path("a"); SHARED_MAX - 1];
     let long = vec![path(&["x"; 2_000].join("/")); 130];
     for paths in [&short[..], &short[..1], &short[..1], &long[..], &long[..]] {
         let asker = Asker { thread: thread::current(), answer: Mutex::new(None) };
         let question = Question { paths: paths.to_vec(), asker: Arc::new(asker) };
-        assert!(!gathering.add(question));
+        assert!(!queue.add(question));
     }
-    let mut taken = || gathering.take().iter().map(|question| question.paths.len()).sum::<usize>();
-    assert_eq!([taken(), taken(), taken(), taken()], [GATHERED, 131, 130, 0]);
-    assert_eq!(gathering.paths, 0);
+    let mut taken = || queue.take().iter().map(|question| question.paths.len()).sum::<usize>();
+    assert_eq!([taken(), taken(), taken(), taken()], [SHARED_MAX, 131, 130, 0]);
+    assert_eq!(queue.paths, 0);
 }
 
 #[test]
-fn many_questions_go_in_several_requests_at_a_time_and_few_in_two() {
-    let mut gathering = Gathering::default();
+fn many_paths_allow_more_requests_in_flight() {
+    let mut queue = Queue::default();
     let mut begins = |paths: usize| {
         let asker = Asker { thread: thread::current(), answer: Mutex::new(None) };
         let question = Question { paths: vec![path("a"); paths], asker: Arc::new(asker) };
-        gathering.add(question)
+        queue.add(question)
     };
     assert_eq!([1, 1, 1].map(&mut begins), [true, true, false]);
     assert_eq!([LARGE, 1, 1].map(&mut begins), [true, true, false]);
 }
 
 #[test]
-fn threads_that_ask_without_end_are_all_answered() {
+fn threads_that_ask_again_and_again_are_all_answered() {
     let (dataset, requests) = serving();
     let answered = AtomicUsize::new(0);
     thread::scope(|scope| {

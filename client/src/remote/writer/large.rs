@@ -1,7 +1,7 @@
-//! Files that don't fit into one chunk: parts first, then the chunk that names them, which
-//! publishes the file in one step.
+//! Files too large for one chunk: first parts, then the chunk with their list, which publishes the
+//! file in one step.
 //!
-//! Must hold: the last chunk is sent when all parts are acknowledged, never before.
+//! Must hold: the last chunk is sent only after the acknowledgement of all parts.
 
 use std::io::Read;
 use std::sync::mpsc::{self, Sender, TryRecvError};
@@ -13,10 +13,11 @@ use crate::error::{Error, Kind};
 use crate::remote::writer::Writer;
 use crate::remote::writer::ledger::{Ledger, Token};
 
-/// More parts than this fit no header, whatever else is in it.
+/// No header has room for the list of more parts.
 const PARTS_MAX: u64 = ((HEADER_MAX - PATH_MAX) / EXTENT_LEN) as u64;
 
-/// A file that is given up unless it gets a chunk, also where the caller's reader panics.
+/// The reading of a file. The drop gives the file up unless a chunk names it, also after a panic of
+/// the caller's reader.
 struct Reading<'a> {
     ledger: &'a Ledger,
     token: Option<Token>,
@@ -25,15 +26,15 @@ struct Reading<'a> {
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
         if let Some(token) = self.token {
-            // The caller hears of it now, so the flush need not tell it again.
+            // The caller gets the error now, so a flush need not report the file.
             self.ledger.settle(token, Ok((0, 0)));
         }
     }
 }
 
 impl Writer {
-    /// Writes a file of any size with the memory of the chunks under way. The parts are
-    /// acknowledged when it returns, the file itself by the next flush.
+    /// Writes a file of any size within the memory of the chunks in flight. The call returns after
+    /// the acknowledgement of the parts; the next flush acknowledges the file.
     pub(super) fn put_large(
         &self,
         path: &FilePath,
@@ -61,7 +62,7 @@ impl Writer {
         token: Token,
     ) -> Result<(), Error> {
         let part_length = u64::from(self.shape.part_length());
-        let (landed, landings) = mpsc::channel();
+        let (done, results) = mpsc::channel();
         let mut extents = Vec::new();
         let (mut buffer, mut rest) = (Vec::new(), length);
         let chunk = loop {
@@ -71,20 +72,20 @@ impl Writer {
                 let mut chunk = self.fresh_chunk();
                 match chunk.append_tail(path, attributes, extents.clone(), data) {
                     Ok(()) => break chunk,
-                    // Then it is a part as the others, and the chunk holds only the list.
+                    // Such data becomes another part, and the chunk holds only the list.
                     Err(PackError::TooLarge) if !data.is_empty() => {}
                     Err(why) => return Err(self.error(Kind::Invalid, path, why)),
                 }
             }
-            extents.push(self.send_part(path, data, &landed)?);
-            match landings.try_recv() {
-                Ok(became) => became?,
+            extents.push(self.send_part(path, data, &done)?);
+            match results.try_recv() {
+                Ok(result) => result?,
                 Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
             }
         };
-        drop(landed);
-        for became in landings {
-            became?;
+        drop(done);
+        for result in results {
+            result?;
         }
         let token = self.ledger.end_reading(token);
         self.send_chunk(token, chunk, (1, length));
@@ -95,16 +96,16 @@ impl Writer {
         &self,
         path: &FilePath,
         data: &[u8],
-        landed: &Sender<Result<(), Error>>,
+        done: &Sender<Result<(), Error>>,
     ) -> Result<Extent, Error> {
-        let under_way = self.ledger.take_off()?;
+        let in_flight = self.ledger.begin_sending()?;
         let id = self.session.process.next_id();
         let (sealed, extent) = Sealed::part(self.shape, id, self.dataset, data)
             .map_err(|why| self.error(Kind::Invalid, path, why))?;
-        let landed = landed.clone();
-        self.send(under_way, id, sealed.into_parts().0.into(), move |became| {
-            // Nobody listens when the file was given up.
-            drop(landed.send(became));
+        let done = done.clone();
+        self.send(in_flight, id, sealed.into_parts().0.into(), move |result| {
+            // After a failure, no thread waits for the result.
+            drop(done.send(result));
         });
         Ok(extent)
     }

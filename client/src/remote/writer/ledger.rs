@@ -1,9 +1,9 @@
-//! What was put and became of it.
+//! The state of all puts of a writer.
 //!
-//! Must hold: a chunk has a token from its first file until it is acknowledged or has failed, so
-//! that a flush knows what to wait for; nobody waits here for what nobody works on. A failure is told
-//! by every flush that waited for its chunk. Once no server answers, all that is under way is given up
-//! at the same time, until a flush has told so.
+//! Must hold: a chunk has a token from its first file until its acknowledgement or failure, so a
+//! flush knows which chunks to wait for. No thread waits here for work without a worker. Every
+//! flush that waited for a chunk reports its failure. After a time without any server, all chunks
+//! in flight are given up together, until a flush has reported the failure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -15,99 +15,96 @@ use tokio::sync::watch;
 use crate::error::Error;
 use crate::remote::writer::Open;
 
-/// What became of the files put since the last flush. Of flushes that go on at the same time each
-/// tells every failure among the files that were put before it, and one of them counts the others.
+/// The result of all puts since the last flush. Concurrent flushes each report every failure among
+/// earlier puts; a single flush counts the files.
 #[derive(Debug, Default)]
-#[must_use = "some files may have failed"]
+#[must_use = "files may have failed"]
 pub struct Flushed {
-    /// Files acknowledged: all put since the last flush but those that failed.
+    /// Acknowledged files: all puts since the last flush without the failed files.
     pub files: u64,
     /// Bytes of these files.
     pub bytes: u64,
-    /// What was not acknowledged. It may have been written all the same, or be written within the next
-    /// 15 minutes by a server that was silent, and hide what was put since: put it again then.
+    /// Files without an acknowledgement. A silent server may still write them within 15 minutes,
+    /// and hide later puts of the same paths: repeat such puts.
     pub failed: Vec<FailedWrite>,
 }
 
-/// Files that were put and not acknowledged.
+/// Failed puts of a chunk.
 #[derive(Debug, Clone)]
 pub struct FailedWrite {
-    /// Where they were put.
+    /// The paths of the files.
     pub paths: Vec<FilePath>,
-    /// Why they were not acknowledged.
+    /// The cause of the failure.
     pub error: Error,
 }
 
 impl Flushed {
-    /// Everything was acknowledged, or the first failure.
+    /// The first failure, if any.
     ///
     /// # Errors
-    /// That of the first write that failed.
+    /// The error of the first failed write.
     pub fn check(mut self) -> Result<Self, Error> {
         if self.failed.is_empty() { Ok(self) } else { Err(self.failed.swap_remove(0).error) }
     }
 }
 
-/// The hash of a path, kept in its stead. Two paths of one hash are taken for one, so that the
-/// second one may wait for a chunk that does not concern it.
-type Place = u64;
+/// The hash of a path. A collision of two paths only delays the second put.
+type PathHash = u64;
 
-/// Names a chunk while it is packed and sent. Ascending.
+/// The number of a chunk in packing or sending, in ascending order.
 pub(crate) type Token = u64;
 
-/// Leave to send an object, which counts as under way until this is dropped.
+/// Permission to send an object. The object counts as in flight until the drop.
 #[derive(Debug)]
-pub(crate) struct UnderWay(Arc<Ledger>);
+pub(crate) struct InFlight(Arc<Ledger>);
 
-impl Drop for UnderWay {
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.state().in_flight -= 1;
         self.0.changed.notify_all();
     }
 }
 
-/// The account of one writer.
+/// The state of a writer.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     state: Mutex<State>,
     changed: Condvar,
-    /// Why nothing is sent any more: no server took an object for as long as one is tried.
+    /// The error that stops all sending: no server took an object for the time of a request.
     given_up: watch::Sender<Option<Error>>,
     in_flight_max: usize,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Chunks that take files and that no thread holds.
+    /// Chunks with room, held by no thread.
     open: Vec<Open>,
     next: Token,
-    /// Chunks that are open, held by a thread, or under way.
+    /// Chunks that are open, held by a thread, or in flight.
     unsettled: BTreeSet<Token>,
-    /// Large files whose source is being read: no flush waits for those.
+    /// Large files with a source in reading: no flush waits for them.
     reading: BTreeSet<Token>,
-    /// The unsettled chunk that each path was put into last.
-    places: HashMap<Place, Token>,
-    /// Places of each unsettled chunk.
-    within: HashMap<Token, Vec<Place>>,
+    /// The unsettled chunk with the last put of each path.
+    last_chunks: HashMap<PathHash, Token>,
+    /// The paths of each unsettled chunk.
+    paths: HashMap<Token, Vec<PathHash>>,
     hasher: RandomState,
-    /// Chunks before this one are sent when the thread that holds one lets go of it.
+    /// Chunks before this token are sent as soon as their thread gives them back.
     send_before: Token,
     in_flight: usize,
-    /// What became of chunks that no flush has waited for yet.
+    /// The results of chunks not covered by a flush yet.
     done: Flushed,
-    /// Flushes under way, in the order in which they began, which is that of their horizons.
+    /// Flushes in progress, in the order of their begin and of their horizons.
     flushes: BTreeMap<u64, Flush>,
     next_flush: u64,
-    /// Chunks that failed, until a flush has told so.
+    /// Failed chunks not reported by a flush yet.
     broken: BTreeMap<Token, Error>,
 }
 
-/// A flush under way.
 #[derive(Debug)]
 struct Flush {
-    /// It waits for the chunks before this one.
+    /// The first token after the chunks of the flush.
     horizon: Token,
-    /// What became of them.
     done: Flushed,
 }
 
@@ -121,21 +118,21 @@ impl Ledger {
         }
     }
 
-    /// Whether an object may be sent now, without a wait for one under way.
+    /// Whether an object may be sent now, without waiting.
     pub(crate) fn has_room(&self) -> bool {
         self.state().in_flight < self.in_flight_max
     }
 
-    /// An open chunk for the calling thread alone, or the token of a fresh one. Waits for a chunk
-    /// under way that holds the same path: of two puts one after the other, the second one holds.
+    /// An open chunk for the calling thread alone, or the token of a new chunk. Waits for a chunk
+    /// in flight with the same path, so the later of two puts wins.
     ///
     /// # Errors
-    /// That of a chunk that failed and that no flush has reported yet.
+    /// The error of a failed chunk not reported by a flush yet.
     pub(crate) fn take(&self, path: &FilePath) -> Result<Result<Open, Token>, Error> {
         let mut state = self.state();
         loop {
             state.refuse_broken()?;
-            let Some(place) = state.place_of(path) else {
+            let Some(place) = state.chunk_of(path) else {
                 return Ok(state.open.pop().ok_or_else(|| state.begin()));
             };
             if let Some(open) = state.take_open(place) {
@@ -145,11 +142,12 @@ impl Ledger {
         }
     }
 
-    /// Waits until no chunk under way holds the path; gives one that is open and must be sent.
+    /// Waits until no chunk in flight holds the path; gives an open chunk with the path, which the
+    /// caller must send.
     pub(crate) fn await_path(&self, path: &FilePath) -> Option<Open> {
         let mut state = self.state();
         loop {
-            let place = state.place_of(path)?;
+            let place = state.chunk_of(path)?;
             if let Some(open) = state.take_open(place) {
                 return Some(open);
             }
@@ -157,57 +155,57 @@ impl Ledger {
         }
     }
 
-    /// The token of a large file while its source is read, which may take any time.
+    /// The token of a large file while its source is read, for any time.
     ///
     /// # Errors
-    /// As [`Ledger::take`].
+    /// As for [`Ledger::take`].
     pub(crate) fn begin_reading(&self, path: &FilePath) -> Result<Token, Error> {
         let mut state = self.state();
         state.refuse_broken()?;
         let token = state.next;
         state.next += 1;
         state.reading.insert(token);
-        state.place(path, token);
+        state.add_path(path, token);
         Ok(token)
     }
 
-    /// The source was read: gives the token of the chunk that publishes the file, for which flushes
-    /// wait that begin from now on.
+    /// Ends the reading of a source: gives the token of the chunk that publishes the file. Later
+    /// flushes wait for the chunk.
     pub(crate) fn end_reading(&self, token: Token) -> Token {
         let mut state = self.state();
         state.reading.remove(&token);
         let chunk = state.begin();
-        let places = state.within.remove(&token).unwrap_or_default();
-        for place in &places {
-            if state.places.get(place) == Some(&token) {
-                state.places.insert(*place, chunk);
+        let last_chunks = state.paths.remove(&token).unwrap_or_default();
+        for place in &last_chunks {
+            if state.last_chunks.get(place) == Some(&token) {
+                state.last_chunks.insert(*place, chunk);
             }
         }
-        state.within.insert(chunk, places);
+        state.paths.insert(chunk, last_chunks);
         chunk
     }
 
-    /// Lets other threads use the chunk, to which `added` was added; gives it back when a flush
+    /// Lets other threads use the chunk, after a put of `added`; gives the chunk back if a flush
     /// waits for it.
     pub(crate) fn give_back(&self, open: Open, added: Option<&FilePath>) -> Option<Open> {
         let mut state = self.state();
         if let Some(path) = added {
-            state.place(path, open.token);
+            state.add_path(path, open.token);
         }
         if open.token < state.send_before {
             return Some(open);
         }
         state.open.push(open);
-        // Somebody may wait for this very chunk.
+        // A thread may wait for the chunk.
         self.changed.notify_all();
         None
     }
 
-    /// Waits until one more object may be under way.
+    /// Waits until one more object may be in flight.
     ///
     /// # Errors
-    /// Why everything is given up.
-    pub(crate) fn take_off(self: &Arc<Self>) -> Result<UnderWay, Error> {
+    /// The error that stops all sending.
+    pub(crate) fn begin_sending(self: &Arc<Self>) -> Result<InFlight, Error> {
         let mut state = self.state();
         loop {
             if let Some(error) = &*self.given_up.borrow() {
@@ -215,13 +213,13 @@ impl Ledger {
             }
             if state.in_flight < self.in_flight_max {
                 state.in_flight += 1;
-                return Ok(UnderWay(Arc::clone(self)));
+                return Ok(InFlight(Arc::clone(self)));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Gives up what is under way and what would be.
+    /// Gives up all objects, in flight or not sent yet.
     pub(crate) fn give_up(&self, error: &Error) {
         let _state = self.state();
         self.given_up.send_if_modified(|given_up| {
@@ -245,29 +243,30 @@ impl Ledger {
         }
     }
 
-    /// A chunk was acknowledged with so many files and bytes, or has failed.
-    pub(crate) fn settle(&self, token: Token, became: Result<(u64, u64), FailedWrite>) {
+    /// Records the end of a chunk: the numbers of acknowledged files and bytes, or the failure.
+    pub(crate) fn settle(&self, token: Token, outcome: Result<(u64, u64), FailedWrite>) {
         let mut state = self.state();
-        state.tell(token, became);
+        state.report(token, outcome);
         state.unsettled.remove(&token);
         state.reading.remove(&token);
-        for place in state.within.remove(&token).unwrap_or_default() {
-            if state.places.get(&place) == Some(&token) {
-                state.places.remove(&place);
+        for place in state.paths.remove(&token).unwrap_or_default() {
+            if state.last_chunks.get(&place) == Some(&token) {
+                state.last_chunks.remove(&place);
             }
         }
         self.changed.notify_all();
     }
 
-    /// From here on chunks are sent when threads let go of them; gives the number of the flush, and
-    /// those that nobody holds.
+    /// Begins a flush: from now on threads send chunks instead of giving them back. Gives the
+    /// number of the flush, and the open chunks.
     pub(crate) fn start_flush(&self) -> (u64, Vec<Open>) {
         let mut state = self.state();
         let (number, horizon) = (state.next_flush, state.next);
         state.next_flush += 1;
         state.send_before = horizon;
         let mut done = std::mem::take(&mut state.done);
-        // What failed and is not told yet was put before this one, too: the last one has all of it.
+        // Unreported failures belong to puts before the new flush too; the last flush has all of
+        // them.
         if let Some((_, last)) = state.flushes.last_key_value() {
             done.failed.extend_from_slice(&last.done.failed);
         }
@@ -275,7 +274,7 @@ impl Ledger {
         (number, std::mem::take(&mut state.open))
     }
 
-    /// Waits for all chunks that were begun before the flush was.
+    /// Waits for all chunks begun before the flush.
     pub(crate) fn finish_flush(&self, number: u64) -> Flushed {
         let mut state = self.state();
         let horizon = state.flushes.get(&number).map_or(0, |flush| flush.horizon);
@@ -289,7 +288,7 @@ impl Ledger {
         state.flushes.remove(&number).map(|flush| flush.done).unwrap_or_default()
     }
 
-    /// Files in chunks that were not sent.
+    /// The number of files in open chunks.
     pub(crate) fn open_files(&self) -> u64 {
         self.state().open.iter().map(|open| u64::from(open.chunk.count())).sum()
     }
@@ -307,17 +306,17 @@ impl State {
         token
     }
 
-    /// Fails while a chunk has failed and no flush has told so.
+    /// Fails while a failed chunk is unreported.
     fn refuse_broken(&self) -> Result<(), Error> {
         self.broken.first_key_value().map_or(Ok(()), |(_, error)| Err(error.clone()))
     }
 
-    /// Tells the flushes that wait for a chunk what became of it, or the next flush.
-    fn tell(&mut self, token: Token, became: Result<(u64, u64), FailedWrite>) {
+    /// Adds the result of a chunk to the flushes that wait for the chunk, else to the next flush.
+    fn report(&mut self, token: Token, outcome: Result<(u64, u64), FailedWrite>) {
         let waiting = self.flushes.values_mut().filter(|flush| token < flush.horizon);
         let mut waiting = waiting.map(|flush| &mut flush.done);
         let first = waiting.next().unwrap_or(&mut self.done);
-        match became {
+        match outcome {
             Ok((files, bytes)) => {
                 first.files += files;
                 first.bytes += bytes;
@@ -330,9 +329,9 @@ impl State {
         }
     }
 
-    /// The unsettled chunk that the path was put into last.
-    fn place_of(&self, path: &FilePath) -> Option<Token> {
-        self.places.get(&self.hasher.hash_one(path)).copied()
+    /// The unsettled chunk with the last put of the path.
+    fn chunk_of(&self, path: &FilePath) -> Option<Token> {
+        self.last_chunks.get(&self.hasher.hash_one(path)).copied()
     }
 
     fn take_open(&mut self, token: Token) -> Option<Open> {
@@ -340,11 +339,11 @@ impl State {
         Some(self.open.swap_remove(index))
     }
 
-    fn place(&mut self, path: &FilePath, token: Token) {
+    fn add_path(&mut self, path: &FilePath, token: Token) {
         if self.unsettled.contains(&token) || self.reading.contains(&token) {
             let place = self.hasher.hash_one(path);
-            self.places.insert(place, token);
-            self.within.entry(token).or_default().push(place);
+            self.last_chunks.insert(place, token);
+            self.paths.entry(token).or_default().push(place);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The write half (paper, 4, Figure 3): files are packed into chunks by the threads that put
-//! them, and full chunks are sent in the background.
+//! The writer (paper, 4, Figure 3): the calling threads pack files into chunks, and full chunks are
+//! sent in the background.
 //!
-//! Must hold: memory is bounded, whatever is put; a flush tells exactly which files are
-//! acknowledged; there are never more open chunks than threads that put at the same time.
+//! Must hold: memory is bounded. A flush reports exactly the acknowledged files. There are at most
+//! as many open chunks as threads in a put.
 
 mod large;
 mod ledger;
@@ -29,7 +29,7 @@ use ledger::{Ledger, Token};
 const NANOS: i64 = 1_000_000_000;
 const PERMISSIONS: u32 = 0o7777;
 
-/// Packs and sends what one process puts into one dataset.
+/// Packs and sends the puts of a process into a dataset.
 #[derive(Debug)]
 pub(crate) struct Writer {
     session: Session,
@@ -37,13 +37,12 @@ pub(crate) struct Writer {
     name: String,
     shape: ChunkShape,
     ledger: Arc<Ledger>,
-    /// Of chunks that are packed or under way.
+    /// Buffers of chunks in packing or in flight.
     buffers: Arc<Buffers>,
-    /// Of files between their source and their chunk.
+    /// Buffers of files between their source and their chunk.
     scratch: Buffers,
 }
 
-/// A chunk that takes files.
 #[derive(Debug)]
 struct Open {
     token: Token,
@@ -77,16 +76,16 @@ impl Writer {
 
     pub(crate) fn put_file(&self, path: &FilePath, source: &Path) -> Result<u64, Error> {
         let local = |why: io::Error| Error::new(Kind::Local, "read", source.display(), why);
-        // Opening a pipe would wait for its other end; it is refused below instead.
+        // The opening of a pipe would wait for the other end; the check below refuses a pipe.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let mut file =
             OpenOptions::new().read(true).custom_flags(flags).open(source).map_err(local)?;
         let metadata = file.metadata().map_err(local)?;
         if !metadata.is_file() {
-            return Err(local(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
+            return Err(local(io::Error::new(io::ErrorKind::InvalidInput, "no regular file")));
         }
         let length = match metadata.len() {
-            // What the kernel makes up when it is read says so, and is not empty.
+            // A file made up by the kernel may report 0 bytes and have content.
             0 => io::copy(&mut file, &mut io::sink()).map_err(local)?,
             length => length,
         };
@@ -110,7 +109,7 @@ impl Writer {
         if self.is_large(path, length) {
             return self.put_large(path, attributes, length, reader);
         }
-        // Read before a chunk is taken: a slow source must not hold up a flush.
+        // Reads before taking a chunk, so a slow source can't hold up a flush.
         let mut scratch = self.scratch.take(self.shape.size() as usize);
         let filled = self.fill(path, &mut scratch, length, reader);
         let packed = filled.and_then(|data| self.pack(path, attributes, data));
@@ -118,7 +117,7 @@ impl Writer {
         packed
     }
 
-    /// Sends what is open, and waits for all that was put before.
+    /// Sends all open chunks, and waits for all earlier puts.
     pub(crate) fn flush(&self) -> Flushed {
         let (number, open) = self.ledger.start_flush();
         for open in open {
@@ -127,17 +126,18 @@ impl Writer {
         self.ledger.finish_flush(number)
     }
 
-    /// Gives up all that is under way, and what is put until the next flush.
+    /// Whether a put of less than a chunk would not block.
     pub(crate) fn has_room(&self) -> bool {
         self.ledger.has_room()
     }
 
+    /// Gives up all objects in flight, and puts until the next flush.
     pub(crate) fn give_up(&self) {
         let dataset = format!("dl://{}", self.name);
-        self.ledger.give_up(&Error::new(Kind::Cancelled, "write", dataset, "it was given up here"));
+        self.ledger.give_up(&Error::new(Kind::Cancelled, "write", dataset, "the caller gave up"));
     }
 
-    /// Waits until what was put at this path before is acknowledged or has failed.
+    /// Waits for the result of all earlier puts of the path.
     pub(crate) fn await_path(&self, path: &FilePath) {
         while let Some(open) = self.ledger.await_path(path) {
             self.send_open(open);
@@ -148,12 +148,12 @@ impl Writer {
         length > self.shape.largest_file(path)
     }
 
-    /// Adds a file to an open chunk, or to a fresh one when it is full.
+    /// Adds a file to an open chunk, or to a new chunk if the open chunk is full.
     fn pack(&self, path: &FilePath, attributes: Attributes, data: &[u8]) -> Result<(), Error> {
         let added = loop {
             let (mut open, is_fresh) = match self.ledger.take(path)? {
                 Ok(open) => (open, false),
-                Err(token) => (self.fresh(token), true),
+                Err(token) => (Open { token, chunk: self.fresh_chunk() }, true),
             };
             let added = open.chunk.append(path, attributes, data);
             if matches!(added, Err(PackError::Full)) && !is_fresh {
@@ -169,16 +169,9 @@ impl Writer {
         added.map_err(|why| self.error(Kind::Invalid, path, why))
     }
 
-    fn fresh(&self, token: Token) -> Open {
-        Open { token, chunk: self.fresh_chunk() }
-    }
-
     fn fresh_chunk(&self) -> ChunkWriter {
-        ChunkWriter::new(self.shape, self.chunk_buffer()).copied_by(copy_checked())
-    }
-
-    fn chunk_buffer(&self) -> Vec<u8> {
-        self.buffers.take(ChunkWriter::buffer_length(self.shape))
+        let buffer = self.buffers.take(ChunkWriter::buffer_length(self.shape));
+        ChunkWriter::new(self.shape, buffer).copied_by(copy_checked())
     }
 
     /// Reads exactly `length` bytes of `reader`, at most those of a chunk, into `buffer`.
@@ -190,7 +183,7 @@ impl Writer {
         reader: &mut dyn Read,
     ) -> Result<&'b [u8], Error> {
         let length = usize::try_from(length).unwrap_or(usize::MAX).min(self.shape.size() as usize);
-        // What was there before is overwritten, so that nothing has to be zeroed for each file.
+        // Old bytes are overwritten, so only new memory needs zeros.
         if buffer.len() < length {
             buffer.resize(length, 0);
         }
@@ -221,17 +214,17 @@ impl Drop for Writer {
             tracing::warn!(
                 dataset = %self.name,
                 files = lost,
-                "dropped without flush or close: these files were not written"
+                "writer dropped without flush or close; these files were not written"
             );
         }
     }
 }
 
-/// A file of which so many bytes are still to be read, and of which there may be no more.
+/// A file with a number of bytes left to read, which must end after these bytes.
 struct Exact<'a> {
     source: &'a Path,
     file: File,
-    /// What was said of it when it was opened.
+    /// The metadata at the opening.
     metadata: Metadata,
     left: u64,
 }
@@ -247,16 +240,16 @@ impl Exact<'_> {
         Ok(read)
     }
 
-    /// Refuses a file that somebody wrote to meanwhile: what was read may be half of each.
+    /// Refuses a file changed during the reading: the bytes may be a mixture.
     fn check_end(&self) -> io::Result<()> {
         if io::copy(&mut (&self.file).take(1), &mut io::sink())? > 0 {
             return Err(io::Error::other(
-                "it has more bytes than it said: it grew while it was read",
+                "the file has more bytes than at its opening; put the file again",
             ));
         }
         let now = self.file.metadata()?;
         if now.len() != self.metadata.len() || modified(&now) != modified(&self.metadata) {
-            return Err(io::Error::other("it changed while it was read"));
+            return Err(io::Error::other("the file changed during the read; put the file again"));
         }
         Ok(())
     }
@@ -270,7 +263,7 @@ impl Read for Exact<'_> {
     }
 }
 
-/// Nanoseconds since 1970; times beyond 64 bits become the nearest.
+/// Nanoseconds since 1970; the nearest value for a time beyond 64 bits.
 fn modified(metadata: &Metadata) -> i64 {
     metadata.mtime().saturating_mul(NANOS).saturating_add(metadata.mtime_nsec())
 }

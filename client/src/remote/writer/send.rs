@@ -1,8 +1,8 @@
-//! Sending sealed objects in the background.
+//! Sending of sealed objects in the background.
 //!
-//! Must hold: the same object is sent in every try, so that a try whose answer was lost is
-//! harmless; its id is drawn when it may leave, as servers refuse old ones; whatever happens to a
-//! try, the ledger hears of it. When no server takes one object, none waits for longer than it did.
+//! Must hold: every try sends the same object, so a try with a lost answer is harmless. The id is
+//! drawn right before sending, for servers refuse old ids. The ledger learns the result of every
+//! object. If no server takes an object, no other object waits longer.
 
 use std::sync::Arc;
 
@@ -14,34 +14,34 @@ use futures::stream;
 use crate::error::{Error, Kind};
 use crate::remote::connections::Connections;
 use crate::remote::wire::ChunkBody;
-use crate::remote::writer::ledger::{FailedWrite, UnderWay};
+use crate::remote::writer::ledger::{FailedWrite, InFlight};
 use crate::remote::writer::{Open, Token, Writer};
 
-type Landed = Box<dyn FnOnce(Result<(), Error>) + Send>;
+type Done = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
-/// An object under way. When it is dropped, what became of it is told, and it is no longer.
-pub(super) struct Flight {
-    _under_way: UnderWay,
-    landed: Option<Landed>,
-    became: Result<(), Error>,
+/// An object in flight. The drop reports the result and ends the flight.
+pub(super) struct Sending {
+    _in_flight: InFlight,
+    done: Option<Done>,
+    result: Result<(), Error>,
 }
 
-impl Flight {
-    fn end(mut self, became: Result<(), Error>) {
-        self.became = became;
+impl Sending {
+    fn end(mut self, result: Result<(), Error>) {
+        self.result = result;
     }
 }
 
-impl Drop for Flight {
+impl Drop for Sending {
     fn drop(&mut self) {
-        if let Some(landed) = self.landed.take() {
-            landed(std::mem::replace(&mut self.became, Ok(())));
+        if let Some(done) = self.done.take() {
+            done(std::mem::replace(&mut self.result, Ok(())));
         }
     }
 }
 
 impl Writer {
-    /// Seals a chunk and sends it; one without files is forgotten.
+    /// Seals a chunk and sends it; forgets an empty chunk.
     pub(super) fn send_open(&self, open: Open) {
         let Open { token, chunk } = open;
         if chunk.is_empty() {
@@ -51,54 +51,54 @@ impl Writer {
         self.send_chunk(token, chunk, holds);
     }
 
-    /// Seals a chunk and sends it; settles it with the files and bytes it holds.
+    /// Seals a chunk and sends it; settles it with its numbers of files and bytes.
     pub(super) fn send_chunk(&self, token: Token, chunk: ChunkWriter, holds: (u64, u64)) {
-        let under_way = self.ledger.take_off();
+        let in_flight = self.ledger.begin_sending();
         let id = self.session.process.next_id();
         let (buffer, start) = chunk.seal(id, self.dataset).into_parts();
         let object = self.buffers.lend(buffer, start);
         let ledger = Arc::clone(&self.ledger);
         let sent = Bytes::clone(&object);
-        let landed = move |became: Result<(), Error>| {
-            let became = became.map(|()| holds);
+        let done = move |result: Result<(), Error>| {
+            let result = result.map(|()| holds);
             let failed = |error| FailedWrite { paths: paths_of(&sent), error };
-            ledger.settle(token, became.map_err(failed));
+            ledger.settle(token, result.map_err(failed));
         };
-        match under_way {
-            Ok(under_way) => self.send(under_way, id, object, landed),
-            Err(given_up) => landed(Err(given_up)),
+        match in_flight {
+            Ok(in_flight) => self.send(in_flight, id, object, done),
+            Err(given_up) => done(Err(given_up)),
         }
     }
 
-    /// Sends an object; `landed` hears what became of it.
+    /// Sends an object; `done` receives the result.
     pub(super) fn send(
         &self,
-        under_way: UnderWay,
+        in_flight: InFlight,
         id: ChunkId,
         object: Bytes,
-        landed: impl FnOnce(Result<(), Error>) + Send + 'static,
+        done: impl FnOnce(Result<(), Error>) + Send + 'static,
     ) {
         let subject = format!("chunk {id} of dl://{}", self.name);
-        let lost = Error::new(Kind::Internal, "write", &subject, "the task that sends it ended");
-        let flight =
-            Flight { _under_way: under_way, landed: Some(Box::new(landed)), became: Err(lost) };
+        let lost = Error::new(Kind::Internal, "write", &subject, "the sending task ended early");
+        let sending =
+            Sending { _in_flight: in_flight, done: Some(Box::new(done)), result: Err(lost) };
         let connections = Arc::clone(&self.session.connections);
         let dataset = self.dataset;
         let ledger = Arc::clone(&self.ledger);
         dl_runtime::spawn_on(self.session.process.runtime.handle(), async move {
-            let became = tokio::select! {
-                became = put_chunk(&connections, dataset, &subject, object) => {
-                    if let Err(error) = &became
+            let result = tokio::select! {
+                result = put_chunk(&connections, dataset, &subject, object) => {
+                    if let Err(error) = &result
                         && error.kind().is_retryable()
                     {
-                        // It was tried for as long as a request may take; the others need not be.
+                        // The object had the time of a request; no other object need wait too.
                         ledger.give_up(error);
                     }
-                    became
+                    result
                 }
                 given_up = ledger.given_up() => Err(given_up),
             };
-            flight.end(became);
+            sending.end(result);
         });
     }
 }
@@ -127,7 +127,7 @@ async fn put_chunk(
         .await
 }
 
-/// The files of a chunk that was sealed here.
+/// The files of an object sealed by this writer.
 fn paths_of(object: &Bytes) -> Vec<FilePath> {
     let header = Header::decode(object);
     header.iter().flat_map(Header::entries).map(|entry| entry.path).collect()

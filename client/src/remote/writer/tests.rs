@@ -1,5 +1,5 @@
-//! The writer against servers that follow a script: what is acknowledged is exactly what arrived,
-//! whatever becomes of a try.
+//! The writer with scripted servers: acknowledged files are exactly the stored files, with any
+//! failure of a try.
 
 mod silence;
 
@@ -29,10 +29,10 @@ use crate::remote::writer::{Exact, Writer};
 
 const PLAIN: Attributes = Attributes { mode: 0o644, mtime: 0 };
 
-/// The objects that a server accepted, in the order in which they came.
+/// The objects accepted by a server, in the order of arrival.
 type Objects = Arc<Mutex<Vec<Bytes>>>;
 
-/// A server that keeps what it is sent.
+/// A server that keeps all objects.
 fn keeping(objects: &Objects) -> Script {
     let objects = Arc::clone(objects);
     let put = move |object| {
@@ -46,7 +46,7 @@ fn header(object: &Bytes) -> Header {
     Header::decode(object).unwrap()
 }
 
-/// All files in chunks, and how large files look when put together.
+/// All files in the objects, with large files put together.
 fn files(objects: &Objects) -> BTreeMap<FilePath, Vec<u8>> {
     let objects = objects.lock().unwrap();
     let parts: BTreeMap<ChunkId, &Bytes> =
@@ -80,7 +80,7 @@ fn put_numbered(dataset: &Dataset, numbers: std::ops::Range<u32>, length: usize)
 }
 
 #[test]
-fn a_put_whose_answer_was_lost_is_sent_again_with_the_same_id_and_bytes() {
+fn a_put_with_a_lost_answer_is_repeated_with_the_same_object() {
     let (seen, lost) = (Objects::default(), AtomicUsize::new(2));
     let sent = Arc::clone(&seen);
     let put = move |object| {
@@ -100,7 +100,7 @@ fn a_put_whose_answer_was_lost_is_sent_again_with_the_same_id_and_bytes() {
 }
 
 #[test]
-fn many_threads_fill_chunks_together_and_leave_no_more_open_than_they_are() {
+fn threads_fill_chunks_together_with_few_open_chunks() {
     let objects = Objects::default();
     let dataset = dataset(keeping(&objects));
     std::thread::scope(|threads| {
@@ -120,7 +120,7 @@ fn many_threads_fill_chunks_together_and_leave_no_more_open_than_they_are() {
 }
 
 #[test]
-fn a_flush_tells_exactly_which_files_failed() {
+fn a_flush_reports_exactly_the_failed_files() {
     let (objects, count) = (Objects::default(), AtomicUsize::new(0));
     let kept = Arc::clone(&objects);
     let put = move |object| {
@@ -135,7 +135,7 @@ fn a_flush_tells_exactly_which_files_failed() {
     let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
     let mut accepted = BTreeSet::new();
     let mut number = 0;
-    // Until the failure is noticed, then puts are refused at once.
+    // Puts are refused once the failure is known.
     let error = loop {
         let name = path(&format!("file{number:05}"));
         match dataset.put(&name, PLAIN, &data(100_000, 1)) {
@@ -153,14 +153,14 @@ fn a_flush_tells_exactly_which_files_failed() {
     assert!(!failed.is_empty() && unique.is_disjoint(&stored));
     assert_eq!(flushed.files, stored.len() as u64);
     assert_eq!(unique.union(&stored).cloned().collect::<BTreeSet<_>>(), accepted);
-    // The flush has told it, so writing goes on.
+    // The flush has reported the failure, so puts succeed again.
     dataset.put("later", PLAIN, b"x").unwrap();
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
 }
 
-/// Keeps S-01 among threads that flush for themselves.
+/// Keeps S-01 for threads with their own flushes.
 #[test]
-fn flushes_that_go_on_at_the_same_time_each_tell_what_failed_of_what_was_put_before_them() {
+fn concurrent_flushes_each_report_earlier_failures() {
     let (first, second) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let doors = [("a", Arc::clone(&first), false), ("b", Arc::clone(&second), true)];
     let (arrived, count) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -194,10 +194,10 @@ fn flushes_that_go_on_at_the_same_time_each_tell_what_failed_of_what_was_put_bef
         dataset.put("b", PLAIN, b"refused").unwrap();
         let of_b = threads.spawn(flush);
         arrive(2);
-        // It fails while both flushes wait, and belongs to the second one.
+        // The put fails while both flushes wait, and belongs to the second flush.
         second.add_permits(1);
         while dataset.put("a", PLAIN, b"not taken").is_ok() {}
-        // So it does to one that begins now.
+        // A later flush reports the failure too.
         let of_all = threads.spawn(|| {
             begins.store(true, Ordering::SeqCst);
             flush()
@@ -205,19 +205,19 @@ fn flushes_that_go_on_at_the_same_time_each_tell_what_failed_of_what_was_put_bef
         while !begins.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        // From there on it does not wait for anything before it counts as one that waits.
+        // Time for the third flush to register.
         std::thread::sleep(Duration::from_secs(1));
         first.add_permits(1);
-        let told = (of_a.join().unwrap(), of_b.join().unwrap(), of_all.join().unwrap());
-        assert_eq!(told, ((1, 0), (0, 1), (0, 1)));
+        let results = (of_a.join().unwrap(), of_b.join().unwrap(), of_all.join().unwrap());
+        assert_eq!(results, ((1, 0), (0, 1), (0, 1)));
     });
     assert_eq!(count.load(Ordering::SeqCst), 3);
-    // All was told.
+    // All failures have been reported.
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 0);
 }
 
 #[test]
-fn a_flush_does_not_wait_for_a_large_file_whose_source_is_slow() {
+fn a_flush_does_not_wait_for_the_slow_source_of_a_large_file() {
     let objects = Objects::default();
     let dataset = dataset(keeping(&objects));
     let (mut sink, source) = std::io::pipe().map(|(source, sink)| (sink, source)).unwrap();
@@ -240,7 +240,7 @@ fn a_flush_does_not_wait_for_a_large_file_whose_source_is_slow() {
 }
 
 #[test]
-fn all_that_is_under_way_is_given_up_when_no_server_answers_for_one() {
+fn all_objects_in_flight_are_given_up_if_no_server_answers() {
     const PATIENCE: Duration = Duration::from_secs(5);
     let put = |_| Box::pin(std::future::pending()) as _;
     let server = start(Script { put: Box::new(put), ..Script::default() });
@@ -271,7 +271,7 @@ fn all_that_is_under_way_is_given_up_when_no_server_answers_for_one() {
 }
 
 #[test]
-fn close_gives_the_error_of_a_write_that_failed() {
+fn close_gives_the_error_of_a_failed_write() {
     let put = |_| Box::pin(async { Err(Status::permission_denied("read only")) }) as _;
     let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
     dataset.put("a", PLAIN, b"bytes").unwrap();
@@ -279,7 +279,7 @@ fn close_gives_the_error_of_a_write_that_failed() {
 }
 
 #[test]
-fn a_put_waits_while_as_many_chunks_are_under_way_as_allowed() {
+fn a_put_waits_while_too_many_chunks_are_in_flight() {
     let (gate, arrived) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
     let (door, count) = (Arc::clone(&gate), Arc::clone(&arrived));
     let put = move |_| {
@@ -300,7 +300,7 @@ fn a_put_waits_while_as_many_chunks_are_under_way_as_allowed() {
                 accepted.fetch_add(1, Ordering::SeqCst);
             }
         });
-        // Five files fit a chunk: three chunks under way, one that waits with its thread.
+        // Five files fill a chunk: three chunks in flight, a fourth waits with its thread.
         let counts = || (arrived.load(Ordering::SeqCst), accepted.load(Ordering::SeqCst));
         let clock = SystemClock::new();
         while counts() != (3, 20) && clock.monotonic() < Duration::from_secs(30) {
@@ -313,7 +313,7 @@ fn a_put_waits_while_as_many_chunks_are_under_way_as_allowed() {
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 100);
 }
 
-/// A writer with one object under way at most, by a clock that stands still.
+/// A writer with at most one object in flight, and a clock that stands still.
 fn one_at_a_time(server: SocketAddr) -> (Arc<Writer>, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(UNIX_EPOCH + Duration::from_secs(1_800_000_000)));
     let process = Process::start(Arc::<ManualClock>::clone(&clock)).unwrap();
@@ -325,7 +325,7 @@ fn one_at_a_time(server: SocketAddr) -> (Arc<Writer>, Arc<ManualClock>) {
 }
 
 #[test]
-fn what_waited_for_the_line_gets_an_id_of_the_time_at_which_it_leaves() {
+fn a_waiting_object_gets_an_id_with_the_time_of_its_sending() {
     for length in [5, 5 << 20] {
         let (gate, objects) = (Arc::new(Semaphore::new(0)), Objects::default());
         let (door, kept) = (Arc::clone(&gate), Arc::clone(&objects));
@@ -364,10 +364,10 @@ fn what_waited_for_the_line_gets_an_id_of_the_time_at_which_it_leaves() {
     }
 }
 
-/// Keeps S-23: chunks are sent side by side, so the first one must have landed before the second
-/// one leaves.
+/// Keeps S-23: chunks are sent in parallel, so the first put must be stored before the second
+/// leaves.
 #[test]
-fn of_two_puts_of_one_path_the_second_one_holds() {
+fn the_later_of_two_puts_of_a_path_wins() {
     let (objects, first) = (Objects::default(), AtomicUsize::new(1));
     let kept = Arc::clone(&objects);
     let put = move |object| {
@@ -383,7 +383,7 @@ fn of_two_puts_of_one_path_the_second_one_holds() {
     };
     let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
     dataset.put("twice", PLAIN, b"first").unwrap();
-    // Enough to send the chunk that holds the first one.
+    // Enough to send the chunk of the first put.
     put_numbered(&dataset, 0..12, 200_000);
     dataset.put("twice", PLAIN, b"second").unwrap();
     dataset.put_reader("twice", PLAIN, 5, &mut &b"third"[..]).unwrap();
@@ -407,9 +407,9 @@ fn of_two_puts_of_one_path_the_second_one_holds() {
 }
 
 #[test]
-fn a_large_file_goes_as_parts_and_is_named_when_they_are_acknowledged() {
+fn a_large_file_is_named_after_the_acknowledgement_of_its_parts() {
     let part = shape().part_length() as usize;
-    // With a tail; without; with one that has no room beside the list.
+    // With a tail; without; with a tail too long for the chunk with the list.
     for length in [part * 3 + 77, part * 3, part * 2 - 1, part + 1, shape().size() as usize] {
         let objects = Objects::default();
         let dataset = dataset(keeping(&objects));
@@ -427,7 +427,7 @@ fn a_large_file_goes_as_parts_and_is_named_when_they_are_acknowledged() {
 }
 
 #[test]
-fn a_large_file_of_which_a_part_failed_is_not_named() {
+fn a_large_file_with_a_failed_part_is_not_named() {
     let objects = Objects::default();
     let kept = Arc::clone(&objects);
     let put = move |object: Bytes| {
@@ -458,7 +458,7 @@ fn a_source_that_ends_early_puts_nothing() {
 }
 
 #[test]
-fn a_source_that_panics_holds_nobody_up() {
+fn a_panicking_source_blocks_no_other_put() {
     struct Panics;
     impl Read for Panics {
         fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
@@ -473,7 +473,7 @@ fn a_source_that_panics_holds_nobody_up() {
 }
 
 #[test]
-fn a_file_keeps_its_time_and_mode_and_what_is_no_file_is_refused() {
+fn a_put_file_keeps_time_and_mode_and_must_be_regular() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("source");
     std::fs::write(&source, b"content").unwrap();
@@ -497,7 +497,7 @@ fn exact(source: &Path, left: u64) -> Exact<'_> {
 }
 
 #[test]
-fn a_file_that_has_more_bytes_than_it_said_is_refused_and_one_that_says_0_is_put_whole() {
+fn a_grown_file_is_refused_and_a_file_of_size_0_is_read_whole() {
     let folder = tempfile::tempdir().unwrap();
     let grown = folder.path().join("grown");
     std::fs::write(&grown, "12345678").unwrap();
@@ -513,7 +513,7 @@ fn a_file_that_has_more_bytes_than_it_said_is_refused_and_one_that_says_0_is_put
 }
 
 #[test]
-fn a_file_that_is_written_to_while_it_is_read_is_refused() {
+fn a_file_changed_during_the_read_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("source");
     let touch = |file: &std::fs::File| file.set_modified(UNIX_EPOCH);
@@ -524,11 +524,11 @@ fn a_file_that_is_written_to_while_it_is_read_is_refused() {
         assert_eq!(exact.read(&mut [0; 3]).unwrap(), 3);
         change(&std::fs::File::options().write(true).open(&source).unwrap()).unwrap();
         let why = exact.read_to_end(&mut Vec::new()).unwrap_err().to_string();
-        assert!(why.starts_with("read /") && why.contains("changed while it was read"), "{why}");
+        assert!(why.starts_with("read /") && why.contains("changed during the read"), "{why}");
     }
 }
 
-/// A source that gives a byte whenever all that was put before is acknowledged.
+/// A source that flushes before each byte.
 struct Flushing<'a> {
     dataset: &'a Dataset,
     files: u64,
@@ -543,7 +543,7 @@ impl Read for Flushing<'_> {
 }
 
 #[test]
-fn a_flush_does_not_wait_for_a_small_file_whose_source_is_slow() {
+fn a_flush_does_not_wait_for_the_slow_source_of_a_small_file() {
     let objects = Objects::default();
     let dataset = dataset(keeping(&objects));
     dataset.put("first", PLAIN, b"bytes").unwrap();

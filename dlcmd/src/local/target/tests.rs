@@ -172,6 +172,7 @@ fn abandoned_files_are_removed_and_files_being_written_stay() {
     }
 }
 
+/// Keeps S-56.
 #[test]
 fn a_file_of_the_dataset_with_a_temporary_name_is_refused() {
     let folder = TempDir::new().unwrap();

@@ -92,7 +92,7 @@ async fn while_a_dataset_is_being_rebuilt_its_newest_version_is_not_taken_for_an
     assert_eq!(stored(&rig, dataset).await, HashSet::from([newest]));
 }
 
-/// Keeps S-27.
+/// Keeps S-27 and S-53.
 #[tokio::test]
 async fn one_that_was_stored_long_ago_stays_for_an_hour_from_when_it_was_replaced() {
     let rig = rig().await;
@@ -111,7 +111,7 @@ async fn one_that_was_stored_long_ago_stays_for_an_hour_from_when_it_was_replace
     assert_eq!(sweep(&rig.parts, dataset, other).await.unwrap(), []);
 }
 
-/// Keeps S-27: as where a build took longer than it was of the newest version.
+/// Keeps S-27 and S-53: as where a build took longer than it was of the newest version.
 #[tokio::test]
 async fn one_that_was_stored_after_it_was_replaced_goes_too() {
     let rig = rig().await;

@@ -1,8 +1,9 @@
 //! A fast store whose disk hangs: its file calls don't come back.
 
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use dl_runtime::blocking;
+use dl_runtime::{Deadline, blocking};
 
 use super::slow::go_on;
 use super::*;
@@ -72,16 +73,12 @@ impl Store for Hung {
         self.inner.prune(prefix).await
     }
 
-    fn doubt(&self, key: &Key) {
-        self.inner.doubt(key);
+    fn invalidate(&self, key: &Key) {
+        self.inner.invalidate(key);
     }
 
-    fn forsake(&self, key: &Key) {
-        self.inner.forsake(key);
-    }
-
-    fn foresee(&self, key: &Key) {
-        self.inner.foresee(key);
+    fn will_read(&self, key: &Key) {
+        self.inner.will_read(key);
     }
 
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
@@ -128,10 +125,10 @@ async fn reads_that_hang_hold_up_nobody_else_and_copies_are_read_again_when_it_i
     for failures in 1..=TRIES {
         let mut read = Box::pin(tier.read_one(&key, range));
         assert!(futures::poll!(&mut read).is_pending());
-        clock.advance(READ_PATIENCE);
+        clock.advance(READ_TIMEOUT);
         assert_eq!(read.await.unwrap(), "body");
         assert_eq!((tier.counts().failures, tier.counts().hits), (failures, 0));
-        clock.advance(RESTED);
+        clock.advance(REST);
     }
     assert!(others_go_on().await);
     *fast.held.lock().unwrap() = None;
@@ -149,10 +146,10 @@ async fn a_store_that_hangs_from_the_start_holds_up_nobody_else_and_is_used_when
     tier.create(&key, "body".into()).await.unwrap();
     for failures in 1..=TRIES {
         go_on().await;
-        clock.advance(WRITE_PATIENCE);
+        clock.advance(WRITE_TIMEOUT);
         tier.quiet().await;
         assert_eq!(tier.counts().failures, failures);
-        clock.advance(RESTED);
+        clock.advance(REST);
         assert_eq!(tier.read_one(&key, range).await.unwrap(), "body");
     }
     assert!(others_go_on().await);
@@ -161,5 +158,5 @@ async fn a_store_that_hangs_from_the_start_holds_up_nobody_else_and_is_used_when
     tier.quiet().await;
     tier.read_one(&key, range).await.unwrap();
     tier.quiet().await;
-    assert_eq!((tier.counts().brought, tier.counts().failures), (1, TRIES));
+    assert_eq!((tier.counts().made, tier.counts().failures), (1, TRIES));
 }

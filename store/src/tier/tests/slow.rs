@@ -39,8 +39,8 @@ async fn a_listing_that_fails_is_not_taken_for_all_there_is_to_keep() {
     let (one, a) = (Key::new("a/1").unwrap(), Prefix::new("a").unwrap());
     tier.create(&one, vec![1; 100].into()).await.unwrap();
     slow.script("list", [Some(Fault::Before(Kind::Unavailable))]);
-    assert_eq!(tier.bring(&a).await.unwrap_err().kind, Kind::Unavailable);
-    assert_eq!(tier.bring(&a).await.unwrap(), Kept { bytes: 100, left_out: 0 });
+    assert_eq!(tier.copy_all(&a).await.unwrap_err().kind, Kind::Unavailable);
+    assert_eq!(tier.copy_all(&a).await.unwrap(), Kept { bytes: 100, left_out: 0 });
 }
 
 #[tokio::test]
@@ -48,10 +48,10 @@ async fn a_fast_store_whose_listing_hangs_is_given_up_and_listed_again_later() {
     let Faulty { clock, tier, .. } = faulty([Some(Fault::Delay(Duration::from_secs(3600)))]);
     let ([key], range) = (keys(["a"]), ByteRange::exact(0, 1).unwrap());
     tier.create(&key, "body".into()).await.unwrap();
-    for (wait, failures, brought) in [
+    for (wait, failures, made) in [
         (Duration::ZERO, 0, 0),
-        (WRITE_PATIENCE, 1, 0),
-        (RESTED, 1, 0),
+        (WRITE_TIMEOUT, 1, 0),
+        (REST, 1, 0),
         (Duration::from_secs(1), 1, 1),
     ] {
         clock.advance(wait);
@@ -59,7 +59,7 @@ async fn a_fast_store_whose_listing_hangs_is_given_up_and_listed_again_later() {
         tier.read_one(&key, range).await.unwrap();
         go_on().await;
         let counts = tier.counts();
-        assert_eq!((counts.failures, counts.brought), (failures, brought), "after {wait:?}");
+        assert_eq!((counts.failures, counts.made), (failures, made), "after {wait:?}");
     }
 }
 
@@ -74,7 +74,7 @@ async fn large_objects_are_in_memory_one_after_the_other_and_usual_ones_two_at_a
         }
         let second = Duration::from_secs(1);
         slow.script("read", [Some(Fault::Delay(second)); 8]);
-        let mut brought = std::pin::pin!(tier.bring(&a));
+        let mut brought = std::pin::pin!(tier.copy_all(&a));
         let (mut seconds, mut turns) = (0, 0);
         let kept = loop {
             if let std::task::Poll::Ready(kept) = futures::poll!(&mut brought) {

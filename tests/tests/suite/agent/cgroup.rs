@@ -1,4 +1,4 @@
-//! An agent in a cgroup that has little memory.
+//! An agent in a cgroup with little memory.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -11,34 +11,34 @@ use dl_tests::{skip, tell};
 use rustix::process::{Signal, kill_process};
 
 use super::worker::Worker;
-use super::{Scene, ends};
+use super::{Scene, wait_for_end};
 
 const MIB: u64 = 1 << 20;
 const BUDGET: u64 = 64 * MIB;
-/// Some 85 chunks of 1 MiB.
+/// About 85 chunks of 1 MiB.
 const FILES: u32 = 9_000;
 
-/// The files of both versions of cgroups: root, bound, and the count of processes that were killed.
+/// The files of cgroup versions 2 and 1: root, memory limit, count of killed processes.
 const VERSIONS: [(&str, &str, &str); 2] = [
     ("/sys/fs/cgroup", "memory.max", "memory.events"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"),
 ];
 
-/// A cgroup of this test.
+/// A cgroup for a test.
 struct Cgroup {
     folder: PathBuf,
     events: &'static str,
 }
 
 impl Cgroup {
-    /// A cgroup with so many bytes of memory; none where no cgroup can be made.
+    /// A cgroup with a memory limit; none if the machine refuses.
     fn new(bound: u64) -> Option<Self> {
         VERSIONS.iter().find_map(|(root, file, events)| {
             let folder = Path::new(root).join(format!("diesel-test-{}", std::process::id()));
             fs::create_dir(&folder).ok()?;
             let cgroup = Self { folder, events };
             cgroup.set(file, bound).ok()?;
-            // Not every kernel counts swap.
+            // Some kernels count no swap.
             let _ = cgroup.set("memory.swap.max", 0);
             let _ = cgroup.set("memory.memsw.limit_in_bytes", bound);
             Some(cgroup)
@@ -50,14 +50,14 @@ impl Cgroup {
         Ok(file.write_all(number.to_string().as_bytes())?)
     }
 
-    /// Processes that were killed because memory was short.
+    /// Processes killed for lack of memory.
     fn kills(&self) -> Result<u64> {
         let events = fs::read_to_string(self.folder.join(self.events))?;
         let line = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
-        Ok(line.context("it counts them")?.trim().parse()?)
+        Ok(line.context("the file has a line oom_kill")?.trim().parse()?)
     }
 
-    /// A worker in it, and so is the agent that the worker starts.
+    /// A worker in the cgroup. An agent started by the worker also belongs to the cgroup.
     fn worker(&self, scene: &Scene, seed: usize) -> Result<Worker> {
         let inner = scene.worker_command(seed)?;
         let mut command = Command::new("sh");
@@ -78,17 +78,16 @@ impl Drop for Cgroup {
             if fs::remove_dir(&self.folder).is_ok() {
                 return;
             }
-            // Its processes were killed a moment ago.
+            // The kernel still removes the killed processes.
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 }
 
 #[test]
-fn heavy_an_agent_beside_the_memory_of_a_killed_one_is_not_killed_for_want_of_memory() -> Result<()>
-{
+fn heavy_an_agent_fits_beside_the_memory_of_a_killed_agent() -> Result<()> {
     let Some(cgroup) = Cgroup::new(BUDGET * 3 / 2) else {
-        return skip("no cgroup with a bound of memory can be made here");
+        return skip("this machine permits no cgroup with a memory limit");
     };
     let scene = Scene::stamped(FILES)?;
     let all = format!("{FILES} read");
@@ -96,17 +95,17 @@ fn heavy_an_agent_beside_the_memory_of_a_killed_one_is_not_killed_for_want_of_me
     ensure!(idle.ask("epoch 0")? == all, "files are missing");
     let (first, before) = (scene.agent()?, scene.status()?);
     let used = |status: &serde_json::Value| status["memory_used"].as_u64().unwrap_or_default();
-    ensure!(used(&before) > BUDGET * 9 / 10, "there was no room for the first agent: {before}");
+    ensure!(used(&before) > BUDGET * 9 / 10, "the first agent did not fill its budget: {before}");
     kill_process(first, Signal::KILL)?;
-    ends(first, Duration::from_secs(5))?;
+    wait_for_end(first, Duration::from_secs(5))?;
     let mut next = cgroup.worker(&scene, 2)?;
     ensure!(next.ask("epoch 0")? == all && next.ask("epoch 1")? == all, "files are missing");
     let beside = scene.status()?;
     ensure!(idle.ask("epoch 0")? == all, "files are missing");
     let after = scene.status()?;
     tell(format_args!(
-        "budget {} MiB, cgroup {} MiB: {} MiB in the first agent, {} MiB in the second one beside it, \
-         {} MiB when the worker of the first one had attached again",
+        "budget {} MiB, cgroup {} MiB: first agent {} MiB, second agent beside it {} MiB, \
+         {} MiB after the first agent's worker has attached again",
         BUDGET / MIB,
         BUDGET * 3 / 2 / MIB,
         used(&before) / MIB,

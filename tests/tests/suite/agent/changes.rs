@@ -1,4 +1,4 @@
-//! A dataset that is damaged, or changes, while a job reads it.
+//! Damage and changes of a dataset while a job reads it.
 
 use std::fs;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use anyhow::{Context, Result, ensure};
 use dl_tests::folder;
 use dl_tests::program::run;
 
-use super::{Scene, ends};
+use super::{Scene, wait_for_end};
 
 const FILES: u32 = 1_000;
-/// The file that is damaged.
+/// The damaged file.
 const DAMAGED: &str = "004/000421";
 
 impl Scene {
-    /// Changes a byte of a file in the store.
+    /// Flips a bit of a file in the store.
     fn damage(&self, path: &str) -> Result<()> {
         let source = fs::read(self.path("src").join(path))?;
         let begin = source.get(..64).context("a file of some length")?;
@@ -22,7 +22,7 @@ impl Scene {
             let object = self.path("data/chunks").join(String::from_utf8(name)?);
             let mut bytes = fs::read(&object)?;
             if let Some(at) = bytes.windows(begin.len()).position(|window| window == begin) {
-                *bytes.get_mut(at + 7).context("it is there")? ^= 1;
+                *bytes.get_mut(at + 7).context("the position was found")? ^= 1;
                 return Ok(fs::write(&object, bytes)?);
             }
         }
@@ -31,14 +31,14 @@ impl Scene {
 }
 
 #[test]
-fn a_damaged_chunk_is_fetched_once_and_costs_only_the_damaged_file() -> Result<()> {
+fn a_damaged_chunk_is_fetched_once_and_costs_one_file() -> Result<()> {
     let scene = Scene::stamped(FILES)?;
     scene.damage(DAMAGED)?;
     scene.start_agent(&["--policy", "oneshot"])?;
     let all_but_one = |status: &serde_json::Value| {
         status["chunks_present"].as_u64().map(|chunks| chunks + 1) == status["chunks"].as_u64()
     };
-    scene.becomes(|status| all_but_one(status) && status["failed_fetches"] == 1)?;
+    scene.wait_until(|status| all_but_one(status) && status["failed_fetches"] == 1)?;
     for _ in 0..2 {
         let got = scene.path("got");
         let told = run(scene.dlcmd()?.args(["get", "dl://ds"]).arg(&got))?;
@@ -56,14 +56,14 @@ fn a_damaged_chunk_is_fetched_once_and_costs_only_the_damaged_file() -> Result<(
     }
     std::thread::sleep(Duration::from_secs(2));
     let status = scene.status()?;
-    ensure!(status["failed_fetches"] == 1, "it is fetched again and again: {status}");
+    ensure!(status["failed_fetches"] == 1, "the damaged chunk was fetched again: {status}");
     let of_chunk = FILES as u64 * 2 - status["hits"].as_u64().unwrap_or_default();
     ensure!(status["fallbacks"] == of_chunk && of_chunk < 400, "{status}");
     Ok(())
 }
 
 #[test]
-fn a_job_reads_its_version_after_half_of_the_files_were_deleted_and_purged() -> Result<()> {
+fn a_job_reads_its_version_after_deletes_and_a_purge() -> Result<()> {
     let scene = Scene::stamped(FILES)?;
     scene.start_agent(&["--memory", "3MiB", "--policy", "none"])?;
     for folder in 0..5 {
@@ -85,9 +85,9 @@ fn a_job_reads_its_version_after_half_of_the_files_were_deleted_and_purged() -> 
     }
     let agent = scene.agent()?;
     run(scene.dlcmd()?.args(["agent", "stop"]))?.code(0)?;
-    ends(agent, Duration::from_secs(10))?;
+    wait_for_end(agent, Duration::from_secs(10))?;
     let done = purge(&["--grace", "0s"])?.code(0)?;
     let told: serde_json::Value = serde_json::from_slice(&done.stdout)?;
-    ensure!(told["leased_by"] == serde_json::json!([]), "the job has ended: {told}");
+    ensure!(told["leased_by"] == serde_json::json!([]), "the lease outlives the job: {told}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What an agent and its workers leave to the machine, and machines that give them less than others.
+//! Traces of agents and workers on the machine, and machines with missing features.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -13,12 +13,12 @@ use dl_tests::{folder, skip};
 use rustix::process::{Signal, kill_process};
 
 use super::worker::Worker;
-use super::{Scene, ends};
+use super::{Scene, wait_for_end};
 
-/// Files of a scene: some ten chunks.
+/// About ten chunks.
 const FILES: u32 = 1_000;
 
-/// What the kernel says that a process has.
+/// The entries of a folder of the process below `/proc`.
 fn of_process(worker: &Worker, what: &str) -> Result<BTreeSet<String>> {
     let folder = PathBuf::from(format!("/proc/{}/{what}", worker.process.id()));
     let entries = fs::read_dir(&folder)?.map(|entry| {
@@ -33,14 +33,17 @@ fn of_process(worker: &Worker, what: &str) -> Result<BTreeSet<String>> {
 fn a_worker_has_no_thread_and_no_descriptor_but_its_socket() -> Result<()> {
     let mut scene = Scene::stamped(FILES)?;
     scene.start_agent(&["--policy", "oneshot"])?;
-    scene.becomes(|status| status["partial"] == false)?;
+    scene.wait_until(|status| status["partial"] == false)?;
     scene.kill_server()?;
     let mut worker = scene.worker(1)?;
     let (threads, before) = (of_process(&worker, "task")?, of_process(&worker, "fd")?);
     for line in ["open", "all", "keep 3", "all"] {
         worker.ask(line)?;
     }
-    ensure!(threads.len() == 1 && of_process(&worker, "task")? == threads, "it has threads");
+    ensure!(
+        threads.len() == 1 && of_process(&worker, "task")? == threads,
+        "the worker has other threads"
+    );
     let after = of_process(&worker, "fd")?;
     let new: Vec<_> = after.difference(&before).collect();
     ensure!(before.is_subset(&after), "{before:?} became {after:?}");
@@ -49,14 +52,14 @@ fn a_worker_has_no_thread_and_no_descriptor_but_its_socket() -> Result<()> {
     Ok(())
 }
 
-/// Processes with a text in one of their files below `/proc`, but this one.
+/// Other processes with `text` in a file of their folder below `/proc`.
 fn processes_with(file: &str, text: &str) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name().to_string_lossy().into_owned();
         let is_process = name.bytes().all(|byte| byte.is_ascii_digit());
         if is_process && name != std::process::id().to_string() {
-            // A process may end meanwhile, or belong to somebody else.
+            // A process may end meanwhile, or belong to another user.
             let bytes = fs::read(Path::new("/proc").join(&name).join(file)).unwrap_or_default();
             if String::from_utf8_lossy(&bytes).contains(text) {
                 found.push(name);
@@ -66,7 +69,7 @@ fn processes_with(file: &str, text: &str) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// The numbers of the files that shared memory of the cache consists of, as a worker maps it.
+/// The inodes of the cache's shared memory in the maps of a worker.
 fn memory_of(worker: &Worker) -> Result<HashSet<String>> {
     let maps = fs::read_to_string(format!("/proc/{}/maps", worker.process.id()))?;
     let maps = maps.lines().filter(|line| line.contains("memfd:diesel-"));
@@ -74,7 +77,7 @@ fn memory_of(worker: &Worker) -> Result<HashSet<String>> {
 }
 
 #[test]
-fn after_a_kill_of_everything_nothing_is_left_and_nothing_is_in_the_way() -> Result<()> {
+fn killed_processes_leave_nothing_behind() -> Result<()> {
     let mut scene = Scene::stamped(FILES)?;
     let mut workers = vec![scene.worker(1)?, scene.worker(2)?];
     let mut memory = HashSet::new();
@@ -91,7 +94,7 @@ fn after_a_kill_of_everything_nothing_is_left_and_nothing_is_in_the_way() -> Res
     scene.kill_server()?;
     kill_process(agent, Signal::KILL)?;
     workers.iter_mut().try_for_each(|worker| worker.process.kill())?;
-    ends(agent, Duration::from_secs(5))?;
+    wait_for_end(agent, Duration::from_secs(5))?;
 
     ensure!(processes_with("environ", &here)?.is_empty(), "a process is left");
     for inode in memory {
@@ -108,7 +111,7 @@ fn after_a_kill_of_everything_nothing_is_left_and_nothing_is_in_the_way() -> Res
     Ok(())
 }
 
-/// Fails unless a reader has read everything and has said once that it reads without the cache.
+/// Checks that a reader has read everything, with a single note about the missing cache.
 fn has_read_without_the_cache(ended: Ended) -> Result<()> {
     let ended = ended.code(0)?;
     let told: serde_json::Value = serde_json::from_str(ended.text().trim())?;
@@ -121,7 +124,7 @@ fn has_read_without_the_cache(ended: Ended) -> Result<()> {
 const READ: [&str; 4] = ["--json", "shuffle", "dl://ds", "--read"];
 
 #[test]
-fn where_no_shared_memory_can_be_made_a_note_says_so_and_servers_give_the_files() -> Result<()> {
+fn without_shared_memory_readers_note_it_and_use_the_servers() -> Result<()> {
     let scene = Scene::stamped(FILES)?;
     let dlcmd = scene.dlcmd()?;
     let mut python = Command::new("python3");
@@ -135,12 +138,12 @@ fn where_no_shared_memory_can_be_made_a_note_says_so_and_servers_give_the_files(
     }
     match run(&mut python) {
         Ok(ended) if !ended.stderr.contains("no filter") => has_read_without_the_cache(ended),
-        refused => skip(format_args!("no filter of system calls can be set here: {refused:?}")),
+        refused => skip(format_args!("this machine permits no system call filter: {refused:?}")),
     }
 }
 
 #[test]
-fn where_the_folder_of_sockets_can_not_be_used_a_note_says_so_once() -> Result<()> {
+fn an_unusable_socket_folder_is_noted_once() -> Result<()> {
     let scene = Scene::stamped(FILES)?;
     fs::write(scene.path("file"), "no folder")?;
     fs::create_dir(scene.path("open"))?;
@@ -153,7 +156,7 @@ fn where_the_folder_of_sockets_can_not_be_used_a_note_says_so_once() -> Result<(
     Ok(())
 }
 
-/// A command of the shell in a namespace of process ids of its own, as in a container.
+/// A shell command in a new process id namespace, as in a container.
 fn in_container(scene: &Scene, script: &str) -> Result<Command> {
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--mount-proc", "sh", "-ec", script]);
@@ -168,15 +171,15 @@ fn a_container_finds_its_task_and_reads_from_an_agent_outside() -> Result<()> {
     let mut scene = Scene::new(21)?;
     let probe = run(&mut in_container(&scene, "true")?)?;
     if probe.code != 0 {
-        return skip(format_args!("no container can be made here: {}", probe.stderr));
+        return skip(format_args!("this machine permits no container: {}", probe.stderr));
     }
-    // The leader of the session is outside.
+    // The leader of the session is outside the container.
     let alone = "$dlcmd agent start dl://ds; $dlcmd --json agent status; $dlcmd agent stop";
     run(&mut in_container(&scene, alone)?)?.code(0)?;
 
     scene.start_agent(&["--policy", "oneshot"])?;
-    scene.becomes(|status| status["partial"] == false)?;
+    scene.wait_until(|status| status["partial"] == false)?;
     scene.kill_server()?;
     run(&mut in_container(&scene, "$dlcmd --task job get dl://ds $got")?)?.code(0)?;
-    Ok(folder::compare(&scene.path("src"), &scene.path("got"))?)
+    folder::compare(&scene.path("src"), &scene.path("got"))
 }

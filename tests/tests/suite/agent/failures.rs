@@ -1,4 +1,4 @@
-//! The agent is killed, stopped or can't be started: every file is read all the same.
+//! A killed, stopped or missing agent: readers still read every file.
 
 use std::fs;
 use std::time::Duration;
@@ -7,18 +7,18 @@ use anyhow::{Context, Result, ensure};
 use dl_tests::program::{Process, run};
 use rustix::process::{Signal, kill_process};
 
-use super::{FILES, Scene, ends, lives};
+use super::{FILES, Scene, is_alive, wait_for_end};
 
-/// How long a reader may take.
+/// The time limit for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
-fn an_agent_that_is_killed_is_replaced_and_leaves_nothing_in_the_way() -> Result<()> {
+fn a_killed_agent_is_replaced_and_leaves_nothing_behind() -> Result<()> {
     let scene = Scene::new(11)?;
     ensure!(scene.read(&[])? == FILES as u64, "files are missing");
     let first = scene.agent()?;
     kill_process(first, Signal::KILL)?;
-    ends(first, PATIENCE)?;
+    wait_for_end(first, PATIENCE)?;
     ensure!(scene.read(&["--epoch", "1"])? == FILES as u64, "files are missing");
     ensure!(scene.agent()? != first, "another agent");
     scene.get_and_compare()
@@ -37,13 +37,13 @@ fn readers_go_on_while_the_agent_is_killed_again_and_again() -> Result<()> {
             kill_process(agent, Signal::KILL)?;
         }
         let code = reader.wait(PATIENCE)?;
-        ensure!(code == 0, "the reader ended with {code}");
+        ensure!(code == 0, "the reader ended with exit code {code}");
     }
     scene.get_and_compare()
 }
 
 #[test]
-fn an_agent_that_is_stopped_costs_time_and_no_file() -> Result<()> {
+fn a_stopped_agent_costs_time_and_no_file() -> Result<()> {
     let scene = Scene::new(13)?;
     scene.start_agent(&["--memory", "16MiB"])?;
     let agent = scene.agent()?;
@@ -63,12 +63,12 @@ fn the_last_worker_and_a_stop_end_the_agent() -> Result<()> {
     let scene = Scene::new(14)?;
     ensure!(scene.read(&[])? == FILES as u64, "files are missing");
     let agent = scene.agent()?;
-    ensure!(lives(agent), "it ended at once");
-    ends(agent, Duration::from_secs(30)).context("an agent without workers")?;
+    ensure!(is_alive(agent), "it ended at once");
+    wait_for_end(agent, Duration::from_secs(30)).context("an agent without workers")?;
     scene.start_agent(&[])?;
     let agent = scene.agent()?;
     run(scene.dlcmd()?.args(["agent", "stop"]))?.code(0)?;
-    ends(agent, Duration::from_secs(5)).context("an agent that was stopped")?;
+    wait_for_end(agent, Duration::from_secs(5)).context("an agent that was stopped")?;
     run(scene.dlcmd()?.args(["agent", "status"]))?.code(3)?;
     Ok(())
 }

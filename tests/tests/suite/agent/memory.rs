@@ -1,27 +1,17 @@
-//! How much memory agents and workers take.
+//! The memory use of agents and workers.
 
 use std::cell::Cell;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
+use dl_tests::program::memory;
 use dl_tests::tell;
 
 use super::Scene;
 
 const MIB: u64 = 1 << 20;
 
-/// The sum of lines such as `RssAnon:    1234 kB` of a process, in bytes.
-fn memory(process: impl std::fmt::Display, lines: &[&str]) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
-    let number = |name: &&str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(*name)?.strip_prefix(':'));
-        line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok())
-    };
-    let sum = lines.iter().map(number).sum::<Option<u64>>();
-    Ok(sum.with_context(|| format!("{lines:?} in {status}"))? << 10)
-}
-
 #[test]
-fn heavy_an_agent_stays_within_its_budget_and_a_worker_takes_little() -> Result<()> {
+fn heavy_an_agent_keeps_its_budget_and_a_worker_takes_little() -> Result<()> {
     const BUDGET: u64 = 64 * MIB;
     let scene = Scene::stamped(9_000)?;
     scene.start_agent(&["--memory", "64MiB", "--policy", "oneshot"])?;
@@ -32,7 +22,7 @@ fn heavy_an_agent_stays_within_its_budget_and_a_worker_takes_little() -> Result<
         most.set(now.max(most.get()));
         anyhow::Ok(())
     };
-    scene.becomes(|status| {
+    scene.wait_until(|status| {
         look().is_ok() && status["chunks_present"].as_u64().is_some_and(|chunks| chunks >= 60)
     })?;
     let mut worker = scene.worker(1)?;
@@ -45,7 +35,7 @@ fn heavy_an_agent_stays_within_its_budget_and_a_worker_takes_little() -> Result<
     let own = memory(reader, &["RssAnon"])?;
     let tables = [memory(agent, &["VmPTE"])?, memory(reader, &["VmPTE"])?];
     tell(format_args!(
-        "agent: {} MiB at most, of a budget of {}; worker: {} KiB of its own, {} MiB of the agent's; \
+        "agent: {} MiB at most, of a budget of {}; worker: {} KiB private, {} MiB shared with the agent; \
          page tables: {} and {} KiB",
         most / MIB,
         BUDGET / MIB,
@@ -62,7 +52,7 @@ fn heavy_an_agent_stays_within_its_budget_and_a_worker_takes_little() -> Result<
 }
 
 #[test]
-fn an_agent_that_keeps_nothing_reads_all_through_few_slots() -> Result<()> {
+fn an_agent_without_a_cache_reads_all_through_few_slots() -> Result<()> {
     const FILES: u32 = 2_000;
     let scene = Scene::stamped(FILES)?;
     scene.start_agent(&["--memory", "4MiB", "--policy", "none"])?;

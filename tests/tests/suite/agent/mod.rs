@@ -1,5 +1,5 @@
-//! The node's cache: processes of one task read out of one copy in memory, whatever happens to the
-//! agent that fills it, and to the servers.
+//! The node's cache: processes of a task share a copy in memory, despite failures of the agent and
+//! of the servers.
 
 mod cgroup;
 mod changes;
@@ -24,11 +24,11 @@ use dl_tests::program::{Server, program, run};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Files of a scene, of up to so many bytes.
+/// The number of files in a dataset, and their longest length.
 const FILES: usize = 4_000;
 const LONGEST: usize = 20_000;
 
-/// A dataset at a server, and a folder in which its agents are found.
+/// A dataset on a server, and the runtime folder of its agents.
 struct Scene {
     folder: tempfile::TempDir,
     server: Option<Server>,
@@ -50,17 +50,17 @@ impl Scene {
         self.folder.path().join(name)
     }
 
-    /// `dlcmd` of the task.
+    /// `dlcmd` with the usual task.
     fn dlcmd(&self) -> Result<Command> {
         self.dlcmd_of("job")
     }
 
-    /// `dlcmd` of another task.
+    /// `dlcmd` with another task.
     fn dlcmd_of(&self, task: &str) -> Result<Command> {
         self.dlcmd_at("", task)
     }
 
-    /// `dlcmd` of a task on a node: each node has an agent of its own.
+    /// `dlcmd` with a task on a node: each node has its own agent.
     fn dlcmd_at(&self, node: &str, task: &str) -> Result<Command> {
         let mut command = dl_tests::program::dlcmd()?;
         command.args(["--server", &self.address, "--task", task]);
@@ -69,32 +69,31 @@ impl Scene {
         Ok(command)
     }
 
-    /// Reads an epoch in groups of three chunks; gives how many files were read.
+    /// Reads an epoch in groups of three chunks; returns the count of files.
     fn read(&self, arguments: &[&str]) -> Result<u64> {
-        let mut command = self.dlcmd()?;
-        command.args(["--json", "shuffle", "dl://ds", "--read", "--group-size", "3"]);
-        let read = run(command.args(arguments))?.code(0)?;
-        let read: Value = serde_json::from_str(read.text().trim())?;
-        read["files"].as_u64().context("a number of files")
+        read_epoch(self.dlcmd()?, "3", arguments)
     }
 
-    /// Gets everything through the agent, and compares.
+    /// Gets the dataset through the agent and compares the files.
     fn get_and_compare(&self) -> Result<()> {
+        self.get_with(self.dlcmd()?, "dl://ds")
+    }
+
+    /// Gets a dataset and compares the files with the source.
+    fn get_with(&self, mut dlcmd: Command, dataset: &str) -> Result<()> {
         let got = self.path("got");
-        run(self.dlcmd()?.args(["get", "dl://ds"]).arg(&got))?.code(0)?;
+        run(dlcmd.args(["get", dataset]).arg(&got))?.code(0)?;
         folder::compare(&self.path("src"), &got)?;
         Ok(std::fs::remove_dir_all(got)?)
     }
 
     fn status(&self) -> Result<Value> {
-        let told = run(self.dlcmd()?.args(["--json", "agent", "status"]))?.code(0)?;
-        Ok(serde_json::from_str(told.text().trim())?)
+        status_of(self.dlcmd()?)
     }
 
-    /// The process of the agent.
+    /// The process id of the agent.
     fn agent(&self) -> Result<Pid> {
-        let pid = self.status()?["pid"].as_i64().context("a process id")?;
-        Pid::from_raw(i32::try_from(pid)?).context("a process has an id")
+        agent_of(&self.status()?)
     }
 
     fn start_agent(&self, arguments: &[&str]) -> Result<()> {
@@ -107,15 +106,15 @@ impl Scene {
         Ok(())
     }
 
-    /// Waits until the status shows something.
-    fn becomes(&self, shows: impl Fn(&Value) -> bool) -> Result<()> {
+    /// Waits up to 10 seconds until `shows` accepts the status.
+    fn wait_until(&self, shows: impl Fn(&Value) -> bool) -> Result<()> {
         for _ in 0..1_000 {
             if shows(&self.status()?) {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        anyhow::bail!("it stays {}", self.status()?)
+        anyhow::bail!("the agent's status is still {}", self.status()?)
     }
 }
 
@@ -127,19 +126,42 @@ impl Drop for Scene {
     }
 }
 
-/// Whether a process is there.
-fn lives(process: Pid) -> bool {
+/// Reads an epoch in groups of `group` chunks; returns the count of files.
+fn read_epoch(mut dlcmd: Command, group: &str, arguments: &[&str]) -> Result<u64> {
+    dlcmd.args(["--json", "shuffle", "dl://ds", "--read", "--group-size", group]);
+    let read = run(dlcmd.args(arguments))?.code(0)?;
+    let read: Value = serde_json::from_str(read.text().trim())?;
+    read["files"].as_u64().context("a number of files")
+}
+
+fn status_of(mut dlcmd: Command) -> Result<Value> {
+    let status = run(dlcmd.args(["--json", "agent", "status"]))?.code(0)?;
+    Ok(serde_json::from_str(status.text().trim())?)
+}
+
+fn agent_of(status: &Value) -> Result<Pid> {
+    let pid = status["pid"].as_i64().context("a process id")?;
+    Pid::from_raw(i32::try_from(pid)?).context("a process has an id")
+}
+
+/// Sleeps for less than `most` milliseconds.
+fn pause(dice: &Dice, most: usize) {
+    std::thread::sleep(Duration::from_millis(dice.below(most) as u64));
+}
+
+/// Whether a process exists and is no zombie.
+fn is_alive(process: Pid) -> bool {
     let process = format!("/proc/{}", process.as_raw_nonzero());
     let status = std::fs::read_to_string(format!("{process}/status")).unwrap_or_default();
-    // The first thread of a process ends before the others, which still hold its sockets.
+    // The main thread may exit before other threads, which still hold the process's sockets.
     let threads = std::fs::read_dir(format!("{process}/task")).map_or(0, Iterator::count);
     !status.is_empty() && (threads > 1 || !status.contains("State:\tZ"))
 }
 
-fn ends(process: Pid, patience: Duration) -> Result<()> {
+fn wait_for_end(process: Pid, patience: Duration) -> Result<()> {
     let mut left = patience;
-    while lives(process) {
-        ensure!(!left.is_zero(), "it goes on");
+    while is_alive(process) {
+        ensure!(!left.is_zero(), "the process has not ended after {patience:?}");
         let step = Duration::from_millis(50);
         std::thread::sleep(step);
         left = left.saturating_sub(step);
@@ -147,7 +169,7 @@ fn ends(process: Pid, patience: Duration) -> Result<()> {
     Ok(())
 }
 
-/// A file of the scene, by the path that it has in the dataset.
+/// A source file, by its path in the dataset.
 fn bytes_of(scene: &Scene, path: &dyn std::fmt::Display) -> Result<Vec<u8>> {
     Ok(std::fs::read(Path::new(&scene.path("src")).join(path.to_string()))?)
 }

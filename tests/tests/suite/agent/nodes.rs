@@ -1,5 +1,5 @@
-//! Machines of one job that are cut off, slowed down, stopped and killed at random: no byte is wrong, and every
-//! read is answered.
+//! Machines of a job under random network cuts, slow links, stops and kills: no wrong bytes, and an
+//! answer for every read.
 
 use std::process::Command;
 use std::time::Duration;
@@ -9,20 +9,19 @@ use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::net::{HUB, Network};
 use dl_tests::program::{Server, run, server_command};
-
 use dl_tests::{rounds, skip, tell};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::Scene;
 use super::worker::Worker;
+use super::{Scene, agent_of, pause, status_of};
 
-/// Some 30 chunks of 1 MiB, of which each node has memory for some.
+/// About 30 chunks of 1 MiB; a node's memory holds less than half of them.
 const FILES: u32 = 3_000;
 const MEMORY: &str = "14MiB";
 const NODES: usize = 3;
 
-/// A dataset, and machines that read it.
+/// A dataset with machines that read it.
 struct Machines {
     network: Network,
     scene: Scene,
@@ -30,9 +29,9 @@ struct Machines {
 }
 
 impl Machines {
-    /// None, and the reason is told, where there can be no networks.
+    /// Prints the reason and returns none if this machine can't create networks.
     fn start() -> Result<Option<Self>> {
-        if let Some(why) = Network::why_not()? {
+        if let Some(why) = Network::unavailable_reason()? {
             skip(why)?;
             return Ok(None);
         }
@@ -49,7 +48,7 @@ impl Machines {
         Ok(Some(Self { network, scene, started: 0 }))
     }
 
-    /// A worker on a node, which starts the agent there if there is none.
+    /// A worker on a node. The worker starts the node's agent if none runs.
     fn worker(&mut self, node: usize) -> Result<Worker> {
         self.started += 1;
         let mut command = self.scene.worker_command(self.started)?;
@@ -67,17 +66,15 @@ impl Machines {
     }
 
     fn status(&self, node: usize) -> Result<Value> {
-        let told = run(self.dlcmd(node)?.args(["--json", "agent", "status"]))?.code(0)?;
-        Ok(serde_json::from_str(told.text().trim())?)
+        status_of(self.dlcmd(node)?)
     }
 
     fn agent(&self, node: usize) -> Option<Pid> {
-        let pid = self.status(node).ok()?["pid"].as_i64()?;
-        Pid::from_raw(i32::try_from(pid).ok()?)
+        agent_of(&self.status(node).ok()?).ok()
     }
 
-    /// Waits until each node has a link to each other one.
-    fn know_each_other(&self) -> Result<()> {
+    /// Waits until each node has a link to every other node.
+    fn await_links(&self) -> Result<()> {
         for node in 0..NODES {
             let mut status = Value::Null;
             let is_linked = (0..1_500).any(|_| {
@@ -90,6 +87,38 @@ impl Machines {
         }
         Ok(())
     }
+
+    /// Lets a node or the server fail for a while; `kind` chooses the failure.
+    fn fail(&mut self, kind: usize, workers: &mut [Worker], dice: &Dice) -> Result<()> {
+        let node = dice.below(NODES);
+        let worker = workers.get_mut(node).context("a worker for each node")?;
+        match kind {
+            0 => {
+                worker.process.kill()?;
+                *worker = self.worker(node)?;
+                worker.tell("mix")
+            }
+            1 => stop(dice, 2_000, |signal| worker.process.signal(signal)),
+            2 => self.agent(node).map_or(Ok(()), |agent| Ok(kill_process(agent, Signal::KILL)?)),
+            3 => self.agent(node).map_or(Ok(()), |agent| {
+                stop(dice, 5_000, |signal| Ok(kill_process(agent, signal)?))
+            }),
+            4 => {
+                self.network.cut(node)?;
+                pause(dice, 4_000);
+                self.network.heal(node)
+            }
+            5 => {
+                self.network.slow_down(node)?;
+                pause(dice, 4_000);
+                self.network.speed_up(node)
+            }
+            _ => {
+                let server = self.scene.server.as_mut().context("a server")?;
+                stop(dice, 2_000, |signal| server.process().signal(signal))
+            }
+        }
+    }
 }
 
 impl Drop for Machines {
@@ -101,10 +130,10 @@ impl Drop for Machines {
 }
 
 #[test]
-fn pairs_of_machines_have_two_connections_and_each_chunk_comes_once() -> Result<()> {
+fn node_pairs_have_two_connections_and_each_chunk_moves_once() -> Result<()> {
     let Some(mut machines) = Machines::start()? else { return Ok(()) };
     let mut workers = (0..NODES).map(|node| machines.worker(node)).collect::<Result<Vec<_>>>()?;
-    machines.know_each_other()?;
+    machines.await_links()?;
     for (node, worker) in workers.iter_mut().enumerate() {
         ensure!(worker.ask("all")? == format!("{FILES} read"), "node {node}");
     }
@@ -123,7 +152,7 @@ fn pairs_of_machines_have_two_connections_and_each_chunk_comes_once() -> Result<
 }
 
 #[test]
-fn heavy_machines_that_fail_at_random_give_no_wrong_byte_and_answer_every_read() -> Result<()> {
+fn heavy_random_node_failures_give_no_wrong_byte() -> Result<()> {
     let Some(mut machines) = Machines::start()? else { return Ok(()) };
     let (clock, dice) = (clock(), Dice::new(72));
     let mut workers = Vec::new();
@@ -136,44 +165,8 @@ fn heavy_machines_that_fail_at_random_give_no_wrong_byte_and_answer_every_read()
     let mut steps = 0;
     while clock.monotonic() < until {
         pause(&dice, 500);
-        let node = dice.below(NODES);
         steps += 1;
-        match steps % 7 {
-            0 => {
-                let worker = workers.get_mut(node).context("so many")?;
-                worker.process.kill()?;
-                let mut next = machines.worker(node)?;
-                next.tell("mix")?;
-                *workers.get_mut(node).context("so many")? = next;
-            }
-            1 => stop(&dice, 2_000, |signal| {
-                workers.get(node).context("so many")?.process.signal(signal)
-            })?,
-            2 => {
-                if let Some(agent) = machines.agent(node) {
-                    kill_process(agent, Signal::KILL)?;
-                }
-            }
-            3 => {
-                if let Some(agent) = machines.agent(node) {
-                    stop(&dice, 5_000, |signal| Ok(kill_process(agent, signal)?))?;
-                }
-            }
-            4 => {
-                machines.network.cut(node)?;
-                pause(&dice, 4_000);
-                machines.network.heal(node)?;
-            }
-            5 => {
-                machines.network.slow_down(node)?;
-                pause(&dice, 4_000);
-                machines.network.speed_up(node)?;
-            }
-            _ => {
-                let server = machines.scene.server.as_mut().context("a server")?;
-                stop(&dice, 2_000, |signal| server.process().signal(signal))?;
-            }
-        }
+        machines.fail(steps % 7, &mut workers, &dice)?;
         workers.iter_mut().try_for_each(Worker::must_live)?;
     }
     let mut told = Vec::new();
@@ -182,15 +175,11 @@ fn heavy_machines_that_fail_at_random_give_no_wrong_byte_and_answer_every_read()
     }
     tell(format_args!("{steps} failures of seven kinds; the last {NODES} workers: {told:?}"));
     let mut last = (0..NODES).map(|node| machines.worker(node)).collect::<Result<Vec<_>>>()?;
-    machines.know_each_other()?;
+    machines.await_links()?;
     for (node, worker) in last.iter_mut().enumerate() {
         ensure!(worker.ask("all")? == format!("{FILES} read"), "node {node}");
     }
     last.into_iter().try_for_each(|worker| worker.end().map(|_| ()))
-}
-
-fn pause(dice: &Dice, most: usize) {
-    std::thread::sleep(Duration::from_millis(dice.below(most) as u64));
 }
 
 fn stop(dice: &Dice, most: usize, mut signal: impl FnMut(Signal) -> Result<()>) -> Result<()> {

@@ -1,5 +1,5 @@
-//! Agents of one job on several nodes: each chunk comes from the servers once, and a node that fails costs
-//! time and no file.
+//! Agents of a job on several nodes: each chunk is fetched from the servers once, and a failed node
+//! costs time and no file.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,15 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::dice::Dice;
-use dl_tests::folder;
-use dl_tests::program::run;
+use dl_tests::program::{memory, run};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::shared::open_at;
-use super::{FILES, LONGEST, Scene, bytes_of, ends};
+use super::{FILES, LONGEST, Scene, agent_of, bytes_of, read_epoch, status_of, wait_for_end};
 
-/// A scene with an agent on each of some nodes.
+/// A dataset with an agent on each node.
 struct Nodes {
     scene: Scene,
     names: Vec<String>,
@@ -30,7 +29,7 @@ impl Nodes {
         for node in 0..count {
             nodes.start(node, arguments)?;
         }
-        nodes.know_each_other()?;
+        nodes.await_links()?;
         Ok(nodes)
     }
 
@@ -45,57 +44,49 @@ impl Nodes {
     }
 
     fn status(&self, node: usize) -> Result<Value> {
-        let told = run(self.dlcmd(node)?.args(["--json", "agent", "status"]))?.code(0)?;
-        Ok(serde_json::from_str(told.text().trim())?)
+        status_of(self.dlcmd(node)?)
     }
 
     fn agent(&self, node: usize) -> Result<Pid> {
-        let pid = self.status(node)?["pid"].as_i64().context("a process id")?;
-        Pid::from_raw(i32::try_from(pid)?).context("a process has an id")
+        agent_of(&self.status(node)?)
     }
 
-    /// Reads an epoch of all files; gives how many were read.
+    /// Reads an epoch of all files; returns the count of files.
     fn read(&self, node: usize, epoch: u64) -> Result<u64> {
-        let mut command = self.dlcmd(node)?;
-        command.args(["--json", "shuffle", "dl://ds", "--read", "--group-size", "2"]);
-        let read = run(command.args(["--epoch", &epoch.to_string()]))?.code(0)?;
-        let read: Value = serde_json::from_str(read.text().trim())?;
-        read["files"].as_u64().context("a number of files")
+        read_epoch(self.dlcmd(node)?, "2", &["--epoch", &epoch.to_string()])
     }
 
     fn get_and_compare(&self, node: usize) -> Result<()> {
-        let got = self.scene.path("got");
-        run(self.dlcmd(node)?.args(["get", "dl://ds"]).arg(&got))?.code(0)?;
-        folder::compare(&self.scene.path("src"), &got)?;
-        Ok(std::fs::remove_dir_all(got)?)
+        self.scene.get_with(self.dlcmd(node)?, "dl://ds")
     }
 
-    /// Waits until the status of a node shows something.
-    fn becomes(&self, node: usize, shows: impl Fn(&Value) -> bool) -> Result<()> {
+    /// Waits up to 30 seconds until `shows` accepts the status of a node.
+    fn wait_until(&self, node: usize, shows: impl Fn(&Value) -> bool) -> Result<()> {
         for _ in 0..1_500 {
             if shows(&self.status(node)?) {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        anyhow::bail!("it stays {}", self.status(node)?)
+        anyhow::bail!("the agent's status is still {}", self.status(node)?)
     }
 
-    /// Waits until each agent has a connection to each other one.
-    fn know_each_other(&self) -> Result<()> {
+    /// Waits until each agent has a connection to every other agent.
+    fn await_links(&self) -> Result<()> {
         let others = self.names.len() - 1;
-        (0..self.names.len()).try_for_each(|node| self.becomes(node, |status| up(status) == others))
+        (0..self.names.len())
+            .try_for_each(|node| self.wait_until(node, |status| up(status) == others))
     }
 
-    /// A number of the statuses of all nodes together.
+    /// The sum of a status field over all nodes.
     fn sum(&self, field: &str) -> Result<u64> {
-        let of_one = |node| self.status(node)?[field].as_u64().context("a number");
-        (0..self.names.len()).map(of_one).sum()
+        let value = |node| self.status(node)?[field].as_u64().context("a number");
+        (0..self.names.len()).map(value).sum()
     }
 }
 
 impl Nodes {
-    /// Waits until each of so many chunks belongs to one agent.
+    /// Waits until each chunk has exactly one owner.
     fn share(&self, chunks: u64) -> Result<()> {
         let owned =
             |node| self.status(node)?["datasets"][0]["chunks_owned"].as_u64().context("a number");
@@ -107,17 +98,17 @@ impl Nodes {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        anyhow::bail!("{all} of {chunks} chunks belong to somebody")
+        anyhow::bail!("{all} of {chunks} chunks have an owner")
     }
 
-    /// Chunks that other agents gave too slowly.
+    /// Chunks whose transfer from another agent was too slow.
     fn slow(&self) -> Result<u64> {
-        let of_one = |node| {
+        let count = |node| {
             let status = self.status(node)?;
             let peers = status["peers"].as_array().context("a list")?;
             Ok(peers.iter().filter_map(|peer| peer["slow"].as_u64()).sum::<u64>())
         };
-        (0..self.names.len()).map(of_one).sum()
+        (0..self.names.len()).map(count).sum()
     }
 }
 
@@ -131,19 +122,19 @@ impl Drop for Nodes {
     }
 }
 
-/// Connections to other agents.
+/// The number of open connections to other agents.
 fn up(status: &Value) -> usize {
     let peers = status["peers"].as_array().into_iter().flatten();
     peers.filter(|peer| peer["state"] == "up").count()
 }
 
 #[test]
-fn each_chunk_comes_from_the_servers_once_for_all_nodes() -> Result<()> {
+fn each_chunk_is_fetched_once_for_all_nodes() -> Result<()> {
     once_for_all_nodes(31, &[])
 }
 
 #[test]
-fn each_chunk_comes_from_the_servers_once_for_all_nodes_with_tls() -> Result<()> {
+fn each_chunk_is_fetched_once_for_all_nodes_with_tls() -> Result<()> {
     once_for_all_nodes(35, &["--peer-tls", "on"])
 }
 
@@ -155,11 +146,11 @@ fn once_for_all_nodes(seed: u64, arguments: &[&str]) -> Result<()> {
     }
     let first = nodes.status(0)?;
     let chunks = first["chunks"].as_u64().context("a number")?;
-    // On a busy machine a chunk may take too long, and comes from the servers instead.
+    // On a busy machine a slow transfer is replaced by a fetch from the servers.
     let slow = nodes.slow()?;
     let (fetched, given) = (nodes.sum("chunks_from_servers")?, nodes.sum("chunks_from_peers")?);
     ensure!((chunks..=chunks + slow).contains(&fetched), "one fetch a chunk: {fetched}, {first}");
-    ensure!(given + fetched == 3 * chunks, "each other chunk from its owner: {given}");
+    ensure!(given + fetched == 3 * chunks, "owners gave {given} of {chunks} chunks");
     nodes.share(chunks)?;
     nodes.scene.kill_server()?;
     for node in 0..3 {
@@ -171,13 +162,13 @@ fn once_for_all_nodes(seed: u64, arguments: &[&str]) -> Result<()> {
 }
 
 #[test]
-fn a_node_that_joins_later_gets_from_the_others_what_belongs_to_it() -> Result<()> {
+fn a_late_node_gets_its_chunks_from_its_peers() -> Result<()> {
     const ONESHOT: [&str; 4] = ["--memory", "256MiB", "--policy", "oneshot"];
     let mut nodes = Nodes::new(32, 1, &ONESHOT)?;
-    nodes.becomes(0, |status| status["partial"] == false)?;
+    nodes.wait_until(0, |status| status["partial"] == false)?;
     nodes.names.push("2".to_owned());
     nodes.start(1, &ONESHOT)?;
-    nodes.becomes(1, |status| {
+    nodes.wait_until(1, |status| {
         let owned = status["datasets"][0]["chunks_owned"].as_u64().unwrap_or(0);
         owned > 0 && status["chunks_present"].as_u64() >= Some(owned)
     })?;
@@ -191,18 +182,18 @@ fn a_node_that_joins_later_gets_from_the_others_what_belongs_to_it() -> Result<(
 #[test]
 fn files_come_alone_while_there_is_no_room_for_chunks() -> Result<()> {
     let mut nodes = Nodes::new(37, 1, &["--memory", "256MiB", "--policy", "oneshot"])?;
-    nodes.becomes(0, |status| status["partial"] == false)?;
+    nodes.wait_until(0, |status| status["partial"] == false)?;
     nodes.names.push("2".to_owned());
     nodes.start(1, &["--memory", "12MiB"])?;
-    nodes.know_each_other()?;
-    let dataset = open_at(&nodes.scene, "2")?;
+    nodes.await_links()?;
+    let dataset = open_at(&nodes.scene, "2", None)?;
     let snapshot = dataset.snapshot().context("a snapshot")?;
     let dice = Dice::new(37);
     let mut buffer = vec![0; 64 * LONGEST];
     let mut round = 0;
     while nodes.status(1)?["files_from_peers"].as_u64().context("a number")? < 1_000 {
         round += 1;
-        ensure!(round < 1_000, "no file comes alone: {}", nodes.status(1)?);
+        ensure!(round < 1_000, "peers send no single files: {}", nodes.status(1)?);
         let files = || dice.below(snapshot.files() as usize) as u32;
         let numbers: Vec<u32> = (0..64).map(|_| files()).collect();
         let places = dataset.get_many_into(&numbers, &mut buffer)?;
@@ -223,44 +214,44 @@ fn files_come_alone_while_there_is_no_room_for_chunks() -> Result<()> {
 #[test]
 fn a_prefetch_from_another_node_stops_when_memory_is_full() -> Result<()> {
     let mut nodes = Nodes::new(39, 1, &["--memory", "256MiB", "--policy", "oneshot"])?;
-    nodes.becomes(0, |status| status["partial"] == false)?;
+    nodes.wait_until(0, |status| status["partial"] == false)?;
     nodes.names.push("2".to_owned());
     nodes.start(1, &["--memory", "16MiB"])?;
-    nodes.know_each_other()?;
+    nodes.await_links()?;
     let prefetched = run(nodes.dlcmd(1)?.args(["agent", "prefetch", "--wait", "dl://ds"]))?;
     ensure!(prefetched.code == 4 && prefetched.text().contains("no more fit"), "{prefetched:?}");
     let status = nodes.status(1)?;
     let (came, chunks) = (status["chunks_from_peers"].as_u64(), status["chunks"].as_u64());
-    ensure!(came < chunks, "all of it passed through: {status}");
+    ensure!(came < chunks, "the prefetch did not stop: {status}");
     nodes.get_and_compare(1)
 }
 
 #[test]
-fn a_node_that_is_killed_or_stopped_costs_time_and_no_file() -> Result<()> {
+fn a_killed_or_stopped_node_costs_time_and_no_file() -> Result<()> {
     let nodes = Nodes::new(33, 3, &["--memory", "256MiB"])?;
     ensure!(nodes.read(1, 0)? == FILES as u64, "files are missing");
     let (killed, stopped) = (nodes.agent(0)?, nodes.agent(1)?);
     kill_process(killed, Signal::KILL)?;
-    ends(killed, Duration::from_secs(10))?;
+    wait_for_end(killed, Duration::from_secs(10))?;
     kill_process(stopped, Signal::STOP)?;
     let read = nodes.get_and_compare(2);
     kill_process(stopped, Signal::CONT)?;
     read?;
-    nodes.becomes(2, |status| {
+    nodes.wait_until(2, |status| {
         status["peers"].as_array().is_some_and(|peers| peers.len() == 1) && up(status) == 1
     })?;
     nodes.start(0, &["--memory", "256MiB"])?;
-    nodes.know_each_other()?;
+    nodes.await_links()?;
     (0..3).try_for_each(|node| nodes.get_and_compare(node))
 }
 
 #[test]
-fn an_agent_that_speaks_tls_and_one_that_does_not_read_from_the_servers() -> Result<()> {
+fn agents_with_and_without_tls_do_not_exchange_chunks() -> Result<()> {
     let mut nodes = Nodes::new(36, 1, &["--memory", "256MiB", "--peer-tls", "on"])?;
     nodes.names.push("2".to_owned());
     nodes.start(1, &["--memory", "256MiB", "--peer-tls", "off"])?;
     for (node, says) in [(0, "it speaks no TLS"), (1, "it speaks TLS")] {
-        nodes.becomes(node, |status| {
+        nodes.wait_until(node, |status| {
             let reason = status["peers"][0]["reason"].as_str();
             reason.is_some_and(|reason| reason.contains(says))
         })?;
@@ -284,7 +275,7 @@ fn strangers_get_nothing_and_keep_nobody_out() -> Result<()> {
     guess.write_all(&[7; 64])?;
     ensure!(guess.read(&mut challenge)? == 0, "a wrong proof was answered");
     let agent = nodes.agent(0)?;
-    let before = resident_memory(agent)?;
+    let before = memory(agent.as_raw_nonzero(), &["VmRSS"])?;
     for wave in 0..WAVES {
         let idle = (0..AT_ONCE).map(|_| TcpStream::connect(&address));
         let mut idle = idle.collect::<std::io::Result<Vec<_>>>()?;
@@ -292,44 +283,33 @@ fn strangers_get_nothing_and_keep_nobody_out() -> Result<()> {
             nodes.names.push("3".to_owned());
             nodes.start(2, &["--memory", "256MiB"])?;
         }
-        // All others hang up themselves.
+        // In the last wave the server closes every connection; before, the test closes most of
+        // them.
         let last = if wave + 1 == WAVES { AT_ONCE } else { 1 };
         for stranger in idle.iter_mut().take(last) {
             stranger.set_read_timeout(patience)?;
             let mut heard = Vec::new();
-            // The end may come as a reset.
+            // The connection may be reset.
             let _ = stranger.read_to_end(&mut heard);
-            ensure!(heard.len() <= 32, "a stranger hears {} bytes", heard.len());
+            ensure!(heard.len() <= 32, "a stranger received {} bytes", heard.len());
         }
     }
-    let grown = resident_memory(agent)?.saturating_sub(before);
+    let grown = memory(agent.as_raw_nonzero(), &["VmRSS"])?.saturating_sub(before);
     ensure!(grown < 16 << 20, "strangers took {grown} bytes of memory");
-    nodes.know_each_other()?;
+    nodes.await_links()?;
     (0..3).try_for_each(|node| nodes.get_and_compare(node))
 }
 
-/// Memory that a process has, in bytes.
-fn resident_memory(process: Pid) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero()))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("a line")?;
-    let kib: u64 = line.split_whitespace().next().context("a number")?.parse()?;
-    Ok(kib << 10)
-}
-
 #[test]
-fn agents_of_two_jobs_and_of_two_datasets_give_each_other_nothing() -> Result<()> {
+fn agents_of_different_jobs_or_datasets_exchange_nothing() -> Result<()> {
     let nodes = Nodes::new(38, 2, &["--memory", "256MiB"])?;
     let other = |node: &str, task: &str, dataset: &str| {
         let mut command = nodes.scene.dlcmd_at(node, task)?;
         run(command.args(["agent", "start", dataset, "--memory", "256MiB"]))?.code(0)?;
-        let got = nodes.scene.path("other");
-        run(nodes.scene.dlcmd_at(node, task)?.args(["get", dataset]).arg(&got))?.code(0)?;
-        folder::compare(&nodes.scene.path("src"), &got)?;
-        std::fs::remove_dir_all(got)?;
-        let mut command = nodes.scene.dlcmd_at(node, task)?;
-        let told = run(command.args(["--json", "agent", "status"]))?.code(0)?;
+        nodes.scene.get_with(nodes.scene.dlcmd_at(node, task)?, dataset)?;
+        let status = status_of(nodes.scene.dlcmd_at(node, task)?);
         run(nodes.scene.dlcmd_at(node, task)?.args(["agent", "stop"]))?.code(0)?;
-        Ok::<Value, anyhow::Error>(serde_json::from_str(told.text().trim())?)
+        status
     };
     (0..2).try_for_each(|node| nodes.get_and_compare(node))?;
     let alone = other("3", "another", "dl://ds")?;
@@ -337,9 +317,9 @@ fn agents_of_two_jobs_and_of_two_datasets_give_each_other_nothing() -> Result<()
     run(nodes.dlcmd(0)?.arg("put").arg(source).arg("dl://two"))?.code(0)?;
     let two = other("4", "job", "dl://two")?;
     for status in [alone, two] {
-        ensure!(status["peers"] == serde_json::json!([]), "it knows others: {status}");
+        ensure!(status["peers"] == serde_json::json!([]), "the agent has foreign peers: {status}");
         ensure!(status["chunks_from_servers"] == status["chunks"], "{status}");
         ensure!(status["chunks_from_peers"] == 0 && status["chunks_to_peers"] == 0, "{status}");
     }
-    nodes.know_each_other()
+    nodes.await_links()
 }

@@ -1,4 +1,6 @@
-//! One copy for all processes of a task.
+//! A single copy in memory for all processes of a task.
+
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::dice::Dice;
@@ -7,14 +9,16 @@ use libdiesel::{Client, ConnectOptions, Dataset, DatasetName, ShuffleOptions, Ta
 
 use super::{FILES, Scene, agent_program, bytes_of};
 
-/// A handle of this process, in the task of the scene.
+/// A handle of this process with the usual task.
 fn open(scene: &Scene) -> Result<Dataset> {
-    open_at(scene, "")
+    open_at(scene, "", None)
 }
 
-/// The same on a node.
-pub(super) fn open_at(scene: &Scene, node: &str) -> Result<Dataset> {
+/// A handle of this process on a node. Without `patience`, reads wait for the agent as long as by
+/// default.
+pub(super) fn open_at(scene: &Scene, node: &str, patience: Option<Duration>) -> Result<Dataset> {
     let mut task = TaskOptions::named("job").context("a name")?;
+    task.patience = patience.unwrap_or(task.patience);
     task.folder = scene.path(&format!("run{node}"));
     task.program = Some(agent_program()?);
     let servers = vec![scene.address.clone()];
@@ -23,7 +27,7 @@ pub(super) fn open_at(scene: &Scene, node: &str) -> Result<Dataset> {
 }
 
 #[test]
-fn processes_of_a_task_read_one_copy_and_a_second_epoch_asks_no_server() -> Result<()> {
+fn processes_share_a_copy_and_a_second_epoch_asks_no_server() -> Result<()> {
     let mut scene = Scene::new(1)?;
     let files = FILES as u64;
     ensure!(scene.read(&[])? == files, "files are missing");
@@ -49,10 +53,10 @@ fn processes_of_a_task_read_one_copy_and_a_second_epoch_asks_no_server() -> Resu
 }
 
 #[test]
-fn a_oneshot_agent_fills_by_itself_and_its_readers_need_no_server() -> Result<()> {
+fn a_filled_oneshot_agent_needs_no_server() -> Result<()> {
     let mut scene = Scene::new(2)?;
     scene.start_agent(&["--policy", "oneshot"])?;
-    scene.becomes(|status| status["partial"] == false)?;
+    scene.wait_until(|status| status["partial"] == false)?;
     scene.kill_server()?;
     scene.get_and_compare()?;
     let status = scene.status()?;
@@ -61,7 +65,7 @@ fn a_oneshot_agent_fills_by_itself_and_its_readers_need_no_server() -> Result<()
 }
 
 #[test]
-fn a_dataset_larger_than_the_memory_is_read_right_along_an_order_and_without_one() -> Result<()> {
+fn a_dataset_larger_than_the_memory_is_read_correctly() -> Result<()> {
     let scene = Scene::new(3)?;
     scene.start_agent(&["--memory", "32MiB"])?;
     for epoch in ["0", "1"] {
@@ -113,7 +117,7 @@ fn every_way_to_read_gives_the_bytes_of_the_file() -> Result<()> {
 }
 
 #[test]
-fn a_large_file_comes_through_fewer_slots_than_it_has_parts() -> Result<()> {
+fn a_large_file_comes_through_fewer_slots_than_its_parts() -> Result<()> {
     let mut scene = Scene::new(5)?;
     let large = Dice::new(6).bytes(50 << 20);
     std::fs::write(scene.path("src").join("large"), &large)?;
@@ -133,7 +137,7 @@ fn a_large_file_comes_through_fewer_slots_than_it_has_parts() -> Result<()> {
     ensure!(status["memory_used"].as_u64() <= Some(24 << 20), "{status}");
     run(scene.dlcmd()?.args(["agent", "stop"]))?.code(0)?;
     scene.start_agent(&["--policy", "oneshot", "--memory", "256MiB"])?;
-    scene.becomes(|status| status["partial"] == false)?;
+    scene.wait_until(|status| status["partial"] == false)?;
     scene.kill_server()?;
     let dataset = open(&scene)?;
     ensure!(dataset.get("large")? == large, "without a server");

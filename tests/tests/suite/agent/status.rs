@@ -1,4 +1,5 @@
-//! What people are told: which reads wait and why, what fills the memory, and which version is read.
+//! The commands `why`, `agent status` and `agent prefetch`: waits and their causes, memory use,
+//! versions in use.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -8,27 +9,22 @@ use dl_runtime::since_boot;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::{Process, run};
-use libdiesel::{Client, ConnectOptions, Dataset, DatasetName, ShuffleOptions, TaskOptions};
+use libdiesel::{Dataset, ShuffleOptions};
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
-use super::{FILES, Scene, agent_program, bytes_of, ends};
+use super::shared::open_at;
+use super::{FILES, Scene, bytes_of, wait_for_end};
 
-/// How long a reader may take.
+/// The time limit for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A handle of this process, which waits for the agent for so long.
+/// A handle of this process with a time-out for the agent.
 fn open(scene: &Scene, patience: Duration) -> Result<Dataset> {
-    let mut task = TaskOptions::named("job").context("a name")?;
-    task.folder = scene.path("run");
-    task.program = Some(agent_program()?);
-    task.patience = patience;
-    let servers = vec![scene.address.clone()];
-    let options = ConnectOptions { servers, task: Some(task), ..ConnectOptions::default() };
-    Ok(Client::connect(options)?.dataset(&DatasetName::new("ds")?)?)
+    open_at(scene, "", Some(patience))
 }
 
-/// A file that is not empty, by its number, in each of the first chunks.
+/// The number of a non-empty file in each of the first chunks.
 fn files_of_chunks(dataset: &Dataset, chunks: u32) -> Result<Vec<u32>> {
     let snapshot = dataset.snapshot().context("a snapshot")?;
     let mut found = Vec::new();
@@ -43,12 +39,12 @@ fn files_of_chunks(dataset: &Dataset, chunks: u32) -> Result<Vec<u32>> {
 }
 
 impl Scene {
-    /// Signals the server.
+    /// Sends a signal to the server.
     fn signal_server(&mut self, signal: Signal) -> Result<()> {
         self.server.as_mut().context("a server runs")?.process().signal(signal)
     }
 
-    /// A process that reads a file.
+    /// Starts a process that reads a file.
     fn cat(&self, dataset: &Dataset, number: u32) -> Result<Process> {
         let path = dataset.snapshot().context("a snapshot")?.path(number)?;
         let mut command = self.dlcmd()?;
@@ -56,19 +52,20 @@ impl Scene {
         Process::start(&mut command)
     }
 
-    /// The waits, as JSON.
+    /// The waits of readers, as JSON.
     fn waits(&self) -> Result<Vec<Value>> {
         let told = run(self.dlcmd()?.args(["--json", "why"]))?.code(0)?;
         told.text().lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
 
-    /// The wait of a process once it is in a state; one that is fetched, once the request is made.
+    /// Waits until a process waits in `state`. In the state `fetching`, the request must have been
+    /// made.
     fn wait_of(&self, pid: u32, state: &str) -> Result<Value> {
         for _ in 0..1_500 {
             let waits = self.waits()?;
             let is_asked = |wait: &Value| state != "fetching" || wait["length"] != 0;
-            let is_it = |wait: &Value| wait["pid"] == pid && wait["state"] == state;
-            let found = waits.iter().find(|wait| is_it(wait) && is_asked(wait));
+            let matches = |wait: &Value| wait["pid"] == pid && wait["state"] == state;
+            let found = waits.iter().find(|wait| matches(wait) && is_asked(wait));
             if let Some(wait) = found {
                 return Ok(wait.clone());
             }
@@ -83,7 +80,7 @@ impl Scene {
 }
 
 #[test]
-fn why_tells_how_far_a_fetch_is_and_who_reads_from_the_servers() -> Result<()> {
+fn why_shows_fetch_progress_and_readers_from_the_servers() -> Result<()> {
     let mut scene = Scene::new(21)?;
     scene.start_agent(&["--memory", "64MiB"])?;
     ensure!(scene.why()? == "No read waits.\n", "{}", scene.why()?);
@@ -113,14 +110,14 @@ fn why_tells_how_far_a_fetch_is_and_who_reads_from_the_servers() -> Result<()> {
 }
 
 #[test]
-fn why_names_the_processes_that_pin_slots() -> Result<()> {
+fn why_names_the_processes_with_pinned_slots() -> Result<()> {
     let mut scene = Scene::new(22)?;
     scene.start_agent(&["--memory", "8MiB"])?;
     let dataset = open(&scene, PATIENCE)?;
     let files = files_of_chunks(&dataset, 3)?;
     let [first, second, third] = files[..] else { anyhow::bail!("three files") };
-    // Workers share the slots that views may hold.
-    scene.becomes(|status| status["workers"].as_array().is_some_and(|all| all.len() == 1))?;
+    // All workers share a bounded number of slots for views; the first test reader must have ended.
+    scene.wait_until(|status| status["workers"].as_array().is_some_and(|all| all.len() == 1))?;
     let view = dataset.view(first)?;
     scene.signal_server(Signal::STOP)?;
     let mut filling = scene.cat(&dataset, second)?;
@@ -137,7 +134,7 @@ fn why_names_the_processes_that_pin_slots() -> Result<()> {
 }
 
 #[test]
-fn an_agent_that_does_not_answer_is_named() -> Result<()> {
+fn a_silent_agent_is_named() -> Result<()> {
     let scene = Scene::new(23)?;
     scene.start_agent(&[])?;
     let agent = scene.agent()?;
@@ -151,7 +148,7 @@ fn an_agent_that_does_not_answer_is_named() -> Result<()> {
 }
 
 #[test]
-fn a_chunk_that_comes_after_its_reader_gave_up_is_not_pinned() -> Result<()> {
+fn a_chunk_after_its_readers_time_out_is_not_pinned() -> Result<()> {
     let mut scene = Scene::new(24)?;
     scene.start_agent(&["--memory", "64MiB"])?;
     let dataset = open(&scene, Duration::from_millis(300))?;
@@ -160,21 +157,21 @@ fn a_chunk_that_comes_after_its_reader_gave_up_is_not_pinned() -> Result<()> {
     scene.signal_server(Signal::STOP)?;
     let bytes = std::thread::scope(|scope| {
         let reading = scope.spawn(|| dataset.view(file));
-        let gave_up = scene.becomes(|status| status["fallbacks"] == 1);
+        let gave_up = scene.wait_until(|status| status["fallbacks"] == 1);
         let continued = scene.signal_server(Signal::CONT);
         let read = reading.join().expect("no panic");
         gave_up.and(continued).and_then(|()| Ok(read?))
     })?;
     let path = dataset.snapshot().context("a snapshot")?.path(file)?;
     ensure!(*bytes == bytes_of(&scene, &path)?[..], "other bytes");
-    scene.becomes(|status| status["chunks_present"] == 1)?;
+    scene.wait_until(|status| status["chunks_present"] == 1)?;
     let status = scene.status()?;
     ensure!(status["fallbacks"] == 1 && status["workers"][0]["pins"] == 0, "{status}");
     Ok(())
 }
 
 #[test]
-fn a_process_that_reads_many_files_waits_for_the_agent_in_vain_once() -> Result<()> {
+fn a_process_waits_for_a_silent_agent_only_once() -> Result<()> {
     let mut scene = Scene::new(32)?;
     scene.start_agent(&["--memory", "64MiB"])?;
     let patience = Duration::from_secs(4);
@@ -229,7 +226,7 @@ fn a_prefetch_brings_a_folder_and_its_readers_need_no_server() -> Result<()> {
 }
 
 #[test]
-fn a_prefetch_of_more_than_fits_says_so_and_leaves_room_for_readers() -> Result<()> {
+fn a_too_large_prefetch_says_so_and_leaves_room_for_readers() -> Result<()> {
     let scene = Scene::new(26)?;
     scene.start_agent(&["--memory", "16MiB"])?;
     let told = run(scene.dlcmd()?.args(["agent", "prefetch", "dl://ds", "--wait"]))?.code(4)?;
@@ -241,7 +238,7 @@ fn a_prefetch_of_more_than_fits_says_so_and_leaves_room_for_readers() -> Result<
 }
 
 #[test]
-fn a_prefetch_of_the_library_returns_at_once_and_tells_what_is_there() -> Result<()> {
+fn a_library_prefetch_returns_at_once_and_reports_progress() -> Result<()> {
     let mut scene = Scene::new(27)?;
     scene.start_agent(&["--memory", "64MiB"])?;
     let dataset = open(&scene, PATIENCE)?;
@@ -252,7 +249,7 @@ fn a_prefetch_of_the_library_returns_at_once_and_tells_what_is_there() -> Result
     let before = dataset.presence(&all)?;
     ensure!(before.present == 0 && before.chunks == u64::from(snapshot.chunks()), "{before:?}");
     scene.signal_server(Signal::CONT)?;
-    scene.becomes(|status| status["partial"] == false)?;
+    scene.wait_until(|status| status["partial"] == false)?;
     let after = dataset.presence(&all)?;
     ensure!(after.present == after.chunks, "{after:?}");
     ensure!(dataset.prefetch(&libdiesel::Selection::all(1)).is_err(), "another selection");
@@ -260,21 +257,21 @@ fn a_prefetch_of_the_library_returns_at_once_and_tells_what_is_there() -> Result
 }
 
 #[test]
-fn orders_are_shown_with_their_windows_and_with_groups_that_do_not_fit() -> Result<()> {
+fn status_shows_orders_with_windows_and_oversized_groups() -> Result<()> {
     let scene = Scene::new(28)?;
     scene.start_agent(&["--memory", "24MiB"])?;
     let dataset = open(&scene, PATIENCE)?;
     let epoch = dataset.shuffle(ShuffleOptions::new(1, 0, 2))?;
     ensure!(epoch.next()?.is_some(), "a file");
-    scene.becomes(|status| {
+    scene.wait_until(|status| {
         let order = &status["orders"][0];
         order["chunks"].as_u64() > Some(2) && order["chunks_present"].as_u64() > Some(2)
     })?;
     drop(epoch);
-    scene.becomes(|status| status["orders"].as_array().is_some_and(Vec::is_empty))?;
+    scene.wait_until(|status| status["orders"].as_array().is_some_and(Vec::is_empty))?;
     let epoch = dataset.shuffle(ShuffleOptions::new(1, 0, 50))?;
     ensure!(epoch.next()?.is_some(), "a file");
-    scene.becomes(|status| {
+    scene.wait_until(|status| {
         let order = &status["orders"][0];
         order["group_chunks"] == status["chunks"] && order["group_chunks_max"] == 5
     })?;
@@ -285,7 +282,7 @@ fn orders_are_shown_with_their_windows_and_with_groups_that_do_not_fit() -> Resu
 }
 
 #[test]
-fn a_task_keeps_its_version_when_its_agent_is_killed_and_the_dataset_changes() -> Result<()> {
+fn a_task_keeps_its_version_after_a_kill_and_a_change() -> Result<()> {
     let scene = Scene::new(29)?;
     ensure!(scene.read(&[])? == FILES as u64, "files are missing");
     let version = scene.status()?["datasets"][0]["version"].clone();
@@ -294,7 +291,7 @@ fn a_task_keeps_its_version_when_its_agent_is_killed_and_the_dataset_changes() -
     run(scene.dlcmd()?.arg("put").arg(more).arg("dl://ds/more"))?.code(0)?;
     let agent = scene.agent()?;
     kill_process(agent, Signal::KILL)?;
-    ends(agent, PATIENCE)?;
+    wait_for_end(agent, PATIENCE)?;
     ensure!(scene.read(&["--epoch", "1"])? == FILES as u64, "another version is read");
     let status = scene.status()?;
     ensure!(status["datasets"][0]["version"] == version, "{version} became {status}");

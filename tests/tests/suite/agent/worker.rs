@@ -1,5 +1,5 @@
-//! Processes that read through the cache as they are told, and check every byte: the example
-//! `read_cached` of the client library.
+//! Processes that read through the cache on command and check every byte: the example `read_cached`
+//! of the client library.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -14,11 +14,11 @@ use libdiesel::{Client, ConnectOptions};
 
 use super::Scene;
 
-/// How long a worker may take for one line.
+/// The time limit for an answer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 impl Scene {
-    /// A dataset of the smallest chunks, whose files the program knows by their paths.
+    /// A dataset of small chunks, whose contents the example derives from the paths.
     pub(super) fn stamped(files: u32) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let source = folder.path().join("src");
@@ -38,7 +38,7 @@ impl Scene {
         Ok(Self { folder, server: Some(server), address })
     }
 
-    /// The command of a worker in the task of the scene. An agent that it starts has all files in memory.
+    /// The command of a worker. An agent started by the worker has memory for all files.
     pub(super) fn worker_command(&self, seed: usize) -> Result<Command> {
         let mut command = Command::new(program("examples/read_cached")?);
         command.args([&self.address, "ds", &seed.to_string()]);
@@ -48,24 +48,24 @@ impl Scene {
         Ok(command)
     }
 
-    /// A worker that has not attached yet.
+    /// A worker before its first command.
     pub(super) fn worker(&self, seed: usize) -> Result<Worker> {
         let mut command = self.worker_command(seed)?;
         Worker::start(&mut command, self.path(&format!("errors-{seed}")))
     }
 }
 
-/// A process that reads.
+/// A reading process.
 pub(super) struct Worker {
     pub(super) process: Process,
-    /// Open as long as the worker is to live.
+    /// Closing the pipe ends the worker.
     stdin: Option<ChildStdin>,
     answers: Receiver<String>,
     errors: PathBuf,
 }
 
 impl Worker {
-    /// Starts a worker, whose complaints go to a file.
+    /// Starts a worker and writes its stderr to a file.
     pub(super) fn start(command: &mut Command, errors: PathBuf) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = Process::start(command.stderr(std::fs::File::create(&errors)?))?;
@@ -73,7 +73,7 @@ impl Worker {
         let (answered, answers) = channel();
         std::thread::spawn(move || {
             let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
-            // Nobody listens any more when the test is over.
+            // The receiver is gone when the test is over.
             lines.try_for_each(|line| answered.send(line))
         });
         let worker = Self { process, stdin: Some(stdin), answers, errors };
@@ -81,37 +81,37 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Gives it a line.
+    /// Sends a command.
     pub(super) fn tell(&mut self, line: &str) -> Result<()> {
-        let stdin = self.stdin.as_mut().context("its input was closed")?;
+        let stdin = self.stdin.as_mut().context("the worker's stdin is closed")?;
         writeln!(stdin, "{line}").or_else(|why| self.fails(&why.to_string()))
     }
 
-    /// The next line that it answers.
+    /// The next line on stdout.
     pub(super) fn answer(&self) -> Result<String> {
         self.answers.recv_timeout(PATIENCE).or_else(|why| self.fails(&why.to_string()))
     }
 
-    /// Gives it a line; gives the answer.
+    /// Sends a command and returns the answer.
     pub(super) fn ask(&mut self, line: &str) -> Result<String> {
         self.tell(line)?;
         self.answer()
     }
 
-    /// Fails if it has ended by itself.
+    /// Fails if the worker has ended.
     pub(super) fn must_live(&mut self) -> Result<()> {
         match self.process.ended()? {
             None => Ok(()),
-            Some(code) => self.fails(&format!("it ended with {code}")),
+            Some(code) => self.fails(&format!("the worker ended with exit code {code}")),
         }
     }
 
-    /// Ends it, which must be well; gives its last answers.
+    /// Ends the worker, checks its exit code and returns its last answers.
     pub(super) fn end(mut self) -> Result<Vec<String>> {
         self.stdin = None;
         match self.process.wait(PATIENCE) {
             Ok(0) => Ok(self.answers.iter().collect()),
-            ended => self.fails(&format!("it ended so: {ended:?}")),
+            ended => self.fails(&format!("the end of the worker was {ended:?}")),
         }
     }
 

@@ -1,66 +1,56 @@
-//! Azure's protocol: the contract of a store, and the programs over it.
+//! Azure's protocol: the contract of a store, and the programs over a container.
 //!
-//! Must hold: the whole suite passes on a healthy network and on one that loses requests and
-//! answers; what was acknowledged is in the container, and nowhere else.
+//! Must hold: the contract holds on a healthy network and with lost requests and answers.
+//! Acknowledged data are in the container, and nowhere else.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_runtime::SeededRandom;
-use dl_runtime::fault::{Fault, Rates};
-use dl_store::{Key, Kind, StoreExt};
+use dl_runtime::fault::Rates;
 use dl_tests::azure::{Azurite, settings};
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::{Server, dl, server_command};
-use dl_tests::proxy::{Instead, Proxy};
+use dl_tests::proxy::{FaultyAnswer, Proxy};
 
-async fn holds_on(wrong: Option<(u64, Instead)>) -> Result<()> {
+use super::lose_answers_of_creates;
+
+async fn check_contract(fault: Option<(u64, FaultyAnswer)>) -> Result<()> {
     let server = Azurite::start()?;
-    super::holds_on(server.address(), || server.fresh(), settings, wrong).await
+    super::check_contract(server.address(), || server.fresh(), settings, fault).await
 }
 
 #[tokio::test]
 async fn the_contract_holds_on_azurite() -> Result<()> {
-    holds_on(None).await
+    check_contract(None).await
 }
 
 #[tokio::test]
-async fn the_contract_holds_on_azurite_when_it_asks_to_slow_down() -> Result<()> {
-    holds_on(Some((1, Instead::SlowDown))).await
+async fn the_contract_holds_on_an_azurite_with_503_answers() -> Result<()> {
+    check_contract(Some((1, FaultyAnswer::SlowDown))).await
 }
 
 #[tokio::test]
 async fn the_contract_holds_on_azurite_when_connections_drop() -> Result<()> {
-    holds_on(Some((2, Instead::Dropped))).await
+    check_contract(Some((2, FaultyAnswer::Dropped))).await
 }
 
 #[tokio::test]
-async fn the_contract_holds_on_azurite_when_answers_are_cut_short() -> Result<()> {
-    holds_on(Some((3, Instead::Cut))).await
+async fn the_contract_holds_on_azurite_with_short_answers() -> Result<()> {
+    check_contract(Some((3, FaultyAnswer::Cut))).await
 }
 
 #[tokio::test]
-async fn a_create_on_azurite_whose_answer_was_lost_knows_its_own_object() -> Result<()> {
+async fn an_azurite_create_with_a_lost_answer_finds_its_object() -> Result<()> {
     let server = Azurite::start()?;
-    let proxy = Proxy::start(server.address(), Arc::new(SeededRandom::new(0)))?;
-    let store = dl_store::open_with(&server.fresh(), &settings(proxy.address())).await?;
-    for instead in [Instead::Internal, Instead::SlowDown, Instead::Dropped, Instead::Cut] {
-        let key = Key::new(format!("x/{instead:?}"))?;
-        proxy.faults().script("PUT", [Some(Fault::AnswerLost(instead)); 2]);
-        store.create(&key, "ours".into()).await?;
-        proxy.faults().script("PUT", [Some(Fault::AnswerLost(instead))]);
-        let other = store.create(&key, "theirs".into()).await.err().context("it is there")?;
-        ensure!(other.kind == Kind::Exists, "{instead:?}: {other:?}");
-        ensure!(store.read_all(&key).await? == "ours", "{instead:?}");
-    }
-    Ok(())
+    lose_answers_of_creates(server.address(), &server.fresh(), settings).await
 }
 
 /// Keeps S-01, S-02, S-06 and S-29.
 #[test]
-fn a_dataset_on_azurite_is_put_read_verified_and_recovered_over_a_bad_network() -> Result<()> {
+fn a_dataset_on_azurite_survives_a_bad_network() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (data, source) = (scene.path().join("data"), scene.path().join("src"));
     folder::fill(&source, 400, 100_000, &Dice::new(11))?;
@@ -73,7 +63,7 @@ fn a_dataset_on_azurite_is_put_read_verified_and_recovered_over_a_bad_network() 
             answer_lost: 0.06,
             delay: 0.06,
             longest_delay: Duration::from_millis(50),
-            error: Instead::Dropped,
+            error: FaultyAnswer::Dropped,
         };
         proxy.faults().set_rates(method, Some(rates));
     }
@@ -101,14 +91,14 @@ fn a_dataset_on_azurite_is_put_read_verified_and_recovered_over_a_bad_network() 
     get(&server, "recovered")?;
     dl(&server, ["verify", "--checksums", "dl://ds"])?.code(0)?;
     dl(&server, ["delete-dataset", "dl://ds"])?.code(0)?;
-    ensure!(dl(&server, ["datasets"])?.code(0)?.text().is_empty(), "it is still there");
+    ensure!(dl(&server, ["datasets"])?.code(0)?.text().is_empty(), "the deleted dataset is listed");
     server.stop()?;
     Ok(())
 }
 
 /// Keeps S-12.
 #[test]
-fn a_container_that_is_not_there_and_a_wrong_key_are_told() -> Result<()> {
+fn a_missing_container_and_a_wrong_key_are_reported() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let azurite = Azurite::start()?;
     let refused = |url: &str, key: Option<&str>, told: &str| -> Result<()> {
@@ -118,7 +108,7 @@ fn a_container_that_is_not_there_and_a_wrong_key_are_told() -> Result<()> {
         server.args(["--listen", "127.0.0.1:0", "--store", url, "--data"]);
         let refused = dl_tests::program::run(server.arg(scene.path()))?.code(1)?.stderr;
         ensure!(refused.contains(told), "{refused}");
-        ensure!(key.is_none_or(|key| !refused.contains(key)), "the key is in: {refused}");
+        ensure!(key.is_none_or(|key| !refused.contains(key)), "the error shows the key: {refused}");
         Ok(())
     };
     refused("az://nowhere", None, "there is no bucket nowhere at http://127.0.0.1:")?;

@@ -1,43 +1,43 @@
-//! The contract of a store, over HTTP, to each S3 server.
+//! The contract of a store over HTTP, on each S3 server.
 //!
-//! Must hold: the whole suite passes on a healthy network and on one that answers 500 and 503,
-//! drops connections before and after the request was done, and cuts answers short.
+//! Must hold: the contract holds on a healthy network and on a faulty network with 500 and 503
+//! answers, dropped connections and short answers.
 
 use anyhow::Result;
-use dl_tests::proxy::Instead;
+use dl_tests::proxy::FaultyAnswer;
 use dl_tests::s3::{Kind, S3, settings};
 
-async fn holds_on(kind: Kind, wrong: Option<(u64, Instead)>) -> Result<()> {
+async fn check_contract(kind: Kind, fault: Option<(u64, FaultyAnswer)>) -> Result<()> {
     let server = S3::start(kind)?;
-    super::holds_on(server.address(), || server.fresh(), settings, wrong).await
+    super::check_contract(server.address(), || server.fresh(), settings, fault).await
 }
 
 #[tokio::test]
 async fn the_contract_holds_on_moto() -> Result<()> {
-    holds_on(Kind::Moto, None).await
+    check_contract(Kind::Moto, None).await
 }
 
 #[tokio::test]
 async fn the_contract_holds_on_s3s_fs() -> Result<()> {
-    holds_on(Kind::S3sFs, None).await
+    check_contract(Kind::S3sFs, None).await
 }
 
 #[tokio::test]
 async fn the_contract_holds_when_the_server_asks_to_slow_down() -> Result<()> {
-    holds_on(Kind::Moto, Some((1, Instead::SlowDown))).await
+    check_contract(Kind::Moto, Some((1, FaultyAnswer::SlowDown))).await
 }
 
 #[tokio::test]
 async fn the_contract_holds_when_the_server_fails() -> Result<()> {
-    holds_on(Kind::S3sFs, Some((2, Instead::Internal))).await
+    check_contract(Kind::S3sFs, Some((2, FaultyAnswer::Internal))).await
 }
 
 #[tokio::test]
 async fn the_contract_holds_when_connections_drop() -> Result<()> {
-    holds_on(Kind::S3sFs, Some((3, Instead::Dropped))).await
+    check_contract(Kind::S3sFs, Some((3, FaultyAnswer::Dropped))).await
 }
 
 #[tokio::test]
 async fn the_contract_holds_when_answers_are_cut_short() -> Result<()> {
-    holds_on(Kind::Moto, Some((4, Instead::Cut))).await
+    check_contract(Kind::Moto, Some((4, FaultyAnswer::Cut))).await
 }

@@ -1,4 +1,4 @@
-//! Single faults of the network and of the bucket, and what is said about them.
+//! Single faults of network and bucket, and their error messages.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
@@ -9,8 +9,10 @@ use dl_runtime::SeededRandom;
 use dl_runtime::fault::Fault;
 use dl_store::{Error, Key, Kind, Store, StoreExt};
 use dl_tests::cluster::clock;
-use dl_tests::proxy::{Instead, Proxy};
+use dl_tests::proxy::{FaultyAnswer, Proxy};
 use dl_tests::s3::{self, S3, settings};
+
+use super::lose_answers_of_creates;
 
 struct Scene {
     server: S3,
@@ -33,7 +35,7 @@ fn key(name: &str) -> Result<Key> {
     Ok(Key::new(name)?)
 }
 
-/// All that a user is shown.
+/// The whole error chain, as shown to a user.
 fn told(error: &Error) -> String {
     let mut text = error.to_string();
     let mut source = StdError::source(error);
@@ -45,56 +47,45 @@ fn told(error: &Error) -> String {
 }
 
 #[tokio::test]
-async fn a_create_whose_answer_was_lost_knows_its_own_object() -> Result<()> {
+async fn a_create_with_a_lost_answer_finds_its_object() -> Result<()> {
     for kind in [s3::Kind::Moto, s3::Kind::S3sFs] {
-        let scene = Scene::new(kind)?;
-        let store = scene.open().await?;
-        for instead in [Instead::Internal, Instead::SlowDown, Instead::Dropped, Instead::Cut] {
-            let key = key(&format!("x/{instead:?}"))?;
-            scene.proxy.faults().script("PUT", [Some(Fault::AnswerLost(instead)); 2]);
-            store.create(&key, "ours".into()).await?;
-            let again = store.create(&key, "ours".into()).await.err().context("it is there")?;
-            ensure!(again.kind == Kind::Exists, "{kind:?}, {instead:?}: {}", told(&again));
-            scene.proxy.faults().script("PUT", [Some(Fault::AnswerLost(instead))]);
-            let other = store.create(&key, "theirs".into()).await.err().context("it is there")?;
-            ensure!(other.kind == Kind::Exists, "{kind:?}, {instead:?}: {}", told(&other));
-            ensure!(store.read_all(&key).await? == "ours", "{kind:?}, {instead:?}");
-        }
+        let server = S3::start(kind)?;
+        lose_answers_of_creates(server.address(), &server.fresh(), settings).await?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn an_answer_that_stalls_is_cut_off_and_fetched_again() -> Result<()> {
+async fn a_stalled_answer_is_fetched_again() -> Result<()> {
     let scene = Scene::new(s3::Kind::S3sFs)?;
     let store = scene.open().await?;
     let (key, body) = (key("x/1")?, vec![7; 1 << 20]);
     store.create(&key, body.clone().into()).await?;
-    let stalled = Fault::AnswerLost(Instead::Stalled(Duration::from_secs(60)));
+    let stalled = Fault::AnswerLost(FaultyAnswer::Stalled(Duration::from_secs(60)));
     scene.proxy.faults().script("GET", [Some(stalled)]);
     let (clock, begun) = (clock(), clock().monotonic());
     ensure!(store.read_all(&key).await? == body);
     let took = clock.monotonic().saturating_sub(begun);
-    ensure!(took < Duration::from_secs(15), "it took {took:?}");
+    ensure!(took < Duration::from_secs(15), "the read took {took:?}");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_listing_that_stalls_is_asked_for_again() -> Result<()> {
+async fn a_stalled_listing_is_repeated() -> Result<()> {
     let scene = Scene::new(s3::Kind::S3sFs)?;
     let store = scene.open().await?;
     store.create(&key("x/1")?, "here".into()).await?;
-    let stalled = Fault::AnswerLost(Instead::Stalled(Duration::from_secs(60)));
+    let stalled = Fault::AnswerLost(FaultyAnswer::Stalled(Duration::from_secs(60)));
     scene.proxy.faults().script("GET", [Some(stalled)]);
     let (clock, begun) = (clock(), clock().monotonic());
     ensure!(store.list_sorted(&dl_store::Prefix::ROOT).await?.len() == 1);
     let took = clock.monotonic().saturating_sub(begun);
-    ensure!(took < Duration::from_secs(20), "it took {took:?}");
+    ensure!(took < Duration::from_secs(20), "the listing took {took:?}");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_server_that_is_gone_is_told_and_not_waited_for() -> Result<()> {
+async fn a_lost_bucket_server_is_reported_at_once() -> Result<()> {
     let mut scene = Scene::new(s3::Kind::S3sFs)?;
     let store = scene.open().await?;
     let (there, new) = (key("x/1")?, key("x/2")?);
@@ -115,13 +106,13 @@ async fn a_server_that_is_gone_is_told_and_not_waited_for() -> Result<()> {
         let error = error.context("the server is gone")?;
         ensure!(error.kind == Kind::Unavailable, "{}", told(&error));
     }
-    ensure!(took < Duration::from_secs(45), "it took {took:?}");
+    ensure!(took < Duration::from_secs(45), "the requests took {took:?}");
     Ok(())
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_bucket_is_told_with_what_to_mend() -> Result<()> {
-    // One of them makes buckets as they are asked for, the other one takes any key.
+async fn bucket_errors_name_the_remedy() -> Result<()> {
+    // moto creates buckets on demand; s3s-fs checks keys.
     let (moto, s3s_fs) = (S3::start(s3::Kind::Moto)?, S3::start(s3::Kind::S3sFs)?);
     let right = settings(s3s_fs.address());
     let with = |name: &str, value: &str| {
@@ -155,10 +146,10 @@ async fn what_is_wrong_with_a_bucket_is_told_with_what_to_mend() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_server_that_replaces_what_is_there_is_refused() -> Result<()> {
+async fn a_bucket_without_conditional_create_is_refused() -> Result<()> {
     let scene = Scene::new(s3::Kind::Moto)?;
     scene.proxy.forget_conditions();
-    let error = scene.open().await.err().context("it must be refused")?;
+    let error = scene.open().await.err().context("the bucket was accepted")?;
     let told = told(&error);
     ensure!(error.kind == Kind::Unsupported && told.contains("If-None-Match"), "{told}");
     Ok(())

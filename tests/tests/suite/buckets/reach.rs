@@ -1,5 +1,4 @@
-//! A bucket that a server can't reach: each cause has its remedy, and a private CA is trusted where
-//! it is named.
+//! Unreachable buckets: each cause has its remedy, and a private CA is trusted by configuration.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -9,16 +8,16 @@ use dl_tests::ca::Ca;
 use dl_tests::cluster::clock;
 use dl_tests::program::{run, server_command};
 
-/// A start that can't reach its bucket takes at most 5 s; a busy machine starts programs slowly.
+/// A failed start takes at most 5 s; a busy machine starts programs slowly.
 const PATIENCE: Duration = Duration::from_secs(9);
 
-/// The last line that a server with a bucket at `endpoint` says before it ends.
+/// The last line on stderr of a server with a bucket at the unreachable `endpoint`.
 fn refused(endpoint: &str, variables: &[(&str, &str)]) -> Result<String> {
     let scene = tempfile::tempdir()?;
     let mut server = server_command()?;
     server.env("AWS_ENDPOINT", endpoint).env("AWS_ALLOW_HTTP", "true");
     server.envs([("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret")]);
-    // A dlserver stands for the store below, and speaks HTTP/2 alone.
+    // The endpoint in these tests is a dlserver, which speaks only HTTP/2.
     server.env("AWS_HTTP1_ONLY", "false").env("AWS_HTTP2_ONLY", "true");
     server.env_remove("SSL_CERT_FILE").env_remove("SSL_CERT_DIR");
     server.envs(variables.iter().copied());
@@ -26,7 +25,7 @@ fn refused(endpoint: &str, variables: &[(&str, &str)]) -> Result<String> {
     let began = clock().monotonic();
     let ended = run(server.arg(scene.path()))?.code(1)?;
     let took = clock().monotonic().saturating_sub(began);
-    ensure!(took < PATIENCE, "it took {took:?}: {}", ended.stderr);
+    ensure!(took < PATIENCE, "the start took {took:?}: {}", ended.stderr);
     Ok(ended.stderr.lines().last().unwrap_or_default().to_owned())
 }
 
@@ -56,11 +55,11 @@ fn each_cause_for_which_a_bucket_is_not_reached_has_its_remedy() -> Result<()> {
 
 /// Keeps S-12.
 #[test]
-fn a_private_ca_is_trusted_where_a_variable_names_it_and_asked_for_else() -> Result<()> {
+fn a_private_ca_is_trusted_by_variable_or_named_in_the_error() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (ca, other) = (Ca::new(folder.path(), "ca")?, Ca::new(folder.path(), "other")?);
     ca.issue("server", "127.0.0.1", false)?;
-    // Its certificate is what matters: it is no S3 server, which shows once that is trusted.
+    // A dlserver in place of an S3 server: the error changes as soon as the certificate is trusted.
     let server = ca.serve("server", &[])?;
     let endpoint = format!("https://{}", server.address());
     let (ca, other) = (ca.file("ca.pem"), other.file("ca.pem"));

@@ -1,7 +1,7 @@
-//! One directory as the chunk store of two processes.
+//! A directory as the chunk store of two processes.
 //!
-//! Must hold: of two that create one object one wins, nothing is seen in part, and what one of
-//! them deleted the other one does not find, though it has it open.
+//! Must hold: if both processes create an object, exactly one succeeds. No object is seen in part.
+//! A deleted object is missing for both processes, even with an open file.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,8 @@ fn contested(number: usize) -> Result<Key> {
     Ok(Key::new(format!("both/{}/{number}", number % 5))?)
 }
 
-/// Creates objects that the other process creates too, reads and lists beside; gives those won.
+/// Creates objects in competition with the other process, and reads and lists them; returns the
+/// successful creates.
 async fn contend(store: &dyn Store, process: u8) -> Result<BTreeSet<usize>> {
     let mut won = BTreeSet::new();
     for number in 0..OBJECTS {
@@ -50,7 +51,8 @@ async fn contend(store: &dyn Store, process: u8) -> Result<BTreeSet<usize>> {
     Ok(won)
 }
 
-/// The second process: contends, says what it won, and deletes half of what both have open.
+/// The second process: competes, reports its successful creates, and deletes half of the shared
+/// objects.
 async fn second(folder: &Path) -> Result<()> {
     let store = open(folder).await?;
     let won = contend(&*store, 2).await?;
@@ -66,7 +68,11 @@ async fn second(folder: &Path) -> Result<()> {
 fn wait_for(file: &Path) -> Result<()> {
     let deadline = Deadline::after(&*clock(), Duration::from_secs(60));
     while !file.exists() {
-        ensure!(!deadline.remaining(&*clock()).is_zero(), "{} never came", file.display());
+        ensure!(
+            !deadline.remaining(&*clock()).is_zero(),
+            "{} did not appear within a minute",
+            file.display()
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
@@ -92,9 +98,9 @@ async fn two_processes_share_a_directory() -> Result<()> {
     ensure!(process.wait(Duration::from_secs(60))? == 0, "the second process failed");
     let others = std::fs::read_to_string(folder.path().join("won"))?;
     for number in others.split_whitespace() {
-        ensure!(won.insert(number.parse()?), "{number} was won by both");
+        ensure!(won.insert(number.parse()?), "both processes created {number}");
     }
-    ensure!(won.len() == OBJECTS, "{} of {OBJECTS} were won", won.len());
+    ensure!(won.len() == OBJECTS, "{} of {OBJECTS} objects were created", won.len());
     for number in 0..OBJECTS {
         let read = store.read_one(&contested(number)?, ByteRange::WHOLE).await;
         let is_missing = matches!(&read, Err(error) if error.kind == Kind::Missing);

@@ -1,8 +1,6 @@
-//! Servers and clients whose clocks are minutes apart, as processes of their own, over a Redis
-//! Cluster and a bucket.
+//! Server and client processes with clocks minutes apart, over a Redis Cluster and a bucket.
 //!
-//! Must hold: which of two writes wins, and what a recovery brings back, is the same as with one
-//! clock.
+//! Must hold: winners of writes and results of recoveries are the same as with equal clocks.
 
 use std::fs;
 
@@ -12,17 +10,16 @@ use dl_meta::redis_testing::Cluster;
 use dl_tests::program::{Server, dlcmd, run};
 use dl_tests::rounds;
 use dl_tests::s3::{Kind, S3, settings};
-use dl_tests::shift::Shift;
+use dl_tests::shift::ClockShift;
 use tokio::runtime::Runtime;
 
 use super::{Event, Stage, shifts, survive_on};
 
-/// Seconds by which the clocks of the servers and of the clients are off. Client and server may be
-/// 15 minutes apart.
+/// Clock shifts of servers and clients in seconds. A client and a server may be 15 minutes apart.
 const SERVERS: [i64; 2] = [420, -400];
 const CLIENTS: [i64; 2] = [-440, 430];
 
-/// Servers and writers, each by its own clock.
+/// Runs an event with shifted servers and writers.
 fn survive_apart(event: Event, replicas: usize) -> Result<()> {
     survive_on(event, |round| {
         let mut stage = Stage::with(round, replicas, ChunkShape::default(), &SERVERS)?;
@@ -33,25 +30,25 @@ fn survive_apart(event: Event, replicas: usize) -> Result<()> {
 
 /// Keeps S-17, S-22, S-01, S-02 and S-04 (I4).
 #[test]
-fn clocks_are_minutes_apart_while_all_of_redis_is_flushed_under_writers() -> Result<()> {
+fn a_flush_of_redis_with_clocks_minutes_apart() -> Result<()> {
     survive_apart(Event::AllIsFlushed, 0)
 }
 
 /// Keeps S-17, S-22, S-01, S-02 and S-04 (I4).
 #[test]
-fn clocks_are_minutes_apart_while_a_primary_comes_back_empty_under_writers() -> Result<()> {
+fn an_emptied_primary_with_clocks_minutes_apart() -> Result<()> {
     survive_apart(Event::PrimaryIsEmptied, 0)
 }
 
 /// Keeps S-17, S-22, S-01, S-02 and S-04 (I4).
 #[test]
-fn clocks_are_minutes_apart_while_a_replica_takes_over_under_writers() -> Result<()> {
+fn a_failover_with_clocks_minutes_apart() -> Result<()> {
     survive_apart(Event::PrimaryDies, 1)
 }
 
 /// Keeps S-17, S-22, S-01 and S-02.
 #[test]
-fn clients_minutes_apart_overwrite_and_delete_one_file_while_redis_is_emptied() -> Result<()> {
+fn clients_minutes_apart_change_a_file_around_a_flush() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let server_clocks = shifts(scene.path(), "server", &SERVERS)?;
     let client_clocks = shifts(scene.path(), "client", &CLIENTS)?;
@@ -59,7 +56,7 @@ fn clients_minutes_apart_overwrite_and_delete_one_file_while_redis_is_emptied() 
     let redis = runtime.block_on(Cluster::start(3, 0));
     let bucket = S3::start(Kind::S3sFs)?;
     let store = bucket.fresh();
-    let start = |(number, clock): (usize, &Shift)| {
+    let start = |(number, clock): (usize, &ClockShift)| {
         let data = scene.path().join(format!("data{number}"));
         let flags = ["--meta", &redis.url(), "--store", &store];
         let set = [settings(bucket.address()), clock.variables()].concat();
@@ -69,7 +66,7 @@ fn clients_minutes_apart_overwrite_and_delete_one_file_while_redis_is_emptied() 
     let told = |number: usize, arguments: &[&str]| {
         let mut command = dlcmd()?;
         command.envs(client_clocks[number % 2].variables());
-        // Each client asks each server in turn.
+        // Each client uses the servers in turn.
         run(command.args(["--server", servers[number / 2 % 2].address()]).args(arguments))
     };
     let file = scene.path().join("file");
@@ -108,7 +105,7 @@ fn clients_minutes_apart_overwrite_and_delete_one_file_while_redis_is_emptied() 
 
 /// Keeps S-22 and S-12.
 #[test]
-fn a_client_whose_clock_is_a_quarter_of_an_hour_off_is_told_so_and_stores_nothing() -> Result<()> {
+fn a_client_with_a_wrong_clock_stores_nothing() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let off = shifts(scene.path(), "client", &[1_000])?;
     let server = Server::start(&scene.path().join("data"))?;
@@ -127,10 +124,10 @@ fn a_client_whose_clock_is_a_quarter_of_an_hour_off_is_told_so_and_stores_nothin
     Ok(())
 }
 
-/// Keeps S-02: of servers that are further apart than is promised, each tells what it appends, by the clock of
-/// the other one where that is ahead.
+/// Keeps S-02: with servers further apart than promised. A server may date its appends by the
+/// faster clock of the other server.
 #[test]
-fn what_came_through_a_server_that_is_an_hour_behind_is_put_back_after_a_loss() -> Result<()> {
+fn writes_of_a_server_an_hour_behind_survive_a_loss() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let off = shifts(scene.path(), "behind", &[-3_000])?;
     let runtime = Runtime::new()?;
@@ -142,7 +139,7 @@ fn what_came_through_a_server_that_is_an_hour_behind_is_put_back_after_a_loss() 
     let behind = Server::start_among(&data("behind"), "127.0.0.1:0", &flags, &off[0].variables())?;
     let mut files = 0;
     for (turn, primary) in redis.servers().iter().enumerate() {
-        // What comes back does so as it was before that put.
+        // The restored state must be the state before this put.
         for server in redis.servers() {
             runtime.block_on(server.ask(&["SAVE"]));
         }

@@ -1,9 +1,9 @@
-//! Three servers on a real Redis Cluster and a real S3 server, while something goes wrong under
-//! writers that overwrite and delete.
+//! Three servers on a real Redis Cluster and a real S3 server, with failures under writers that
+//! overwrite and delete.
 //!
-//! Must hold: after at most one recovery every acknowledged file is there with its bytes, and
-//! nothing is there that was deleted. Of what several wrote at once one write is there, the same
-//! one through every server and after another recovery.
+//! Must hold: after at most one recovery, every acknowledged file is there with its bytes and every
+//! deleted file is gone. Of concurrent writes the same write wins at every server, also after
+//! another recovery.
 
 mod clocks;
 mod lag;
@@ -26,44 +26,44 @@ use dl_meta::redis_testing::Cluster;
 use dl_runtime::fault::Rates;
 use dl_runtime::{Deadline, SeededRandom};
 use dl_store::Throttle;
-use dl_tests::book::{Book, Content};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
+use dl_tests::history::{Content, HistoryChecker};
 use dl_tests::http::sample;
 use dl_tests::program::{Ended, Server, dlcmd, run};
-use dl_tests::proxy::{Instead, Proxy};
+use dl_tests::proxy::{FaultyAnswer, Proxy};
 use dl_tests::rounds;
 use dl_tests::s3::{Kind, S3, settings};
-use dl_tests::shift::Shift;
+use dl_tests::shift::ClockShift;
 use libdiesel::{Client, ConnectOptions, DirPath, ListEntry};
 use tokio::runtime::Runtime;
 
 use self::reader::Reader;
-use self::writer::{Hand, Programs, Writer};
+use self::writer::{Access, Programs, Writer};
 
-/// The files that a server has.
+/// The files of a server, with their bytes.
 type Files = BTreeMap<FilePath, Bytes>;
 
-/// Adds up what is done again and again.
+/// A thread that sums the results of a repeated step.
 type Counting = JoinHandle<Result<u32>>;
 
 const NAME: &str = "chaos";
 const WRITERS: u8 = 2;
 
-/// Of the fast stores of the first two servers.
+/// The quotas of the fast stores of the first two servers.
 const QUOTAS: [&str; 2] = ["1GiB", "4MiB"];
 
-/// How long things may take to be as before, once nothing is wrong any more: a failover of Redis,
-/// and what the servers put back then.
+/// The time limit for the return to normal after a failure, with a Redis failover and the servers'
+/// repairs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long a request to the bucket takes while a recovery is to take long.
+/// The latency of the bucket for a slow recovery.
 const SLOWLY: Duration = Duration::from_millis(200);
 
-/// How long an answer of the bucket stops in its middle: longer than anybody waits for the rest.
+/// The silence in the middle of a stalled answer: longer than every time-out.
 const STALLED: Duration = Duration::from_secs(30);
 
-/// How long a reader asks for the same before it asks for something else.
+/// The request time-out of a reader.
 const HASTE: Duration = Duration::from_secs(5);
 
 struct Stage {
@@ -76,12 +76,12 @@ struct Stage {
     servers: Vec<Option<Server>>,
     addresses: Vec<String>,
     dice: Dice,
-    book: Arc<Book>,
-    /// How far the clock of each server is off, and that of the bucket's server; of those that are
-    /// left out it is not.
-    clocks: Vec<Shift>,
-    /// The same for each writer, who then writes by dlcmd and otherwise by libdiesel.
-    writers: Vec<Shift>,
+    history: Arc<HistoryChecker>,
+    /// The clock shifts of the servers, then of the bucket's server; missing entries mean no shift.
+    clocks: Vec<ClockShift>,
+    /// The clock shifts of the writers: a writer with a shift uses dlcmd, all other writers use
+    /// libdiesel.
+    writers: Vec<ClockShift>,
 }
 
 impl Stage {
@@ -89,13 +89,13 @@ impl Stage {
         Self::with(seed, replicas, ChunkShape::default(), &[])
     }
 
-    /// With chunks of this shape. The clocks of the three servers, and of the bucket's, are so many
-    /// seconds off.
+    /// Starts three servers, with a chunk shape and clock shifts in seconds for the servers and the
+    /// bucket's server.
     fn with(seed: u64, replicas: usize, shape: ChunkShape, off: &[i64]) -> Result<Self> {
         let runtime = Runtime::new()?;
         let scene = tempfile::tempdir()?;
         let clocks = shifts(scene.path(), "server", off)?;
-        let of_bucket = clocks.get(3).map(Shift::variables).unwrap_or_default();
+        let of_bucket = clocks.get(3).map(ClockShift::variables).unwrap_or_default();
         let bucket = S3::start_among(Kind::S3sFs, &of_bucket)?;
         let proxy = Proxy::start(bucket.address(), Arc::new(SeededRandom::new(seed)))?;
         let mut stage = Self {
@@ -108,7 +108,7 @@ impl Stage {
             servers: Vec::new(),
             addresses: Vec::new(),
             dice: Dice::new(seed),
-            book: Arc::default(),
+            history: Arc::default(),
             clocks,
             writers: Vec::new(),
         };
@@ -121,7 +121,7 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Two of the three have a fast store, and that of the second one is too small for everything.
+    /// Two of the servers have a fast store; the second fast store is too small for the dataset.
     fn start(&self, number: usize, listen: &str) -> Result<Server> {
         let data = self.scene.path().join(format!("data{number}"));
         let (redis, fast) = (self.redis.url(), self.fast(number).display().to_string());
@@ -130,7 +130,7 @@ impl Stage {
             flags.extend(["--fast-store", &fast, "--fast-store-quota", quota]);
         }
         let mut variables = settings(self.proxy.address());
-        variables.extend(self.clocks.get(number).map(Shift::variables).unwrap_or_default());
+        variables.extend(self.clocks.get(number).map(ClockShift::variables).unwrap_or_default());
         Server::start_among(&data, listen, &flags, &variables)
     }
 
@@ -138,7 +138,7 @@ impl Stage {
         self.scene.path().join(format!("fast{number}"))
     }
 
-    /// Ranges that the servers have read from fast stores since they started.
+    /// Ranges read from fast stores since the start of the servers.
     fn hits(&self) -> Result<f64> {
         let hits = |server: &Server| sample(server.http(), "diesel_fast_store_hits_total");
         self.servers.iter().flatten().map(hits).sum()
@@ -161,7 +161,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Has writers write before, while and after something happens to them.
+    /// Runs writers before, during and after an event.
     fn under_writers(&mut self, event: Event) -> Result<()> {
         let pause = Duration::from_millis(500 + self.dice.below(1_000) as u64);
         self.under_writers_after(event, || {
@@ -170,7 +170,7 @@ impl Stage {
         })
     }
 
-    /// The same at the moment that is waited for.
+    /// Runs writers before, during and after an event, which follows `wait`.
     fn under_writers_after(
         &mut self,
         event: Event,
@@ -188,11 +188,11 @@ impl Stage {
         happened
     }
 
-    /// Until there is something to lose, also on a machine that has much else to do.
+    /// Waits until the writers have stored files, on busy machines too.
     fn wait_for_files(&self) -> Result<()> {
         let deadline = Deadline::after(&*clock(), PATIENCE);
         loop {
-            let written = self.book.paths().len();
+            let written = self.history.paths().len();
             if written > 50 {
                 return Ok(());
             }
@@ -206,28 +206,28 @@ impl Stage {
         let name = DatasetName::new(NAME)?;
         let mut writers = Vec::new();
         for number in 0..WRITERS {
-            let hand = match self.writers.get(usize::from(number)) {
-                None => Hand::Library(self.client()?.dataset(&name)?),
+            let access = match self.writers.get(usize::from(number)) {
+                None => Access::Library(self.client()?.dataset(&name)?),
                 Some(shift) => {
                     let folder = self.scene.path().join(format!("writer{number}"));
-                    Hand::Programs(Programs::new(&self.addresses, shift, folder))
+                    Access::Programs(Programs::new(&self.addresses, shift, folder))
                 }
             };
-            let book = Arc::clone(&self.book);
-            let mut writer = Writer::new(hand, book, number, Dice::new(u64::from(number)));
+            let history = Arc::clone(&self.history);
+            let mut writer = Writer::new(access, history, number, Dice::new(u64::from(number)));
             writers.push(again(stop, move || writer.step()));
         }
         Ok(writers)
     }
 
-    /// One who reads what is written, and counts the answers.
+    /// A reader of the written files that counts answers.
     fn reader(&self, stop: &Arc<AtomicBool>) -> Result<Counting> {
         let servers = self.addresses.clone();
         let options =
             ConnectOptions { servers, request_timeout: HASTE, ..ConnectOptions::default() };
         let dataset = Client::connect(options)?.dataset(&DatasetName::new(NAME)?)?;
         let dice = Dice::new(u64::from(WRITERS));
-        let reader = Reader::new(dataset, Arc::clone(&self.book), dice);
+        let reader = Reader::new(dataset, Arc::clone(&self.history), dice);
         Ok(again(stop, move || reader.step()))
     }
 
@@ -275,13 +275,13 @@ impl Stage {
         self.redis.servers().get(number).context("three primaries")
     }
 
-    /// A command of dlcmd to all servers.
+    /// Runs dlcmd with all servers.
     fn ask(&self, arguments: &[&str]) -> Result<Ended> {
         let servers = self.addresses.join(",");
         run(dlcmd()?.args(["--server", &servers]).args(arguments))
     }
 
-    /// Does something again and again while something else happens.
+    /// Repeats a dlcmd command while `happens` runs.
     fn beside<T>(
         &mut self,
         arguments: &[&str],
@@ -301,20 +301,20 @@ impl Stage {
         happened
     }
 
-    /// Recovers, if the servers ask for that, and compares what each of them holds.
+    /// Recovers on demand, and compares all servers with the history.
     fn check(&self) -> Result<()> {
         self.recover_if_asked()?;
-        compare(&self.addresses, &self.book)
+        compare(&self.addresses, &self.history)
     }
 
-    /// The same; they have to ask for it once all that a primary held is gone.
+    /// Recovers on demand and compares. After a loss in Redis, the demand must come.
     fn check_after(&self, event: Event) -> Result<()> {
         let is_asked = self.recover_if_asked()?;
         ensure!(is_asked || !event.is_loss(), "nobody was told that metadata is gone");
-        compare(&self.addresses, &self.book)
+        compare(&self.addresses, &self.history)
     }
 
-    /// Waits until all is well, or recovery is asked for; whether it was.
+    /// Waits until listings succeed or ask for a recovery; returns whether a recovery was run.
     fn recover_if_asked(&self) -> Result<bool> {
         let deadline = Deadline::after(&*clock(), PATIENCE);
         loop {
@@ -331,14 +331,15 @@ impl Stage {
     }
 }
 
-/// Clocks of programs that are so many seconds off.
-fn shifts(folder: &Path, name: &str, off: &[i64]) -> Result<Vec<Shift>> {
-    let shift =
-        |(number, seconds): (usize, &i64)| Shift::new(folder, &format!("{name}{number}"), *seconds);
+/// Clock shifts of the given seconds.
+fn shifts(folder: &Path, name: &str, off: &[i64]) -> Result<Vec<ClockShift>> {
+    let shift = |(number, seconds): (usize, &i64)| {
+        ClockShift::new(folder, &format!("{name}{number}"), *seconds)
+    };
     off.iter().enumerate().map(shift).collect()
 }
 
-/// Does something again and again, on a thread of its own, until it is to stop.
+/// Repeats a step in a thread until `stop`.
 fn again(
     stop: &Arc<AtomicBool>,
     mut step: impl FnMut() -> Result<u32> + Send + 'static,
@@ -353,7 +354,7 @@ fn again(
     })
 }
 
-/// What was counted until the end.
+/// The sum of a thread's results.
 fn counted(counting: Counting) -> Result<u32> {
     counting.join().ok().context("it gives its errors back")?
 }
@@ -363,23 +364,23 @@ fn connect(servers: &[String]) -> Result<Client> {
     Ok(Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?)
 }
 
-/// Compares what each server holds with what was written, before a recovery and after it.
-fn compare(servers: &[String], book: &Book) -> Result<()> {
-    let before = compare_each(servers, book, None)?;
+/// Compares the files of each server with the history, before and after a recovery.
+fn compare(servers: &[String], history: &HistoryChecker) -> Result<()> {
+    let before = compare_each(servers, history, None)?;
     let all = servers.join(",");
     run(dlcmd()?.args(["--server", &all, "recover", "--all"]))?.code(0)?;
-    compare_each(servers, book, before).context("after another recovery")?;
+    compare_each(servers, history, before).context("after another recovery")?;
     Ok(())
 }
 
-/// The same with what was there `before`, at the servers in turn: it stays, unless something joins
-/// that was never acknowledged.
+/// Compares the files of each server with the history and with `before`. Only unacknowledged writes
+/// may appear in between.
 fn compare_each(
     servers: &[String],
-    book: &Book,
+    history: &HistoryChecker,
     mut before: Option<Files>,
 ) -> Result<Option<Files>> {
-    let (now, written) = (book.now(), book.paths());
+    let (now, written) = (history.now(), history.paths());
     for address in servers {
         let files = files_at(&connect(std::slice::from_ref(address))?)?;
         let paths: BTreeSet<&FilePath> = written.iter().chain(files.keys()).collect();
@@ -387,9 +388,9 @@ fn compare_each(
             let bytes = files.get(path);
             let content = bytes.map(|bytes| Content::of(bytes));
             let shown = || format!("{address}: {}", beginning(bytes));
-            book.check(path, content, now).with_context(shown)?;
+            history.check(path, content, now).with_context(shown)?;
             let is_same = before.as_ref().is_none_or(|before| before.get(path) == bytes);
-            let is_right = is_same || book.may_come(path, content);
+            let is_right = is_same || history.may_appear(path, content);
             ensure!(is_right, "{path} is another one than before at {}", shown());
         }
         before = Some(files);
@@ -414,7 +415,7 @@ fn files_at(client: &Client) -> Result<Files> {
     Ok(files)
 }
 
-/// Enough of what was found to see whose it is.
+/// The first bytes of a file, which name the writer.
 fn beginning(bytes: Option<&Bytes>) -> String {
     match bytes {
         Some(bytes) => {
@@ -428,16 +429,16 @@ fn beginning(bytes: Option<&Bytes>) -> String {
 #[derive(Debug, Clone, Copy)]
 enum Event {
     ServerDies,
-    /// With a replica, which takes over.
+    /// With a replica that takes over.
     PrimaryDies,
-    /// Without a replica: it comes back with nothing.
+    /// Without a replica: the primary restarts empty.
     PrimaryIsEmptied,
     AllIsFlushed,
-    BucketFails(Instead),
+    BucketFails(FaultyAnswer),
 }
 
 impl Event {
-    /// Whether metadata are gone for good by it.
+    /// Whether metadata are lost for good.
     fn is_loss(self) -> bool {
         matches!(self, Self::PrimaryIsEmptied | Self::AllIsFlushed)
     }
@@ -447,7 +448,7 @@ fn survive(event: Event, replicas: usize) -> Result<()> {
     survive_on(event, |round| Stage::new(round, replicas))
 }
 
-/// The same on a stage that is set for each round.
+/// Runs the event in each round on a prepared stage.
 fn survive_on(event: Event, set: impl Fn(u64) -> Result<Stage>) -> Result<()> {
     for round in 0..rounds(1, 10) {
         let mut stage = set(round)?;
@@ -463,19 +464,19 @@ fn a_server_is_killed() -> Result<()> {
     survive(Event::ServerDies, 0)
 }
 
-/// Keeps S-01, S-02 and S-04 (I4).
+/// Keeps S-01, S-02, S-04 (I4) and S-50.
 #[test]
 fn a_redis_primary_with_a_replica_is_killed() -> Result<()> {
     survive(Event::PrimaryDies, 1)
 }
 
-/// Keeps S-01, S-02, S-04 (I4) and S-05.
+/// Keeps S-01, S-02, S-04 (I4), S-05 and S-50.
 #[test]
-fn a_redis_primary_without_a_replica_is_killed_and_comes_back_empty() -> Result<()> {
+fn a_redis_primary_without_a_replica_comes_back_empty() -> Result<()> {
     survive(Event::PrimaryIsEmptied, 0)
 }
 
-/// Keeps S-01, S-02, S-04 (I4), S-05 and S-21.
+/// Keeps S-01, S-02, S-04 (I4), S-05, S-21 and S-50.
 #[test]
 fn all_of_redis_is_flushed() -> Result<()> {
     survive(Event::AllIsFlushed, 0)
@@ -484,15 +485,21 @@ fn all_of_redis_is_flushed() -> Result<()> {
 /// Keeps S-01, S-03, S-04 (I4) and S-06.
 #[test]
 fn the_bucket_answers_with_errors_slowly_or_in_part() -> Result<()> {
-    let stalled = Instead::Stalled(STALLED);
-    let all = [Instead::SlowDown, Instead::Cut, stalled, Instead::Internal, Instead::Dropped];
+    let stalled = FaultyAnswer::Stalled(STALLED);
+    let all = [
+        FaultyAnswer::SlowDown,
+        FaultyAnswer::Cut,
+        stalled,
+        FaultyAnswer::Internal,
+        FaultyAnswer::Dropped,
+    ];
     for error in all.into_iter().take(rounds(3, all.len())) {
         survive(Event::BucketFails(error), 0)?;
     }
     Ok(())
 }
 
-/// The same beside a command that is given again and again, and a reader.
+/// Runs the event beside a repeated command and a reader.
 fn survive_beside(arguments: &[&str], event: Event, replicas: usize) -> Result<()> {
     for round in 0..rounds(1, 10) {
         let mut stage = Stage::new(round, replicas)?;
@@ -516,29 +523,29 @@ fn a_server_is_killed_while_recoveries_run() -> Result<()> {
 
 /// Keeps S-01 and S-02.
 #[test]
-fn a_redis_primary_with_a_replica_is_killed_while_recoveries_run() -> Result<()> {
+fn a_primary_with_a_replica_is_killed_while_recoveries_run() -> Result<()> {
     survive_beside(&["recover", "--all"], Event::PrimaryDies, 1)
 }
 
 /// Keeps S-01 and S-03.
 #[test]
-fn the_bucket_answers_with_errors_or_in_part_while_recoveries_run() -> Result<()> {
-    let all = [Instead::Cut, Instead::SlowDown, Instead::Internal];
+fn the_bucket_fails_while_recoveries_run() -> Result<()> {
+    let all = [FaultyAnswer::Cut, FaultyAnswer::SlowDown, FaultyAnswer::Internal];
     for error in all.into_iter().take(rounds(1, all.len())) {
         survive_beside(&["recover", "--all"], Event::BucketFails(error), 0)?;
     }
     Ok(())
 }
 
-/// Keeps S-01, S-02 and S-05: what is lost while other things are brought back.
+/// Keeps S-01, S-02, S-05 and S-38: a second loss during a recovery.
 #[test]
-fn redis_loses_something_again_while_it_is_recovered() -> Result<()> {
+fn redis_loses_data_again_during_a_recovery() -> Result<()> {
     for first in [Event::AllIsFlushed, Event::PrimaryIsEmptied] {
         for number in 0..3 {
             let mut stage = Stage::new(number as u64, 0)?;
             stage.under_writers(first)?;
             stage.ask(&["ls", "dl://chaos"])?.code(1)?;
-            // Each header takes a while, so that the recovery is under way for a second or two.
+            // A slow bucket, so that the recovery takes a second or two.
             stage.proxy.set_throttle(Throttle { latency: SLOWLY, ..Throttle::default() });
             let servers = stage.addresses.join(",");
             let recovery = std::thread::spawn(move || {

@@ -1,8 +1,7 @@
-//! A server in a network of its own, whose line to a Redis Cluster is cut for a while. Its line to
+//! A server in a network namespace, whose link to a Redis Cluster is cut for a while; the link to
 //! the bucket stays.
 //!
-//! Must hold: the network goes with the test, whatever becomes of it; a machine that can't make one
-//! says so.
+//! Must hold: the namespace ends with the test. A machine without namespaces skips the test.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,9 +12,9 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use dl_format::{ChunkShape, DatasetName};
 use dl_meta::redis_testing::Cluster;
-use dl_tests::book::Book;
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
+use dl_tests::history::HistoryChecker;
 use dl_tests::http::{becomes, becomes_well};
 use dl_tests::program::{Server, program, run};
 use dl_tests::s3::{Kind, S3, settings};
@@ -23,21 +22,21 @@ use dl_tests::{rounds, skip};
 use libdiesel::{Client, ConnectOptions};
 use tokio::runtime::Runtime;
 
-use super::writer::{Hand, Writer};
+use super::writer::{Access, Writer};
 use super::{HASTE, NAME, PATIENCE, again, compare, connect, counted};
 
-/// How long the line is cut: longer than a command may take.
+/// The duration of the cut: longer than a command may take.
 const CUT: Duration = Duration::from_secs(7);
 
-/// A network namespace with two lines to this one: over the first one Redis is reached, over the
-/// second one the server and the bucket are.
+/// A network namespace with two links: the first to Redis, the second to the bucket and from the
+/// clients.
 struct Network {
     name: String,
     net: u8,
 }
 
 impl Network {
-    /// Makes it; none where the machine doesn't let us.
+    /// Creates the namespace; none if the machine refuses.
     fn new() -> Result<Option<Self>> {
         let id = std::process::id();
         let network = Self { name: format!("dl{id}"), net: u8::try_from(id % 200)? };
@@ -68,17 +67,17 @@ impl Network {
         format!("{}{line}", self.name)
     }
 
-    /// Of the first line or the second one, this end or the other one.
+    /// The address of an end of a link.
     fn address(&self, line: u8, end: u8) -> String {
         format!("10.{}.{line}.{end}", 50 + self.net)
     }
 
-    /// Cuts the first line, at its other end: here, the addresses of Redis stay.
+    /// Sets the state of the first link at its inner end, so that Redis keeps its addresses.
     fn set(&self, state: &str) -> Result<()> {
         ip(&["-n", &self.name, "link", "set", "r0", state])
     }
 
-    /// A dlserver in it.
+    /// A dlserver in the namespace.
     fn serve(&self, data: &Path, flags: &[&str], set: &[(String, String)]) -> Result<Server> {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]).arg(program("dlserver")?);
@@ -92,7 +91,7 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        // The lines end with it. What was not made needs no end.
+        // The links end with the namespace, unless its creation failed.
         let _ = ip(&["netns", "del", &self.name]);
         for line in ["r", "c"] {
             let _ = ip(&["link", "del", &self.line(line)]);
@@ -126,8 +125,8 @@ fn the_line_between_a_server_and_redis_is_cut_and_comes_back() -> Result<()> {
 
         let name = DatasetName::new(NAME)?;
         connect(&addresses)?.create_dataset(&name, ChunkShape::default())?;
-        let (stop, book) = (Arc::new(AtomicBool::new(false)), Arc::<Book>::default());
-        // One asks only the server in there.
+        let (stop, history) = (Arc::new(AtomicBool::new(false)), Arc::<HistoryChecker>::default());
+        // The second writer uses only the server in the namespace.
         let writers: Vec<_> = [&addresses[..], &addresses[..1]]
             .into_iter()
             .zip(0_u8..)
@@ -135,7 +134,7 @@ fn the_line_between_a_server_and_redis_is_cut_and_comes_back() -> Result<()> {
                 let dice = Dice::new(round * 2 + u64::from(number));
                 let dataset = connect(servers)?.dataset(&name)?;
                 let mut writer =
-                    Writer::new(Hand::Library(dataset), Arc::clone(&book), number, dice);
+                    Writer::new(Access::Library(dataset), Arc::clone(&history), number, dice);
                 anyhow::Ok(again(&stop, move || writer.step()))
             })
             .collect::<Result<_>>()?;
@@ -161,9 +160,9 @@ fn the_line_between_a_server_and_redis_is_cut_and_comes_back() -> Result<()> {
         for writer in writers {
             ensure!(counted(writer)? > 0, "a writer overwrote nothing that the other one writes");
         }
-        let written = book.paths().len();
+        let written = history.paths().len();
         ensure!(written > 50, "only {written} files were written");
-        compare(&addresses, &book)?;
+        compare(&addresses, &history)?;
     }
     Ok(())
 }

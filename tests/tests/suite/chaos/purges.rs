@@ -1,8 +1,8 @@
-//! Something goes wrong under writers and a reader while a purge moves and removes what was
-//! overwritten two days ago.
+//! Failures under writers and a reader while a purge moves and removes data overwritten two days
+//! ago.
 //!
-//! Must hold: that the purge is in the middle of its work is seen, not hoped for, and that it comes
-//! to its end afterwards.
+//! Must hold: the test checks that the failure hits a working purge, and that the purge completes
+//! afterwards.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,12 +14,12 @@ use anyhow::{Context, Result, ensure};
 use dl_format::{ChunkShape, DatasetName, FilePath};
 use dl_runtime::Deadline;
 use dl_store::Throttle;
-use dl_tests::book::Content;
 use dl_tests::cluster::clock;
+use dl_tests::history::Content;
 use dl_tests::program::{dlcmd, run};
-use dl_tests::proxy::Instead;
+use dl_tests::proxy::FaultyAnswer;
 use dl_tests::rounds;
-use dl_tests::shift::Shift;
+use dl_tests::shift::ClockShift;
 use libdiesel::admin::{PurgeProgress, PurgeRequest};
 use libdiesel::{Client, Kind};
 
@@ -28,22 +28,21 @@ use super::{Event, NAME, PATIENCE, STALLED, Stage, WRITERS, again, counted};
 /// Two days, in seconds.
 const AGE: i64 = 2 * 86_400;
 
-/// Files of each writer that are there from the start, in bytes each; of every other one, a first
-/// version lies below it.
+/// Initial files of each writer and their length. Every second file hides an older version.
 const FILES: usize = 240;
 const LENGTH: usize = 60_000;
 
-/// Chunks that have to move: half of what was put at first.
+/// Chunks to be moved: half of the initial chunks.
 const MOVED: u32 = 8;
 
-/// How long a request to the bucket takes, so that a purge takes a while.
+/// The latency of the bucket, so that a purge takes a while.
 const SLOWLY: Duration = Duration::from_millis(40);
 
 impl Stage {
-    /// Puts files of the writers two days ago, every other one twice.
+    /// Puts the writers' files two days ago, every second file twice.
     fn fill_two_days_ago(&self) -> Result<()> {
         self.clocks.iter().try_for_each(|clock| clock.set(-AGE))?;
-        let then = Shift::new(self.scene.path(), "then", -AGE)?;
+        let then = ClockShift::new(self.scene.path(), "then", -AGE)?;
         let source = self.scene.path().join("old");
         let mut files = BTreeMap::new();
         for round in 0..2 {
@@ -62,14 +61,14 @@ impl Stage {
             run(put.arg(&source).arg("dl://chaos"))?.code(0)?;
         }
         for (path, bytes) in &files {
-            let begun = self.book.begin(path, Some(Content::of(bytes)));
-            self.book.acknowledge(begun);
+            let begun = self.history.begin(path, Some(Content::of(bytes)));
+            self.history.acknowledge(begun);
         }
         self.clocks.iter().try_for_each(|clock| clock.set(0))
     }
 }
 
-/// Purges once; gives how many objects were moved or removed. `is_working` is set while it does.
+/// Runs a purge and returns the count of moved and removed objects. `is_working` is true meanwhile.
 fn purge(client: &Client, is_working: &AtomicBool) -> Result<u32> {
     let done = |step: &PurgeProgress| step.rewritten + step.removed;
     let request = PurgeRequest {
@@ -114,14 +113,14 @@ fn survive(event: Event, replicas: usize) -> Result<()> {
         let (answers, moved) = (counted(reader).context("read")?, counted(purges)?);
         happened?;
         ensure!(answers > 0, "the reader had no answer");
-        // After a loss, reads may be refused until all is back.
+        // After a loss, reads may be refused until the repair.
         ensure!(event.is_loss() || stage.hits()? > 0.0, "nothing was read from a fast store");
         stage.proxy.set_throttle(Throttle::default());
         stage.check_after(event).with_context(|| format!("round {round}, {event:?}"))?;
         let last = purge(&stage.client()?, &is_working)?;
         ensure!(moved + last > MOVED, "{moved} and {last} objects were moved or removed");
         stage.ask(&["verify", "--checksums", "dl://chaos"])?.code(0)?;
-        super::compare(&stage.addresses, &stage.book).context("after the last purge")?;
+        super::compare(&stage.addresses, &stage.history).context("after the last purge")?;
     }
     Ok(())
 }
@@ -147,7 +146,7 @@ fn all_of_redis_is_flushed_while_purges_run() -> Result<()> {
 /// Keeps S-01, S-03, S-27 and S-28.
 #[test]
 fn the_bucket_answers_with_errors_or_in_part_while_purges_run() -> Result<()> {
-    let all = [Instead::Cut, Instead::Internal, Instead::Stalled(STALLED)];
+    let all = [FaultyAnswer::Cut, FaultyAnswer::Internal, FaultyAnswer::Stalled(STALLED)];
     for error in all.into_iter().take(rounds(2, all.len())) {
         survive(Event::BucketFails(error), 0)?;
     }

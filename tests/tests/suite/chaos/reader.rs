@@ -1,48 +1,48 @@
-//! One who reads files and looks them up while others write them.
+//! A reader that reads and looks up files during writes.
 //!
-//! Must hold: each answer is what stood there at some moment while it was asked for, or an error
-//! that says what can't be reached or has to be recovered.
+//! Must hold: each answer was valid at some moment of the request, or is an error about
+//! reachability or recovery.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
 use dl_format::FilePath;
-use dl_tests::book::{Book, Content};
 use dl_tests::dice::Dice;
+use dl_tests::history::{Content, HistoryChecker};
 use libdiesel::{Dataset, Error, Kind, StatItem};
 
-/// Files of one question.
+/// Files per request.
 const ASKED: usize = 8;
 
-/// Between two questions, so that one who is refused at once leaves the others some time.
+/// A pause between requests, so that refused requests do not keep the servers busy.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What was found where.
+/// The results of a request.
 type Found = Vec<(FilePath, Option<Content>)>;
 
 pub(super) struct Reader {
     dataset: Dataset,
-    book: Arc<Book>,
+    history: Arc<HistoryChecker>,
     dice: Dice,
 }
 
 impl Reader {
-    pub(super) fn new(dataset: Dataset, book: Arc<Book>, dice: Dice) -> Self {
-        Self { dataset, book, dice }
+    pub(super) fn new(dataset: Dataset, history: Arc<HistoryChecker>, dice: Dice) -> Self {
+        Self { dataset, history, dice }
     }
 
-    /// Asks for some files; gives how many answers there were.
+    /// Requests random files; returns the count of answers.
     pub(super) fn step(&self) -> Result<u32> {
         std::thread::sleep(PAUSE);
-        let all = self.book.paths();
+        let all = self.history.paths();
         let count = ASKED.min(all.len());
         let paths: Vec<FilePath> = (0..count).map(|_| self.dice.pick(&all).clone()).collect();
-        let since = self.book.now();
+        let since = self.history.now();
         let found = if self.dice.once_in(2) { self.read(&paths)? } else { self.look_up(&paths)? };
         let mut answers = 0;
         for (path, content) in found {
-            self.book.check(&path, content, since)?;
+            self.history.check(&path, content, since)?;
             answers += 1;
         }
         Ok(answers)
@@ -70,14 +70,14 @@ impl Reader {
             Err(error) => return refusal(error).map(|()| Vec::new()),
         };
         let told = |(path, item): (&FilePath, &StatItem)| {
-            let content = Content::told(item)?;
+            let content = Content::of_item(item)?;
             anyhow::Ok((path.clone(), content))
         };
         paths.iter().zip(&items).map(told).collect()
     }
 }
 
-/// Passes what a reader may be told while something goes wrong.
+/// Accepts the errors permitted during a failure.
 fn refusal(error: Error) -> Result<()> {
     let kind = error.kind();
     if kind.is_retryable() || kind == Kind::NeedsRecovery { Ok(()) } else { Err(error.into()) }

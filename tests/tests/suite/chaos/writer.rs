@@ -1,7 +1,7 @@
-//! One who writes, overwrites and deletes below a folder of its own, and overwrites what all write.
+//! A writer that writes, overwrites and deletes below its own folder, and overwrites shared files.
 //!
-//! Must hold: each change is told to the book; where one of its own was not acknowledged, nothing
-//! is changed again. What all write is deleted by nobody, and its bytes say whose they are.
+//! Must hold: each change is reported to the history. A file with an unacknowledged change is not
+//! changed again. Shared files are never deleted, and their bytes name the writer.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -12,36 +12,36 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use dl_format::{Attributes, FilePath};
-use dl_tests::book::{Begun, Book, Content};
 use dl_tests::dice::Dice;
+use dl_tests::history::{Content, HistoryChecker, PendingWrite};
 use dl_tests::program::{Ended, dlcmd, run};
-use dl_tests::shift::Shift;
+use dl_tests::shift::ClockShift;
 use libdiesel::Dataset;
 
-/// Files that all write: so few that writers meet there all the time.
+/// The number of shared files: few, so that writers often collide.
 const SHARED: usize = 3;
 
-/// How somebody writes.
-pub(super) enum Hand {
-    /// By libdiesel, in this process.
+/// The client of a writer.
+pub(super) enum Access {
+    /// libdiesel, in this process.
     Library(Dataset),
-    /// By dlcmd.
+    /// dlcmd.
     Programs(Programs),
 }
 
-/// Runs dlcmd by a clock of its own.
+/// Runs dlcmd with a shifted clock.
 pub(super) struct Programs {
     servers: String,
     variables: Vec<(String, String)>,
     folder: PathBuf,
 }
 
-/// How often anybody has put something by dlcmd.
+/// The count of all puts by dlcmd.
 static PUTS: AtomicU64 = AtomicU64::new(0);
 
 impl Programs {
-    /// With files in a folder of its own.
-    pub(super) fn new(servers: &[String], clock: &Shift, folder: PathBuf) -> Self {
+    /// A dlcmd client with `folder` for its files.
+    pub(super) fn new(servers: &[String], clock: &ClockShift, folder: PathBuf) -> Self {
         Self { servers: servers.join(","), variables: clock.variables(), folder }
     }
 
@@ -51,9 +51,9 @@ impl Programs {
         run(command.args(["--server", &self.servers]).args(arguments))
     }
 
-    /// Whether all of them were acknowledged.
+    /// Puts files; returns whether all were acknowledged.
     fn put(&self, files: &[(FilePath, Vec<u8>)]) -> Result<bool> {
-        // No two writes of a path look alike to dlcmd, which passes over what is there already.
+        // Each put has a new modification time: dlcmd skips files with equal size and time.
         let count = PUTS.fetch_add(1, Ordering::Relaxed);
         let modified = SystemTime::UNIX_EPOCH + Duration::from_secs(count);
         for (path, bytes) in files {
@@ -67,7 +67,8 @@ impl Programs {
         Ok(ended.code == 0)
     }
 
-    /// Whether it was deleted, or was not there; that is only believed of one that may not be there.
+    /// Deletes a file; returns whether the delete was acknowledged. "Not found" is an error if the
+    /// file must exist.
     fn delete(&self, path: &FilePath, is_there: bool) -> Result<bool> {
         let ended = self.run(&["rm", &format!("dl://chaos/{path}")])?;
         ensure!(ended.code != 2, "{ended:?}");
@@ -77,8 +78,8 @@ impl Programs {
 }
 
 pub(super) struct Writer {
-    hand: Hand,
-    book: Arc<Book>,
+    access: Access,
+    history: Arc<HistoryChecker>,
     folder: u8,
     dice: Dice,
     own: BTreeSet<FilePath>,
@@ -87,15 +88,20 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// What the book has in its folder is its own already.
-    pub(super) fn new(hand: Hand, book: Arc<Book>, folder: u8, dice: Dice) -> Self {
+    /// Continues with the files of the history below `folder`.
+    pub(super) fn new(
+        access: Access,
+        history: Arc<HistoryChecker>,
+        folder: u8,
+        dice: Dice,
+    ) -> Self {
         let below = format!("{folder}/");
-        let mut own: BTreeSet<FilePath> = book.paths().into_iter().collect();
+        let mut own: BTreeSet<FilePath> = history.paths().into_iter().collect();
         own.retain(|path| path.as_bytes().starts_with(below.as_bytes()));
-        Self { hand, book, folder, dice, own, made: 0, round: 0 }
+        Self { access, history, folder, dice, own, made: 0, round: 0 }
     }
 
-    /// Puts some files, or deletes some; gives how many were acknowledged of those that all write.
+    /// Puts or deletes files; returns the count of acknowledged shared files.
     pub(super) fn step(&mut self) -> Result<u32> {
         self.round += 1;
         let paths = self.choose()?;
@@ -113,9 +119,9 @@ impl Writer {
         self.put(&files)
     }
 
-    /// Some new paths and some known ones, of which it is known what they hold.
+    /// New paths, and known paths without unacknowledged changes.
     fn choose(&mut self) -> Result<Vec<FilePath>> {
-        let is_known = |path: &&FilePath| self.book.is_settled(path);
+        let is_known = |path: &&FilePath| self.history.is_settled(path);
         let known: Vec<FilePath> = self.own.iter().filter(is_known).cloned().collect();
         let mut paths: Vec<FilePath> =
             (0..4.min(known.len())).map(|_| self.dice.pick(&known).clone()).collect();
@@ -129,7 +135,7 @@ impl Writer {
         Ok(paths)
     }
 
-    /// A file that the others write too.
+    /// A random shared file with new bytes.
     fn shared(&self) -> Result<(FilePath, Vec<u8>)> {
         let path = FilePath::new(format!("shared/{}", self.dice.below(SHARED)))?;
         let line = format!("{path} by writer {} in round {}\n", self.folder, self.round);
@@ -137,18 +143,19 @@ impl Writer {
     }
 
     fn put(&mut self, files: &[(FilePath, Vec<u8>)]) -> Result<u32> {
-        let begin =
-            |(path, bytes): &(FilePath, Vec<u8>)| self.book.begin(path, Some(Content::of(bytes)));
-        let begun: Vec<Begun> = files.iter().map(begin).collect();
-        let acknowledged = match &self.hand {
-            Hand::Library(dataset) => put(dataset, files)?,
-            Hand::Programs(programs) => vec![programs.put(files)?; files.len()],
+        let begin = |(path, bytes): &(FilePath, Vec<u8>)| {
+            self.history.begin(path, Some(Content::of(bytes)))
+        };
+        let begun: Vec<PendingWrite> = files.iter().map(begin).collect();
+        let acknowledged = match &self.access {
+            Access::Library(dataset) => put(dataset, files)?,
+            Access::Programs(programs) => vec![programs.put(files)?; files.len()],
         };
         let mut shared = 0;
         for (begun, is_acknowledged) in begun.into_iter().zip(acknowledged) {
             if is_acknowledged {
                 shared += u32::from(!self.own.contains(begun.path()));
-                self.book.acknowledge(begun);
+                self.history.acknowledge(begun);
             }
         }
         Ok(shared)
@@ -157,20 +164,20 @@ impl Writer {
     fn delete(&self, paths: &[FilePath]) -> Result<()> {
         let known: Vec<FilePath> =
             paths.iter().filter(|path| self.own.contains(*path)).cloned().collect();
-        let begin = |path| self.book.begin(path, None);
-        match &self.hand {
-            Hand::Library(dataset) => {
-                let begun: Vec<Begun> = known.iter().map(begin).collect();
+        let begin = |path| self.history.begin(path, None);
+        match &self.access {
+            Access::Library(dataset) => {
+                let begun: Vec<PendingWrite> = known.iter().map(begin).collect();
                 if dataset.delete(&known).is_ok() {
-                    begun.into_iter().for_each(|begun| self.book.acknowledge(begun));
+                    begun.into_iter().for_each(|begun| self.history.acknowledge(begun));
                 }
             }
-            Hand::Programs(programs) => {
+            Access::Programs(programs) => {
                 for path in &known {
-                    let is_there = self.book.check(path, None, self.book.now()).is_err();
+                    let is_there = self.history.check(path, None, self.history.now()).is_err();
                     let begun = begin(path);
                     if programs.delete(path, is_there)? {
-                        self.book.acknowledge(begun);
+                        self.history.acknowledge(begun);
                     }
                 }
             }
@@ -179,7 +186,7 @@ impl Writer {
     }
 }
 
-/// Which of the files were acknowledged.
+/// Puts files; returns for each whether the write was acknowledged.
 fn put(dataset: &Dataset, files: &[(FilePath, Vec<u8>)]) -> Result<Vec<bool>> {
     let mut taken = Vec::new();
     for (path, bytes) in files {

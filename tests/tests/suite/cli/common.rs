@@ -1,4 +1,4 @@
-//! Sentences about every command, and the place where all of them are tried.
+//! Contract of all commands, and the fixture of the `dlcmd` tests.
 
 use std::fs;
 use std::io::Read;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use dl_tests::folder;
 use dl_tests::program::{Ended, Server, dlcmd, run};
 
-/// A server, a folder `src`, and a place for results.
+/// A server, a source folder `src`, and a working folder.
 pub(super) struct Scene {
     pub(super) server: Server,
     folder: tempfile::TempDir,
@@ -21,7 +21,7 @@ impl Scene {
         Ok(Self { server: Server::start(&folder.path().join("data"))?, folder })
     }
 
-    /// One with this in `src`, and put as `dl://ds`.
+    /// A scene with these files in `src`, stored as `dl://ds`.
     pub(super) fn with(files: &[(&str, &str)]) -> Result<Self> {
         let scene = Self::new()?;
         for (path, data) in files {
@@ -39,7 +39,7 @@ impl Scene {
         folder::write(&self.path("src"), path, data)
     }
 
-    /// dlcmd, started in the folder of the scene.
+    /// A dlcmd command in the working folder.
     pub(super) fn command<const N: usize>(&self, arguments: [&str; N]) -> Result<Command> {
         let mut command = self.server.dlcmd()?;
         command.current_dir(self.folder.path()).args(arguments);
@@ -50,7 +50,7 @@ impl Scene {
         run(&mut self.command(arguments)?)
     }
 
-    /// What `ls -R` prints.
+    /// The output of `ls -R`.
     pub(super) fn listed(&self, address: &str) -> Result<String> {
         Ok(self.dl(["ls", "-R", address])?.code(0)?.text())
     }
@@ -67,7 +67,7 @@ fn global_flags_stand_before_or_after_the_command() -> Result<()> {
 }
 
 #[test]
-fn the_server_comes_from_the_environment_and_a_flag_overrides_it() -> Result<()> {
+fn the_server_comes_from_the_environment_or_a_flag() -> Result<()> {
     let scene = Scene::with(&[("a", "1")])?;
     let address = scene.server.address();
     run(dlcmd()?.args(["ls", "dl://ds"]).env("DIESEL_SERVER", address))?.code(0)?;
@@ -78,14 +78,14 @@ fn the_server_comes_from_the_environment_and_a_flag_overrides_it() -> Result<()>
 }
 
 #[test]
-fn the_usage_line_shows_only_what_must_be_typed() -> Result<()> {
+fn the_usage_line_shows_only_required_words() -> Result<()> {
     let refused = run(dlcmd()?.arg("cat").env("DIESEL_SERVER", "127.0.0.1:1"))?.code(2)?;
     ensure!(refused.stderr.contains("Usage: dlcmd cat <dl://DS/PATH>"), "{}", refused.stderr);
     Ok(())
 }
 
 #[test]
-fn a_server_that_is_down_is_passed_over_while_another_one_answers() -> Result<()> {
+fn an_unreachable_server_is_skipped_while_another_answers() -> Result<()> {
     let scene = Scene::with(&[("a", "1")])?;
     let servers = format!("127.0.0.1:1,{}", scene.server.address());
     for _ in 0..4 {
@@ -96,7 +96,7 @@ fn a_server_that_is_down_is_passed_over_while_another_one_answers() -> Result<()
 }
 
 #[test]
-fn wrong_usage_ends_with_2_and_says_what_to_type() -> Result<()> {
+fn wrong_usage_ends_with_2_and_a_remedy() -> Result<()> {
     let scene = Scene::new()?;
     for arguments in [
         ["ls", "ds"],
@@ -116,7 +116,7 @@ fn wrong_usage_ends_with_2_and_says_what_to_type() -> Result<()> {
 }
 
 #[test]
-fn datasets_prints_one_name_a_line_and_nothing_when_there_is_none() -> Result<()> {
+fn datasets_prints_a_name_per_line_or_nothing() -> Result<()> {
     let scene = Scene::new()?;
     ensure!(scene.dl(["datasets"])?.code(0)?.stdout.is_empty(), "no dataset, no output");
     scene.write("a", "1")?;
@@ -128,7 +128,7 @@ fn datasets_prints_one_name_a_line_and_nothing_when_there_is_none() -> Result<()
 }
 
 #[test]
-fn a_deleted_dataset_is_gone_and_its_name_can_be_used_again_at_once() -> Result<()> {
+fn a_deleted_dataset_frees_its_name_at_once() -> Result<()> {
     let scene = Scene::with(&[("old", "1")])?;
     scene.dl(["delete-dataset", "dl://ds"])?.code(0)?;
     scene.dl(["ls", "dl://ds"])?.code(3)?;
@@ -209,7 +209,7 @@ fn stat_says_size_times_and_permissions() -> Result<()> {
 }
 
 #[test]
-fn stat_of_a_dataset_says_what_it_holds_and_how() -> Result<()> {
+fn stat_of_a_dataset_shows_contents_and_layout() -> Result<()> {
     let scene = Scene::with(&[("a", "12345"), ("d/b", "123")])?;
     let text = scene.dl(["stat", "dl://ds"])?.code(0)?.text();
     let json = scene.dl(["--json", "stat", "dl://ds"])?.code(0)?.text();
@@ -246,7 +246,7 @@ fn stat_of_a_dataset_says_what_it_holds_and_how() -> Result<()> {
 }
 
 #[test]
-fn du_counts_what_ls_lists() -> Result<()> {
+fn du_counts_the_files_of_ls() -> Result<()> {
     let scene = Scene::with(&[("a", "12345"), ("d/b", "123"), ("d/e/c", "1")])?;
     let used = scene.dl(["du", "dl://ds"])?.code(0)?.text();
     ensure!(used == "9\t3\tdl://ds\t9 B\n", "{used}");

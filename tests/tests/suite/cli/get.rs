@@ -1,4 +1,4 @@
-//! Sentences about `get` and `cat`.
+//! Contract of `get` and `cat`.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -33,7 +33,7 @@ fn get_of_a_folder_writes_its_contents_into_the_target() -> Result<()> {
 }
 
 #[test]
-fn get_of_a_file_writes_the_target_or_into_it_when_that_is_a_folder() -> Result<()> {
+fn get_of_a_file_writes_a_file_or_into_a_folder() -> Result<()> {
     let scene = Scene::with(&[("d/b", "2")])?;
     scene.dl(["get", "dl://ds/d/b", "file"])?.code(0)?;
     ensure!(fs::read(scene.path("file"))? == b"2", "as the target");
@@ -44,7 +44,7 @@ fn get_of_a_file_writes_the_target_or_into_it_when_that_is_a_folder() -> Result<
 }
 
 #[test]
-fn get_keeps_times_and_permissions_without_setuid_setgid_and_sticky() -> Result<()> {
+fn get_keeps_times_and_permissions_without_special_bits() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("a", "1")?;
     fs::set_permissions(scene.path("src/a"), fs::Permissions::from_mode(0o7751))?;
@@ -56,7 +56,8 @@ fn get_keeps_times_and_permissions_without_setuid_setgid_and_sticky() -> Result<
     Ok(())
 }
 
-/// A default ACL as Linux keeps it: version 2, then tag, permissions and nobody's id of each entry.
+/// A default ACL in Linux's binary form: version 2, then tag, permissions and an empty id per
+/// entry.
 fn only_for_the_owner() -> Vec<u8> {
     let [owner, group, others] = [(0x01u16, 7u16), (0x04, 0), (0x20, 0)];
     let mut acl = 2u32.to_le_bytes().to_vec();
@@ -68,7 +69,7 @@ fn only_for_the_owner() -> Vec<u8> {
     acl
 }
 
-/// There the kernel asks no umask what a new file may be.
+/// Below such a folder the kernel ignores the umask for new files.
 #[test]
 fn get_keeps_permissions_below_a_folder_with_a_default_acl() -> Result<()> {
     let scene = Scene::with(&[("a", "1"), ("d/b", "2")])?;
@@ -93,7 +94,7 @@ fn get_keeps_permissions_below_a_folder_with_a_default_acl() -> Result<()> {
 }
 
 #[test]
-fn get_replaces_what_differs_and_leaves_the_rest_alone() -> Result<()> {
+fn get_replaces_only_files_with_differences() -> Result<()> {
     let scene = Scene::with(&[("a", "1"), ("b", "2")])?;
     scene.dl(["get", "dl://ds", "got"])?.code(0)?;
     let untouched = fs::metadata(scene.path("got/a"))?.ino();
@@ -107,7 +108,7 @@ fn get_replaces_what_differs_and_leaves_the_rest_alone() -> Result<()> {
 }
 
 #[test]
-fn get_writes_only_inside_of_the_target_whatever_links_lie_there() -> Result<()> {
+fn get_follows_no_link_out_of_the_target() -> Result<()> {
     let scene = Scene::with(&[("d/b", "2"), ("link", "3")])?;
     fs::create_dir_all(scene.path("got"))?;
     fs::create_dir_all(scene.path("elsewhere"))?;
@@ -122,7 +123,7 @@ fn get_writes_only_inside_of_the_target_whatever_links_lie_there() -> Result<()>
 }
 
 #[test]
-fn get_puts_no_file_in_the_place_of_a_pipe_or_a_link_and_names_it() -> Result<()> {
+fn get_replaces_no_pipe_or_link_and_names_it() -> Result<()> {
     let scene = Scene::with(&[("f", "new")])?;
     fs::create_dir(scene.path("folder"))?;
     fs::write(scene.path("real"), "as it was")?;
@@ -156,7 +157,7 @@ fn get_puts_no_file_in_the_place_of_a_pipe_or_a_link_and_names_it() -> Result<()
 }
 
 #[test]
-fn get_through_a_link_to_a_folder_writes_into_that_folder() -> Result<()> {
+fn get_through_a_link_writes_into_the_linked_folder() -> Result<()> {
     let scene = Scene::with(&[("f", "new")])?;
     fs::create_dir(scene.path("folder"))?;
     symlink("folder", scene.path("link"))?;
@@ -186,7 +187,7 @@ fn a_file_whose_address_ends_in_a_slash_is_said_to_be_a_file() -> Result<()> {
 }
 
 #[test]
-fn get_of_what_is_not_there_ends_with_3_and_makes_nothing() -> Result<()> {
+fn get_of_a_missing_path_ends_with_3_and_creates_nothing() -> Result<()> {
     let scene = Scene::with(&[("a", "1")])?;
     scene.dl(["get", "dl://ds/none", "got"])?.code(3)?;
     scene.dl(["get", "dl://none", "got"])?.code(3)?;
@@ -211,7 +212,7 @@ fn cat_writes_the_bytes_and_nothing_else() -> Result<()> {
 }
 
 #[test]
-fn get_ends_with_one_line_when_its_dataset_is_deleted_meanwhile() -> Result<()> {
+fn get_of_a_dataset_deleted_meanwhile_ends_with_one_line() -> Result<()> {
     let scene = Scene::new()?;
     for number in 0..6_000 {
         folder::write(&scene.path("src"), format!("{:02}/{number}", number / 100), [7; 2_000])?;

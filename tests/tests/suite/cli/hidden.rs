@@ -1,4 +1,4 @@
-//! Sentences about paths that are a file here and a folder there.
+//! Contract for paths with both a file and a folder.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, DatasetName, Fil
 
 use super::common::Scene;
 
-/// A scene with files in folders of its own; nothing is put.
+/// A scene with files in separate folders; nothing is stored yet.
 fn scene(files: &[&str]) -> Result<Scene> {
     let scene = Scene::new()?;
     for path in files {
@@ -23,8 +23,7 @@ fn json(text: &str) -> Result<serde_json::Value> {
 
 /// Keeps S-09: Rule 9.
 #[test]
-fn a_put_that_would_hide_a_file_below_a_folder_or_the_other_way_round_stores_nothing() -> Result<()>
-{
+fn a_put_with_a_path_both_file_and_folder_stores_nothing() -> Result<()> {
     let scene = scene(&["old/p", "old/d/f", "x/p/q", "x/a", "y/d", "z/d", "z/other"])?;
     scene.dl(["put", "src/old", "dl://ds"])?.code(0)?;
     let before = scene.listed("dl://ds")?;
@@ -45,7 +44,7 @@ fn a_put_that_would_hide_a_file_below_a_folder_or_the_other_way_round_stores_not
         ensure!(put.stderr.contains(told) && put.stderr.contains(remedy), "{put:?}");
         ensure!(scene.listed("dl://ds")? == before, "{arguments:?} stored something");
     }
-    // The files come from a list, which names no folders.
+    // A list on stdin names files only.
     let listed = b"src/x/a\nsrc/x/p/q\n";
     scene.dl(["put", "src/old", "dl://list/src/x"])?.code(0)?;
     let put = run_with_stdin(&mut scene.command(["put", "-", "dl://list"])?, listed)?.code(4)?;
@@ -54,9 +53,9 @@ fn a_put_that_would_hide_a_file_below_a_folder_or_the_other_way_round_stores_not
     Ok(())
 }
 
-/// Keeps S-09 and S-29: Rule 9. Two puts at once do not see each other's files.
+/// Keeps S-09, S-29 and S-35: Rule 9. Concurrent puts do not see each other's files.
 #[test]
-fn what_verify_advises_about_a_hidden_file_brings_it_back() -> Result<()> {
+fn the_command_printed_by_verify_restores_a_hidden_file() -> Result<()> {
     let scene = Scene::new()?;
     let servers = vec![scene.server.address().to_owned()];
     let client = Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?;
@@ -75,7 +74,7 @@ fn what_verify_advises_about_a_hidden_file_brings_it_back() -> Result<()> {
 
 /// Keeps S-09: Rule 9.
 #[test]
-fn a_file_of_one_source_that_is_a_folder_of_another_is_wrong_usage() -> Result<()> {
+fn sources_with_a_path_both_file_and_folder_are_wrong_usage() -> Result<()> {
     let scene = scene(&["x/p/q", "y/p"])?;
     let put = scene.dl(["put", "src/x", "src/y", "dl://new"])?.code(2)?;
     ensure!(put.stderr.contains("src/y/p") && put.stderr.contains("src/x/p"), "{put:?}");
@@ -84,7 +83,7 @@ fn a_file_of_one_source_that_is_a_folder_of_another_is_wrong_usage() -> Result<(
 }
 
 #[test]
-fn a_folder_that_gives_no_file_hides_none() -> Result<()> {
+fn a_folder_without_files_hides_no_file() -> Result<()> {
     let scene = scene(&["y/p"])?;
     fs::create_dir_all(scene.path("src/x/p"))?;
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Sentences about `ls`.
+//! Contract of `ls`.
 
 use anyhow::{Result, ensure};
 
@@ -8,7 +8,7 @@ const FILES: [(&str, &str); 6] =
     [("a", "1"), ("a-b", "22"), ("d/x", "333"), ("d/y/z", ""), ("d.e", "5"), ("Z", "6")];
 
 #[test]
-fn ls_prints_one_name_a_line_in_byte_order_and_folders_end_in_a_slash() -> Result<()> {
+fn ls_prints_sorted_names_with_a_slash_after_folders() -> Result<()> {
     let scene = Scene::with(&FILES)?;
     let root = scene.dl(["ls", "dl://ds"])?.code(0)?.text();
     ensure!(root == "Z\na\na-b\nd.e\nd/\n", "{root}");
@@ -20,7 +20,7 @@ fn ls_prints_one_name_a_line_in_byte_order_and_folders_end_in_a_slash() -> Resul
 }
 
 #[test]
-fn ls_recursive_prints_files_only_each_by_its_path_from_the_root() -> Result<()> {
+fn ls_recursive_prints_the_full_paths_of_files() -> Result<()> {
     let scene = Scene::with(&FILES)?;
     let all = scene.listed("dl://ds")?;
     ensure!(all == "Z\na\na-b\nd.e\nd/x\nd/y/z\n", "{all}");
@@ -30,7 +30,7 @@ fn ls_recursive_prints_files_only_each_by_its_path_from_the_root() -> Result<()>
 }
 
 #[test]
-fn ls_long_puts_mode_size_and_time_before_the_name_and_a_dash_for_folders() -> Result<()> {
+fn ls_long_prints_mode_size_time_and_name() -> Result<()> {
     let scene = Scene::with(&FILES)?;
     let long = scene.dl(["ls", "-l", "dl://ds"])?.code(0)?.text();
     for line in long.lines() {
@@ -52,7 +52,7 @@ fn ls_long_puts_mode_size_and_time_before_the_name_and_a_dash_for_folders() -> R
 }
 
 #[test]
-fn ls_of_a_file_prints_that_file_and_of_nothing_ends_with_3() -> Result<()> {
+fn ls_of_a_file_prints_the_file_and_of_nothing_ends_with_3() -> Result<()> {
     let scene = Scene::with(&FILES)?;
     ensure!(scene.dl(["ls", "dl://ds/d/x"])?.code(0)?.text() == "x\n", "a file");
     scene.dl(["ls", "dl://ds/none"])?.code(3)?;

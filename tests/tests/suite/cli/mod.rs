@@ -1,6 +1,6 @@
-//! What dlcmd promises to the person and the script that call it, sentence by sentence.
+//! The contract of dlcmd with users and scripts.
 //!
-//! Must hold: each sentence of the contract has a test with that sentence as its name.
+//! Must hold: each statement of the contract has a test, named after the statement.
 
 mod common;
 mod get;

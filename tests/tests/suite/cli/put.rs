@@ -1,4 +1,4 @@
-//! Sentences about `put`.
+//! Contract of `put`.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -13,7 +13,7 @@ use dl_tests::skip;
 use super::common::Scene;
 
 #[test]
-fn put_of_a_folder_stores_its_contents_with_or_without_a_trailing_slash() -> Result<()> {
+fn put_of_a_folder_ignores_a_trailing_slash() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("a", "1")?;
     scene.write("d/b", "2")?;
@@ -37,7 +37,7 @@ fn put_of_several_sources_lands_under_the_folder() -> Result<()> {
 }
 
 #[test]
-fn put_of_one_file_gives_it_the_path_unless_that_means_a_folder() -> Result<()> {
+fn put_of_a_file_stores_at_the_path_or_in_a_folder() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("h/labels.csv", "old")?;
     scene.write("h/train/x", "1")?;
@@ -65,12 +65,15 @@ fn put_of_one_file_gives_it_the_path_unless_that_means_a_folder() -> Result<()> 
     let again = scene.dl(["--json", "put", "src/labels.csv", "dl://old/train/x"])?.code(0)?.text();
     ensure!(again.contains("\"unchanged\":1"), "{again}");
     scene.dl(["rm", "-r", "dl://old/labels.csv"])?.code(0)?;
-    ensure!(!scene.listed("dl://old")?.starts_with("labels.csv"), "another file was below it");
+    ensure!(
+        !scene.listed("dl://old")?.starts_with("labels.csv"),
+        "rm left a file below labels.csv"
+    );
     Ok(())
 }
 
 #[test]
-fn put_of_two_sources_that_give_one_path_is_wrong_usage_and_writes_nothing() -> Result<()> {
+fn put_of_two_sources_for_a_path_is_wrong_usage() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("d/same", "1")?;
     scene.write("e/same", "2")?;
@@ -94,30 +97,25 @@ fn put_reads_paths_from_stdin_and_stores_each_as_given() -> Result<()> {
 }
 
 #[test]
-fn put_refuses_absolute_paths_and_parents_on_stdin_as_wrong_usage() -> Result<()> {
+fn put_of_absolute_parent_or_double_paths_on_stdin_is_refused() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("a", "1")?;
-    for list in ["/etc/hostname\n", "src/../src/a\n", "../x\n"] {
+    for (list, told) in [
+        ("/etc/hostname\n", "/etc/hostname"),
+        ("src/../src/a\n", "src/../src/a"),
+        ("../x\n", "../x"),
+        ("src/a\n./src//a\n", "name 2"),
+    ] {
         let mut put = scene.command(["put", "-", "dl://ds"])?;
-        run_with_stdin(&mut put, list.as_bytes())?.code(2)?;
+        let refused = run_with_stdin(&mut put, list.as_bytes())?.code(2)?;
+        ensure!(refused.stderr.contains(told), "{}", refused.stderr);
     }
     scene.dl(["ls", "dl://ds"])?.code(3)?;
     Ok(())
 }
 
 #[test]
-fn put_of_two_lines_that_give_one_path_is_wrong_usage_and_writes_nothing() -> Result<()> {
-    let scene = Scene::new()?;
-    scene.write("a", "1")?;
-    let mut put = scene.command(["put", "-", "dl://ds"])?;
-    let refused = run_with_stdin(&mut put, b"src/a\n./src//a\n")?.code(2)?;
-    ensure!(refused.stderr.contains("name 2"), "{}", refused.stderr);
-    scene.dl(["ls", "dl://ds"])?.code(3)?;
-    Ok(())
-}
-
-#[test]
-fn put_of_a_listed_path_behind_a_link_out_of_the_folder_skips_and_names_it() -> Result<()> {
+fn put_skips_a_listed_path_behind_a_link_to_outside() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("d/file", "inside")?;
     fs::create_dir(scene.path("work"))?;
@@ -127,7 +125,7 @@ fn put_of_a_listed_path_behind_a_link_out_of_the_folder_skips_and_names_it() -> 
     symlink(scene.path("src"), scene.path("work/out"))?;
     symlink("d", scene.path("work/in"))?;
     let list = b"d/file\nin/file\nup/secret\nout/secret\n";
-    // Again, with something to compare with.
+    // The second put compares with stored files.
     for _ in 0..2 {
         let mut put = scene.command(["put", "-", "dl://ds"])?;
         let put = run_with_stdin(put.current_dir(scene.path("work")), list)?.code(0)?;
@@ -140,7 +138,7 @@ fn put_of_a_listed_path_behind_a_link_out_of_the_folder_skips_and_names_it() -> 
 }
 
 #[test]
-fn put_skips_what_is_there_with_the_same_size_and_time() -> Result<()> {
+fn put_skips_files_with_equal_size_and_time() -> Result<()> {
     let scene = Scene::with(&[("a", "1"), ("b", "2")])?;
     let again = scene.dl(["--json", "put", "src", "dl://ds"])?.code(0)?.text();
     ensure!(again.contains("\"files\":0") && again.contains("\"unchanged\":2"), "{again}");
@@ -152,7 +150,7 @@ fn put_skips_what_is_there_with_the_same_size_and_time() -> Result<()> {
 }
 
 #[test]
-fn put_with_checksum_finds_a_change_that_kept_size_and_time() -> Result<()> {
+fn put_with_checksum_finds_a_change_of_equal_size_and_time() -> Result<()> {
     let scene = Scene::with(&[("a", "1")])?;
     settle(&scene, "src/a")?;
     scene.dl(["put", "src", "dl://ds"])?.code(0)?;
@@ -170,7 +168,7 @@ fn set_time(scene: &Scene, path: &str, time: SystemTime) -> Result<()> {
     Ok(fs::File::options().write(true).open(scene.path(path))?.set_modified(time)?)
 }
 
-/// Makes a file so old that its time tells whether it changed.
+/// Makes a file old enough that its modification time reveals changes.
 fn settle(scene: &Scene, path: &str) -> Result<()> {
     let time = fs::metadata(scene.path(path))?.modified()? - Duration::from_secs(60);
     set_time(scene, path, time)
@@ -193,9 +191,9 @@ fn put_stores_a_file_again_whose_mode_alone_has_changed() -> Result<()> {
     Ok(())
 }
 
-/// The change has kept size and time, as a change through a mapping may.
+/// A change of equal size and time, as through a memory mapping.
 #[test]
-fn a_file_that_was_read_right_after_it_was_modified_is_read_again_by_the_next_put() -> Result<()> {
+fn put_reads_a_recently_modified_file_again() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("a", "1")?;
     scene.dl(["put", "src", "dl://ds"])?.code(0)?;
@@ -212,16 +210,16 @@ fn a_file_that_was_read_right_after_it_was_modified_is_read_again_by_the_next_pu
     Ok(())
 }
 
-/// The small file waits in a chunk until the large one was read, and its chunk tells nothing then.
+/// The small file waits in a chunk while the large file is read. The chunk's header must not cover
+/// a later change.
 #[test]
-fn a_file_that_changes_without_a_sign_while_others_are_put_is_stored_as_it_is_in_the_end()
--> Result<()> {
+fn put_stores_the_last_state_of_a_silently_changed_file() -> Result<()> {
     let scene = Scene::new()?;
     fs::create_dir(scene.path("src"))?;
     fs::File::create(scene.path("src/zeros"))?.set_len(1 << 30)?;
     settle(&scene, "src/zeros")?;
     scene.write("a", "1")?;
-    // So old that it is trusted once the other file is put, and not yet when it is read.
+    // Old enough to be trusted after the large file is stored, but not at the time of the read.
     let time = fs::metadata(scene.path("src/a"))?.modified()? - Duration::from_millis(1_500);
     set_time(&scene, "src/a", time)?;
     let mut put = scene.command(["put", "--threads", "1", "src/a", "src/zeros", "dl://ds"])?;
@@ -232,7 +230,7 @@ fn a_file_that_changes_without_a_sign_while_others_are_put_is_stored_as_it_is_in
     let code = put.wait(Duration::from_secs(120))?;
     ensure!(code == 0, "put ended with {code}");
     scene.dl(["put", "src/a", "dl://ds"])?.code(0)?;
-    ensure!(scene.dl(["cat", "dl://ds/a"])?.code(0)?.text() == "2", "it is stored torn");
+    ensure!(scene.dl(["cat", "dl://ds/a"])?.code(0)?.text() == "2", "the file was stored torn");
     Ok(())
 }
 
@@ -264,7 +262,7 @@ fn put_follows_all_links_when_asked_to_and_says_so_otherwise() -> Result<()> {
 }
 
 #[test]
-fn put_ends_with_4_when_a_named_source_or_all_files_were_skipped() -> Result<()> {
+fn put_ends_with_4_if_a_named_source_or_all_were_skipped() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("a", "1")?;
     fs::create_dir_all(scene.path("links"))?;
@@ -285,7 +283,7 @@ fn put_ends_with_4_when_a_named_source_or_all_files_were_skipped() -> Result<()>
         let put = put.with_context(|| format!("{sources:?}"))?;
         ensure!(put.stderr.contains(told), "{sources:?}: {put:?}");
     }
-    // Below a source, or when nothing new is stored, they are told of and nothing more.
+    // Skipped files below a source, or beside unchanged files, are reported without a failure.
     fs::rename(scene.path("links"), scene.path("src/links"))?;
     for _ in 0..2 {
         let put = scene.dl(["put", "src", "dl://ds"])?.code(0)?;
@@ -295,7 +293,7 @@ fn put_ends_with_4_when_a_named_source_or_all_files_were_skipped() -> Result<()>
 }
 
 #[test]
-fn put_tells_of_many_skipped_files_once_with_a_count_and_ten_names() -> Result<()> {
+fn put_reports_skipped_files_with_a_count_and_ten_names() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("a", "1")?;
     for number in 0..300 {
@@ -324,7 +322,7 @@ fn put_of_the_folder_of_a_running_server_leaves_its_data_out() -> Result<()> {
 }
 
 #[test]
-fn put_stores_a_link_to_a_file_inside_as_that_file_and_names_the_others() -> Result<()> {
+fn put_stores_a_link_to_a_file_inside_as_the_file() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("d/file", "inside")?;
     fs::write(scene.path("outside"), "outside")?;
@@ -345,11 +343,13 @@ fn put_stores_a_link_to_a_file_inside_as_that_file_and_names_the_others() -> Res
     Ok(())
 }
 
+/// Keeps S-56.
 #[test]
-fn put_names_and_skips_what_a_get_left_that_was_killed_and_a_get_removes_it() -> Result<()> {
+fn put_skips_and_get_removes_leftovers_of_a_killed_get() -> Result<()> {
     let scene = Scene::with(&[("d/a", "1")])?;
     let run = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    let left = format!(".dlcmd-{}89abcdef-7.tmp", run.get(..8).context("it is a UUID")?);
+    let left =
+        format!(".dlcmd-{}89abcdef-7.tmp", run.get(..8).context("a UUID has eight digits first")?);
     scene.write(&format!("d/{left}"), "half")?;
     let list = format!("src/d/{left}\nsrc/d/a\n");
     let mut from_list = scene.command(["--json", "put", "-", "dl://ds"])?;
@@ -366,7 +366,7 @@ fn put_names_and_skips_what_a_get_left_that_was_killed_and_a_get_removes_it() ->
     ensure!(listed == "d/a\nsrc/d/a\n", "{listed}");
     fs::remove_file(scene.path("src/d/a"))?;
     scene.dl(["get", "dl://ds/d", "src/d"])?.code(0)?;
-    ensure!(!scene.path("src/d").join(&left).exists(), "it is still there");
+    ensure!(!scene.path("src/d").join(&left).exists(), "the leftover still exists");
     Ok(())
 }
 
@@ -380,7 +380,7 @@ fn put_of_an_unreadable_file_stores_the_rest_and_ends_with_4() -> Result<()> {
     let put = if fs::File::open(scene.path("src/secret")).is_err() {
         scene.dl(["put", "src", "dl://ds"])?
     } else {
-        // This user may read every file, so another one puts them.
+        // Root can read every file; an unprivileged user runs this put.
         for folder in ["", "src"] {
             fs::set_permissions(scene.path(folder), fs::Permissions::from_mode(0o755))?;
         }
@@ -401,7 +401,7 @@ fn put_of_an_unreadable_file_stores_the_rest_and_ends_with_4() -> Result<()> {
 }
 
 #[test]
-fn put_of_a_source_that_is_not_there_ends_with_3_and_makes_no_dataset() -> Result<()> {
+fn put_of_a_missing_source_ends_with_3_without_a_dataset() -> Result<()> {
     let scene = Scene::new()?;
     let missing = scene.dl(["put", "nowhere", "dl://ds"])?.code(3)?;
     ensure!(missing.stderr.contains("nowhere"), "{}", missing.stderr);
@@ -422,7 +422,7 @@ fn put_keeps_no_empty_folders_and_counts_them() -> Result<()> {
 }
 
 #[test]
-fn put_takes_more_named_files_than_it_may_have_open() -> Result<()> {
+fn put_takes_more_named_files_than_file_descriptors() -> Result<()> {
     let scene = Scene::new()?;
     let names: Vec<String> = (0..600).map(|number| format!("src/{number}")).collect();
     for name in &names {
@@ -433,6 +433,6 @@ fn put_takes_more_named_files_than_it_may_have_open() -> Result<()> {
     few.args(["-c", "ulimit -n 128; exec \"$@\"", "sh"]).arg(put.get_program());
     few.args(put.get_args()).args(&names).arg("dl://ds").current_dir(scene.path(""));
     run(&mut few)?.code(0)?;
-    ensure!(scene.listed("dl://ds")?.lines().count() == names.len(), "all of them");
+    ensure!(scene.listed("dl://ds")?.lines().count() == names.len(), "the count of stored files");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Sentences about `rm`.
+//! Contract of `rm`.
 
 use std::fs;
 use std::process::Stdio;
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const FILES: [(&str, &str); 4] = [("a", "1"), ("d/x", "2"), ("d/y/z", "3"), ("dd", "4")];
 
 #[test]
-fn rm_deletes_a_file_and_what_is_not_there_ends_with_3() -> Result<()> {
+fn rm_deletes_a_file_and_a_missing_path_ends_with_3() -> Result<()> {
     let scene = Scene::with(&FILES)?;
     scene.dl(["rm", "dl://ds/a"])?.code(0)?;
     scene.dl(["rm", "dl://ds/a"])?.code(3)?;
@@ -28,7 +28,7 @@ fn rm_deletes_a_file_and_what_is_not_there_ends_with_3() -> Result<()> {
 }
 
 #[test]
-fn rm_of_a_folder_needs_r_and_then_takes_all_below_it_and_nothing_beside_it() -> Result<()> {
+fn rm_of_a_folder_needs_r_and_takes_only_its_files() -> Result<()> {
     let scene = Scene::with(&FILES)?;
     scene.dl(["rm", "dl://ds/d"])?.code(1)?;
     ensure!(scene.listed("dl://ds")?.lines().count() == 4, "nothing was deleted");
@@ -48,7 +48,7 @@ fn a_deleted_file_can_be_put_again() -> Result<()> {
 }
 
 #[test]
-fn an_interrupted_rm_says_how_many_files_it_deleted() -> Result<()> {
+fn an_interrupted_rm_reports_the_deleted_files() -> Result<()> {
     let scene = Scene::new()?;
     for number in 0..20_000 {
         scene.write(&format!("all/{}/{number}", number / 1_000), "")?;
@@ -69,18 +69,18 @@ fn an_interrupted_rm_says_how_many_files_it_deleted() -> Result<()> {
         if rm.ended()?.is_none() {
             rm.signal(Signal::INT)?;
         }
-        // Before it has begun, Ctrl-C ends it as it ends any program.
+        // Before the first delete, Ctrl-C ends the program by its signal.
         let interrupted = clock().monotonic();
         let code = rm.wait(PATIENCE).unwrap_or(130);
-        // It waits no longer than two seconds for its last word.
+        // The program waits at most two seconds for the last answer.
         let is_late = clock().monotonic() - interrupted > Duration::from_millis(1_800);
         let deleted = before - count()?;
         if code == 0 {
-            // That was too late.
+            // The interrupt came too late.
             delay /= 2;
             continue;
         }
-        ensure!(code == 130, "it ended with {code}");
+        ensure!(code == 130, "rm ended with exit code {code}");
         if deleted == 0 {
             delay += delay / 2;
             continue;
@@ -89,7 +89,7 @@ fn an_interrupted_rm_says_how_many_files_it_deleted() -> Result<()> {
             continue;
         }
         let told = fs::read_to_string(&out)?;
-        let told: Value = serde_json::from_str(told.lines().last().context("it said nothing")?)?;
+        let told: Value = serde_json::from_str(told.lines().last().context("rm printed nothing")?)?;
         ensure!(told["files"] == deleted, "{deleted} were deleted: {told}");
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! No name of this machine reaches a terminal as a control byte, whichever message it is in.
+//! Local names never reach a terminal with control bytes, in any message.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,7 +11,7 @@ use dl_tests::program::{Ended, run};
 
 use super::common::Scene;
 
-/// Red text, a backslash and a byte that is no UTF-8.
+/// Red text, a backslash and an invalid UTF-8 byte.
 const NAME: &[u8] = b"\x1b[31mred\\\xff";
 const SHOWN: &str = "\\x1B[31mred\\x5C\\xFF";
 
@@ -30,7 +30,7 @@ fn no_message_shows_a_control_byte_of_a_local_name() -> Result<()> {
     let scene = Scene::with(&[("f", "1"), ("d/g", "2")])?;
     let name = OsStr::from_bytes(NAME);
     let at = |name: &[u8], rest: &[u8]| [name, rest].concat();
-    // What put says.
+    // Messages of `put`.
     said(&scene, &[b"put", NAME, b"dl://ds"], 3)?;
     for folder in ["one", "two"] {
         let folder = scene.path(folder);
@@ -40,7 +40,7 @@ fn no_message_shows_a_control_byte_of_a_local_name() -> Result<()> {
     said(&scene, &[b"put", b"one", b"two", b"dl://ds"], 2)?;
     symlink("nowhere", scene.path("src").join(name))?;
     said(&scene, &[b"put", b"src", b"dl://ds"], 0)?;
-    // What get says.
+    // Messages of `get`.
     let place = scene.path("").join(name);
     fs::write(&place, "in the way")?;
     said(&scene, &[b"get", b"dl://ds", NAME], 1)?;
@@ -55,7 +55,7 @@ fn no_message_shows_a_control_byte_of_a_local_name() -> Result<()> {
     fs::create_dir(&place)?;
     fs::write(place.join("d"), "in the way")?;
     said(&scene, &[b"get", b"dl://ds", NAME], 4)?;
-    // What all say.
+    // Messages of all commands.
     said(&scene, &[b"--key-file", &at(NAME, b"-none"), b"ls", b"dl://ds"], 1)?;
     said(&scene, &[b"--ca", &at(NAME, b"-none"), b"ls", b"dl://ds"], 1)?;
     said(&scene, &[b"user", b"--users", &at(NAME, b"-none/u"), b"list"], 1)?;

@@ -1,4 +1,4 @@
-//! Sentences about files whose size is not what they say.
+//! Contract for files whose reported size is wrong.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,13 @@ use dl_tests::skip;
 use super::common::Scene;
 
 #[test]
-fn a_file_that_says_0_bytes_and_has_some_is_stored_whole() -> Result<()> {
+fn a_file_with_a_reported_size_of_0_is_stored_whole() -> Result<()> {
     let scene = Scene::with(&[("a", "1")])?;
     let contents = fs::read("/proc/version")?;
-    ensure!(fs::metadata("/proc/version")?.len() == 0 && !contents.is_empty(), "as it is known");
+    ensure!(
+        fs::metadata("/proc/version")?.len() == 0 && !contents.is_empty(),
+        "/proc/version reports 0 bytes"
+    );
     for dataset in ["dl://ds", "dl://new"] {
         for flags in [&[][..], &["--checksum"]] {
             let mut put = scene.command(["--json", "put"])?;
@@ -34,9 +37,9 @@ fn a_file_that_says_0_bytes_and_has_some_is_stored_whole() -> Result<()> {
 }
 
 #[test]
-fn a_file_too_large_for_the_dataset_is_named_and_the_rest_is_stored() -> Result<()> {
+fn a_too_large_file_is_named_and_the_rest_is_stored() -> Result<()> {
     let scene = Scene::new()?;
-    // Larger than as many parts as the header of a chunk can name.
+    // A file with more parts than a chunk header can name.
     fs::create_dir(scene.path("src"))?;
     fs::File::create(scene.path("src/huge"))?.set_len(1 << 40)?;
     for number in 0..50 {
@@ -49,7 +52,7 @@ fn a_file_too_large_for_the_dataset_is_named_and_the_rest_is_stored() -> Result<
 }
 
 #[test]
-fn a_file_that_says_more_bytes_than_it_has_is_stored_as_it_is() -> Result<()> {
+fn a_file_shorter_than_its_reported_size_is_stored() -> Result<()> {
     let scene = Scene::new()?;
     let known = ["/sys/devices/system/cpu/online", "/sys/devices/system/cpu/possible"];
     let lies = |path: &&&str| {
@@ -58,7 +61,7 @@ fn a_file_that_says_more_bytes_than_it_has_is_stored_as_it_is() -> Result<()> {
         !contents.is_empty() && said != contents.len() as u64
     };
     let Some(path) = known.iter().find(lies) else {
-        return skip("no file here says more bytes than it has");
+        return skip("no file of this machine reports more bytes than its content");
     };
     scene.dl(["put", path, "dl://ds"])?.code(0)?;
     let name = Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned();

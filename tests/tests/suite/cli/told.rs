@@ -1,4 +1,4 @@
-//! What is said when something other was meant.
+//! Error messages for probable mistakes.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,7 +15,7 @@ use dl_tests::{folder, skip};
 use super::common::Scene;
 
 #[test]
-fn get_of_a_folder_onto_a_file_says_what_to_do() -> Result<()> {
+fn get_of_a_folder_onto_a_file_names_the_remedy() -> Result<()> {
     let scene = Scene::with(&[("a", "1")])?;
     fs::write(scene.path("plain"), "as it was")?;
     for target in ["plain", "plain/below"] {
@@ -23,12 +23,12 @@ fn get_of_a_folder_onto_a_file_says_what_to_do() -> Result<()> {
         ensure!(refused.stderr.contains("plain is a file"), "{}", refused.stderr);
         ensure!(refused.stderr.contains("move it away"), "{}", refused.stderr);
     }
-    ensure!(fs::read(scene.path("plain"))? == b"as it was", "it was changed");
+    ensure!(fs::read(scene.path("plain"))? == b"as it was", "the file was changed");
     Ok(())
 }
 
 #[test]
-fn put_of_an_address_is_wrong_usage_and_says_what_reads_a_dataset() -> Result<()> {
+fn put_from_an_address_is_wrong_usage_and_names_get() -> Result<()> {
     let scene = Scene::with(&[("a", "1")])?;
     let refused = scene.dl(["put", "dl://ds", "dl://copy"])?.code(2)?;
     ensure!(refused.stderr.contains("dlcmd get"), "{}", refused.stderr);
@@ -37,7 +37,7 @@ fn put_of_an_address_is_wrong_usage_and_says_what_reads_a_dataset() -> Result<()
 }
 
 #[test]
-fn a_variable_that_is_no_text_is_refused_by_name_and_not_passed_over() -> Result<()> {
+fn a_variable_without_utf_8_is_refused_by_name() -> Result<()> {
     for name in ["DIESEL_SERVER", "DIESEL_USER", "DIESEL_KEY"] {
         let value = OsStr::from_bytes(b"127.0.0.1:1\xff");
         let refused = run(dlcmd()?.args(["ls", "dl://ds"]).env(name, value))?.code(2)?;
@@ -48,7 +48,7 @@ fn a_variable_that_is_no_text_is_refused_by_name_and_not_passed_over() -> Result
 }
 
 #[test]
-fn that_a_time_can_not_be_kept_is_said_once() -> Result<()> {
+fn an_unsupported_time_is_reported_once() -> Result<()> {
     let scene = Scene::with(&[("a", "1")])?;
     let year_2300 = SystemTime::UNIX_EPOCH + Duration::from_secs(330 * 365 * 24 * 60 * 60);
     for name in ["far/b", "far/c"] {
@@ -77,7 +77,7 @@ fn the_usage_of_recover_and_purge_is_a_dataset_or_all() -> Result<()> {
 }
 
 #[test]
-fn another_server_at_the_address_is_told_from_ours_whatever_it_speaks() -> Result<()> {
+fn a_foreign_server_is_recognized() -> Result<()> {
     let answers: [&'static [u8]; 4] = [
         b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n",
         b"<html>no HTTP at all</html>",
@@ -89,7 +89,7 @@ fn another_server_at_the_address_is_told_from_ours_whatever_it_speaks() -> Resul
         let address = other.local_addr()?.to_string();
         std::thread::spawn(move || {
             for mut stream in other.incoming().flatten() {
-                // The test looks at what dlcmd makes of it.
+                // dlcmd may close the connection early.
                 let _ = stream.read(&mut [0; 24]);
                 let _ = stream.write_all(answer);
                 let _ = std::io::copy(&mut stream, &mut std::io::sink());
@@ -123,12 +123,12 @@ fn a_list_of_which_nothing_is_there_makes_no_dataset() -> Result<()> {
     let missing = run_with_stdin(&mut put, b"src/none\nsrc/neither\n")?.code(4)?;
     ensure!(missing.stderr.contains("src/neither"), "{}", missing.stderr);
     scene.dl(["ls", "dl://ds"])?.code(3)?;
-    // What is there is put, and what is not is named.
+    // Existing files are stored, missing files are named.
     let mut put = scene.command(["put", "-", "dl://ds"])?;
     let partly = run_with_stdin(&mut put, b"src/none\nsrc/a\n")?.code(4)?;
     ensure!(partly.stderr.contains("src/none"), "{}", partly.stderr);
     ensure!(scene.listed("dl://ds")? == "src/a\n", "the rest");
-    // Also to whoever wants to hear no more of it.
+    // A closed stdout does not change the result.
     let mut put = scene.command(["put", "-", "dl://ds"])?;
     put.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut put = put.spawn()?;
@@ -140,7 +140,7 @@ fn a_list_of_which_nothing_is_there_makes_no_dataset() -> Result<()> {
 }
 
 #[test]
-fn a_put_whose_dataset_is_deleted_meanwhile_says_so_and_nothing_else() -> Result<()> {
+fn a_put_reports_the_deletion_of_its_dataset() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("small", "1")?;
     fs::File::create(scene.path("src/zeros"))?.set_len(40 << 30)?;
@@ -173,7 +173,7 @@ fn a_full_stdout_is_a_failure_for_help_and_version_as_well() -> Result<()> {
         ensure!(ended.status.code() == Some(1), "{arguments:?}: {ended:?}");
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
         ensure!(said.contains("No space left"), "{arguments:?}: {said}");
-        // A pager that was closed is no failure.
+        // A closed pager is no failure.
         let mut command = dlcmd()?;
         command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;

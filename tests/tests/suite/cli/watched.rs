@@ -1,4 +1,4 @@
-//! What can be seen from outside while dlcmd works: its connections and its progress.
+//! Connections and progress of a running dlcmd.
 
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -16,14 +16,14 @@ use rustix::process::Signal;
 
 use super::common::Scene;
 
-/// What went to the server on each connection, in bytes.
+/// The bytes sent to the server on each connection.
 type Sent = Arc<Mutex<Vec<Arc<AtomicU64>>>>;
 
 fn all(sent: &Sent) -> MutexGuard<'_, Vec<Arc<AtomicU64>>> {
     sent.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Passes connections on to `server`, and counts.
+/// Forwards connections to `server` and counts their bytes.
 fn counted(server: &Server) -> Result<(String, Sent)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let (address, upstream) = (listener.local_addr()?.to_string(), server.address().to_owned());
@@ -52,12 +52,12 @@ fn pass(mut from: TcpStream, mut to: TcpStream, count: &AtomicU64) {
             break;
         }
     }
-    // The other side may have gone first.
+    // The other side may have closed the connection first.
     let _ = to.shutdown(Shutdown::Write);
 }
 
 #[test]
-fn one_client_sends_and_reads_on_several_connections() -> Result<()> {
+fn a_client_uses_several_connections() -> Result<()> {
     let scene = Scene::new()?;
     folder::fill(&scene.path("src"), 400, 200_000, &Dice::new(7))?;
     let (address, sent) = counted(&scene.server)?;
@@ -68,14 +68,14 @@ fn one_client_sends_and_reads_on_several_connections() -> Result<()> {
         let sent = std::mem::take(&mut *all(&sent));
         let sent: Vec<_> = sent.iter().map(|sent| sent.load(Ordering::Relaxed)).collect();
         let most = sent.iter().max().copied().unwrap_or(0);
-        // Not only opened: each has its share of the work.
+        // Each connection has its share of the work.
         let busy = sent.iter().filter(|sent| **sent > most / 4).count();
         ensure!(busy >= 2, "{}: {sent:?} bytes on each connection", arguments[0]);
     }
     folder::compare(&scene.path("src"), &scene.path("got"))
 }
 
-/// Text that a terminal of so many columns is shown while `command` runs in it, drawn over or not.
+/// The output of `command` on a terminal of `columns` columns, including overdrawn text.
 fn on_a_terminal(columns: usize, command: &str, folder: &Path) -> Result<String> {
     let command = format!("stty cols {columns} rows 40; exec {command}");
     let mut script = Command::new("script");
@@ -93,9 +93,9 @@ fn on_a_terminal(columns: usize, command: &str, folder: &Path) -> Result<String>
 }
 
 #[test]
-fn put_on_a_terminal_shows_bytes_files_a_second_and_the_time_left() -> Result<()> {
+fn put_on_a_terminal_shows_progress_rates_and_time_left() -> Result<()> {
     let scene = Scene::new()?;
-    // So large that they take far longer to put than to count.
+    // Storing these files takes far longer than counting them.
     let (count, file) = (dl_tests::rounds(10_000, 20_000), "some bytes of a file".repeat(1_500));
     for number in 0..count {
         scene.write(&format!("{}/{number}", number / 1_000), &file)?;
@@ -111,19 +111,19 @@ fn put_on_a_terminal_shows_bytes_files_a_second_and_the_time_left() -> Result<()
     for told in ["iB/", "B/s", "files/s", "left"] {
         ensure!(line.contains(told), "{told} is not in {line}: {}", drawn_all());
     }
-    // Nothing is known at first, and nothing is made up.
+    // Before the first measurement, no numbers are shown.
     for line in shown.split(['\r', '\n']) {
         ensure!(!line.contains(" 0 B/s"), "{line}: {}", drawn_all());
         ensure!(!line.contains(" 0s left") || line.contains("files/s"), "{line}: {}", drawn_all());
     }
     ensure!(shown.contains(&format!("{count} files put")), "{}", drawn_all());
-    // Nobody looks: nothing is drawn.
+    // Without a terminal nothing is drawn.
     let quiet = scene.dl(["put", "--checksum", "src", "dl://ds"])?.code(0)?;
     ensure!(quiet.stderr.is_empty(), "{}", quiet.stderr);
     Ok(())
 }
 
-/// The part of a text that takes room on a terminal.
+/// The visible part of a terminal line.
 fn visible(line: &str) -> String {
     let mut parts = line.split('\x1b');
     let first = parts.next().unwrap_or_default().to_owned();
@@ -132,7 +132,7 @@ fn visible(line: &str) -> String {
 }
 
 #[test]
-fn progress_of_a_put_with_links_never_wraps_and_never_passes_its_total() -> Result<()> {
+fn progress_with_links_never_wraps_or_passes_its_total() -> Result<()> {
     let scene = Scene::new()?;
     for number in 0..dl_tests::rounds(3_000, 10_000) {
         scene.write(&format!("files/{number}"), &"some bytes of a file".repeat(1_500))?;
@@ -165,7 +165,7 @@ fn progress_of_a_put_with_links_never_wraps_and_never_passes_its_total() -> Resu
     Ok(())
 }
 
-/// Starts a put, waits until something of it is under way, does `before`, and presses Ctrl-C.
+/// Starts a put, waits for its first bytes, runs `before`, and sends Ctrl-C.
 fn interrupted(scene: &Scene, before: impl FnOnce() -> Result<()>) -> Result<serde_json::Value> {
     let (out, errors) = (scene.path("out"), scene.path("errors"));
     let mut put = scene.command(["--json", "put", "src", "dl://ds"])?;
@@ -175,21 +175,21 @@ fn interrupted(scene: &Scene, before: impl FnOnce() -> Result<()>) -> Result<ser
     while folder::bytes_under(&scene.path("data/chunks"))? < 1 << 20 {
         std::thread::sleep(Duration::from_millis(10));
         tries += 1;
-        ensure!(tries < 3_000, "nothing is put");
+        ensure!(tries < 3_000, "the put sends nothing");
     }
     before()?;
     std::thread::sleep(Duration::from_millis(300));
     put.signal(Signal::INT)?;
     let code = put.wait(Duration::from_secs(10))?;
     let (said, errors) = (std::fs::read_to_string(&out)?, std::fs::read_to_string(&errors)?);
-    ensure!(code == 130, "it ended with {code}: {said}{errors}");
+    ensure!(code == 130, "put ended with exit code {code}: {said}{errors}");
     ensure!(errors.contains("the same command goes on"), "{errors}");
     let last = said.lines().last().with_context(|| format!("no last line: {errors}"))?;
     Ok(serde_json::from_str(last)?)
 }
 
 #[test]
-fn an_interrupted_put_prints_its_last_line_also_in_the_middle_of_a_huge_file() -> Result<()> {
+fn an_interrupted_put_prints_its_last_line_in_a_huge_file() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("small", "1")?;
     std::fs::File::create(scene.path("src/zeros"))?.set_len(40 << 30)?;
@@ -199,9 +199,9 @@ fn an_interrupted_put_prints_its_last_line_also_in_the_middle_of_a_huge_file() -
 }
 
 #[test]
-fn an_interrupted_put_prints_its_last_line_also_when_the_server_hangs() -> Result<()> {
+fn an_interrupted_put_prints_its_last_line_if_servers_hang() -> Result<()> {
     let mut scene = Scene::new()?;
-    // More than can be put before it is interrupted; holes, which take no room here.
+    // Sparse files, too many to be stored before the interrupt.
     for number in 0..4_000 {
         scene.write(&format!("{number:04}"), "")?;
         std::fs::File::create(scene.path(&format!("src/{number:04}")))?.set_len(3 << 20)?;

@@ -1,5 +1,5 @@
-//! What a server finds after the one that made it died: named in the metadata, it outlasts a power
-//! cut as if it had been acknowledged.
+//! State that a server finds after the crash of its predecessor: as soon as the metadata name it,
+//! it must survive a power cut.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use dl_store::VolatileDisk;
 use dl_tests::cluster::{Running, clock, parts};
 use dl_tests::wire::{Wire, chunk};
 
-/// Keeps S-02 (I2): the server dies at each point of a commit, another one recovers, and then the
-/// power goes.
+/// Keeps S-02 (I2) and S-36: the server dies at each point of a commit, another server recovers,
+/// then the power fails.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_recover_adopted_outlasts_a_power_cut() -> Result<()> {
+async fn objects_adopted_by_recover_survive_a_power_cut() -> Result<()> {
     let mut adopted = 0;
     for point in 0..1_000 {
         let (cut, disk, _) = fresh();
@@ -23,7 +23,7 @@ async fn what_recover_adopted_outlasts_a_power_cut() -> Result<()> {
             let (_server, client) = serve(&disk, &memory()).await?;
             let dataset = client.create("ds").await?;
             cut.arm(point);
-            // Whether this is answered is not the question here.
+            // The answer does not matter here.
             let _ = put(&client, dataset).await;
             dataset
         };
@@ -44,16 +44,16 @@ async fn what_recover_adopted_outlasts_a_power_cut() -> Result<()> {
     bail!("a commit has no end")
 }
 
-/// Keeps S-01 (I1): the server dies at each point of the creation of a dataset, another one goes on
-/// with it, and after what that one acknowledges the power goes.
+/// Keeps S-01 (I1): the server dies at each point of a dataset's creation, and another server
+/// completes it. After the first acknowledgement the power fails.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dataset_that_was_half_created_outlasts_a_power_cut_once_it_is_used() -> Result<()> {
+async fn a_used_half_created_dataset_survives_a_power_cut() -> Result<()> {
     for point in 0..1_000 {
         let (cut, disk, meta) = fresh();
         {
             let (_server, client) = serve(&disk, &meta).await?;
             cut.arm(point);
-            // Whether this is answered is not the question here.
+            // The answer does not matter here.
             let _ = client.create("ds").await;
         }
         let is_beyond = !cut.is_cut();
@@ -97,7 +97,7 @@ async fn put(client: &Wire, dataset: DatasetId) -> Result<()> {
     Ok(())
 }
 
-/// The files that are there when nothing lasts but what was synced, and all metadata is lost.
+/// The count of files on the synced disk with new metadata.
 async fn after_power_cut(disk: &VolatileDisk, dataset: DatasetId) -> Result<usize> {
     disk.lose_power(|| false);
     let (_server, client) = serve(disk, &memory()).await?;

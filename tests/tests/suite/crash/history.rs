@@ -1,6 +1,6 @@
-//! What clients ask for, one request after the other, and what must be there after each.
+//! Requests of a client in sequence, and the expected state after each.
 //!
-//! Must hold: a request that was sent once is sent again with the same ids and bytes.
+//! Must hold: a repeated request has the same ids and bytes.
 
 use std::collections::BTreeMap;
 
@@ -14,26 +14,26 @@ use dl_tests::wire::{Files, Wire, chunk, shape};
 
 type File = (&'static str, Vec<u8>);
 
-/// One thing that happens.
+/// A step of the history.
 #[derive(Debug, Clone)]
 pub(super) enum Step {
     Create(&'static str),
     Put(&'static str, Vec<File>),
-    /// An earlier piece of a file too large for one chunk; nothing shows it.
+    /// A part of a file too large for a single chunk; the file is not visible yet.
     Part(&'static str, Vec<u8>),
-    /// The last piece, after which the whole file is there: its path, bytes, and how many of these
-    /// are in the last piece.
+    /// The last part, which makes the file visible: path, all bytes, and the length of the last
+    /// part.
     Publish(&'static str, &'static str, Vec<u8>, usize),
     Delete(&'static str, Vec<&'static str>),
     DeleteDataset(&'static str),
-    /// The server stops in order and is started again.
+    /// An orderly stop and a restart.
     Restart,
-    /// The server stops, all metadata goes, the server is started again.
+    /// A stop, the loss of all metadata, and a restart.
     LoseMetadata,
     Recover,
 }
 
-/// All steps.
+/// The steps of a history.
 #[derive(Debug)]
 pub(super) struct History {
     pub(super) steps: Vec<Step>,
@@ -72,7 +72,7 @@ impl History {
     }
 }
 
-/// A request, exactly as it is sent each time.
+/// A request with the exact bytes of each attempt.
 #[derive(Debug, Clone)]
 enum Request {
     Create(&'static str),
@@ -82,26 +82,26 @@ enum Request {
     Recover,
 }
 
-/// What was acknowledged, and what is under way.
+/// Acknowledged changes, and the change in flight.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     next: usize,
     pending: Option<Request>,
     datasets: BTreeMap<&'static str, Dataset>,
     acknowledged: Vec<(Request, Option<Stamp>)>,
-    /// Of the large file that is being put.
+    /// The stored parts of the large file in flight.
     extents: Vec<Extent>,
 }
 
 #[derive(Debug, Clone)]
 struct Dataset {
     id: DatasetId,
-    /// All paths, also those that are hidden because others have them as folders.
+    /// All paths, including files hidden by folders.
     files: Files,
 }
 
 impl Journal {
-    /// The step that comes next, or is under way.
+    /// The next step, or the step in flight.
     pub(super) fn step<'a>(&self, history: &'a History) -> Option<&'a Step> {
         history.steps.get(self.next)
     }
@@ -114,7 +114,7 @@ impl Journal {
         self.datasets.keys().copied().filter(move |name| Some(*name) != under_way)
     }
 
-    /// Whether the metadata is lost and not yet acknowledged as recovered.
+    /// Whether the metadata are lost and not yet recovered.
     pub(super) fn is_recovering(&self, history: &History) -> bool {
         matches!(self.step(history), Some(Step::Recover))
     }
@@ -124,7 +124,7 @@ impl Journal {
         self.pending = None;
     }
 
-    /// Sends the request of a step; notes what was acknowledged.
+    /// Sends the request of a step and records its acknowledgement.
     pub(super) async fn send(&mut self, server: &Wire, step: &Step) -> Result<()> {
         let request = match self.pending.clone() {
             Some(request) => request,
@@ -148,7 +148,7 @@ impl Journal {
         let datasets = &self.datasets;
         let dataset =
             |name: &str| datasets.get(name).map(|dataset| dataset.id).context("no such id");
-        // An origin of its own for each step: the ids of two steps never meet.
+        // A separate origin for each step: ids of two steps never collide.
         let mut ids = ChunkIdMaker::new([self.next as u8; 9]);
         let id = ids.next(clock().now());
         Ok(match step {
@@ -188,7 +188,7 @@ impl Journal {
         })
     }
 
-    /// What may be found: what was acknowledged; or that and what is under way.
+    /// The permitted states: all acknowledged changes, with or without the change in flight.
     pub(super) fn allowed(&self, history: &History) -> Vec<BTreeMap<&'static str, Files>> {
         let mut allowed = vec![visible(&self.datasets)];
         if let (Some(_), Some(step)) = (&self.pending, self.step(history)) {
@@ -203,7 +203,7 @@ impl Journal {
         allowed
     }
 
-    /// The name of a dataset of which only the name may be there.
+    /// The name of a dataset whose creation is in flight.
     pub(super) fn half_created(&self) -> Option<&'static str> {
         match self.pending {
             Some(Request::Create(name)) => Some(name),
@@ -211,8 +211,8 @@ impl Journal {
         }
     }
 
-    /// Sends all that was acknowledged once more, the last first, except what would change the
-    /// world by design: a name can be used again.
+    /// Repeats all acknowledged requests, the last first, except creations: a name may have been
+    /// reused.
     pub(super) async fn send_all_again(&self, server: &Wire) -> Result<()> {
         let ended = |id: &DatasetId| !self.datasets.values().any(|dataset| dataset.id == *id);
         for (request, stamp) in self.acknowledged.iter().rev() {
@@ -277,7 +277,7 @@ fn apply(datasets: &mut BTreeMap<&'static str, Dataset>, step: &Step) {
     }
 }
 
-/// What a listing shows: where a path is a file and a folder, the folder holds.
+/// The visible files: a folder hides a file of the same path.
 fn visible(datasets: &BTreeMap<&'static str, Dataset>) -> BTreeMap<&'static str, Files> {
     let visible = |files: &Files| {
         let is_folder = |path: &[u8]| {

@@ -1,4 +1,4 @@
-//! A retry that comes too late for a new object, of an object whose maker died.
+//! A retry too late for a new object, after the crash of the object's server.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -14,13 +14,13 @@ use dl_tests::cluster::{Running, clock, parts};
 use dl_tests::wire::{Wire, chunk};
 use tonic::Code;
 
-/// Later than an id may be.
+/// Later than the permitted age of an id.
 const LATE: Duration = Duration::from_secs(20 * 60);
 
-/// Keeps S-01 (I1) and S-22 (Rule 8): the server dies at each point of a commit, the client asks
-/// again much later, and then the power goes.
+/// Keeps S-01 (I1) and S-22 (Rule 8): the server dies at each point of a commit, the client retries
+/// much later, then the power fails.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_late_retry_is_acknowledged_only_for_what_outlasts_a_power_cut() -> Result<()> {
+async fn a_late_retry_is_acknowledged_only_for_durable_objects() -> Result<()> {
     let (mut acknowledged, mut refused) = (0, 0);
     for point in 0..1_000 {
         let cut = CutPoint::new();
@@ -33,7 +33,7 @@ async fn a_late_retry_is_acknowledged_only_for_what_outlasts_a_power_cut() -> Re
             let id = ChunkIdMaker::new([9; 9]).next(now);
             let object = chunk(id, dataset, [(&b"path"[..], &b"bytes"[..])])?;
             cut.arm(point);
-            // Whether this is answered is not the question here.
+            // The answer does not matter here.
             let _ = client.put(dataset, &object).await;
             (dataset, object)
         };
@@ -66,7 +66,7 @@ async fn a_late_retry_is_acknowledged_only_for_what_outlasts_a_power_cut() -> Re
     anyhow::bail!("a commit has no end")
 }
 
-/// A server whose clock stands at `now`.
+/// A server with a fixed clock at `now`.
 async fn serve(
     disk: &VolatileDisk,
     meta: Arc<dyn MetaStore>,

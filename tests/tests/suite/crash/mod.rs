@@ -1,9 +1,9 @@
-//! Every moment at which a server can die (`make torture`), or every third: a history is run once for
-//! each point before and after each write to the chunk store's disk and to the metadata, cut off there,
-//! and restarted on what a power cut leaves.
+//! Server crashes at every third write (all writes under `make torture`). A history runs once for
+//! each point before and after a write to disk or metadata, and restarts on the state of a power
+//! cut.
 //!
-//! Must hold: after every restart, with the metadata kept, torn or gone, what was acknowledged is
-//! there, what was not is absent or complete, and the same request again ends the same.
+//! Must hold: after every restart, with kept, torn or lost metadata, acknowledged changes are there
+//! and other changes are absent or complete. A repeated request has the same result.
 
 mod found;
 mod history;
@@ -18,7 +18,7 @@ use dl_tests::rounds;
 use self::history::{History, Journal};
 use self::world::{Metadata, World};
 
-/// Runs the whole history with the cut at this point. False when it came to its end before.
+/// Runs the history with a cut at `point`; false if the history ends before the cut.
 async fn cut_at(point: u64, history: &History, metadata: Metadata) -> Result<bool> {
     let dice = Dice::new(point);
     let mut world = World::new(metadata);
@@ -26,7 +26,7 @@ async fn cut_at(point: u64, history: &History, metadata: Metadata) -> Result<boo
     world.cut.arm(point);
     let ended = world.live(history, &mut journal).await;
     let was_cut = world.cut.is_cut();
-    // A cut may also come after the last acknowledgement, while the files are let go.
+    // A cut may also follow the last acknowledgement, while files are closed.
     ensure!(was_cut || ended.is_ok(), "the history ended with {ended:?}");
     world.lose_power(&dice).await;
 
@@ -42,7 +42,7 @@ async fn cut_at(point: u64, history: &History, metadata: Metadata) -> Result<boo
     Ok(was_cut)
 }
 
-/// The points from the first one on, `step` apart, to the end of the history.
+/// Runs the history for each `step`th point from `first` on.
 async fn cut_from(first: u64, step: usize, metadata: Metadata, least: u64) -> Result<()> {
     let history = History::new();
     for point in (first..).step_by(step) {
@@ -57,20 +57,18 @@ async fn cut_from(first: u64, step: usize, metadata: Metadata, least: u64) -> Re
 
 /// Keeps S-01, S-02, S-03 and S-06: I1, I2, I3, I6 and Rule 2.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cut_at_any_write_loses_nothing_acknowledged_when_the_metadata_survives() -> Result<()> {
+async fn a_cut_at_any_write_with_surviving_metadata_loses_nothing() -> Result<()> {
     cut_from(0, rounds(3, 1), Metadata::Survives, 300).await
 }
 
 /// Keeps S-01, S-02, S-03 and S-06: I1, I2, I3, I6, Rule 2 and Rule 10.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cut_before_a_write_loses_nothing_acknowledged_when_the_metadata_loses_its_end()
--> Result<()> {
+async fn a_cut_before_a_write_with_torn_metadata_loses_nothing() -> Result<()> {
     cut_from(0, rounds(6, 2), Metadata::OnDisk, 300).await
 }
 
-/// Keeps S-01, S-02, S-03 and S-06: the other half of the same points, on another core.
+/// Keeps S-01, S-02, S-03 and S-06: the points after writes, in a separate test for parallel runs.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cut_after_a_write_loses_nothing_acknowledged_when_the_metadata_loses_its_end()
--> Result<()> {
+async fn a_cut_after_a_write_with_torn_metadata_loses_nothing() -> Result<()> {
     cut_from(rounds(3, 1), rounds(6, 2), Metadata::OnDisk, 300).await
 }

@@ -1,8 +1,7 @@
-//! Every write that is done and not answered: a history is run once for each write to the chunk
-//! store and to the metadata, and whoever is told of an error asks again.
+//! Lost answers: a history runs once for each write to chunk store and metadata, and the caller
+//! repeats the request after an error.
 //!
-//! Must hold: the same request again, at the same server or at the next one, ends as if the answer
-//! had come.
+//! Must hold: the repeated request has the same result as the first, at the same server or another.
 
 use anyhow::{Context, Result, ensure};
 use dl_meta::Kind as MetaKind;
@@ -12,14 +11,14 @@ use dl_store::Kind as StoreKind;
 use super::history::{History, Journal};
 use super::world::{Metadata, World};
 
-/// Writes of the history to the chunk store.
+/// Operations that write to the chunk store.
 const OF_STORE: [&str; 3] = ["create", "settle", "delete"];
 
-/// Writes of the history to the metadata; none of it retires an object.
+/// Operations that write to the metadata; the history retires no object.
 const OF_METADATA: [&str; 7] =
-    ["bind", "put_dataset", "drop_dataset", "stamp", "append", "mending", "mended"];
+    ["bind", "put_dataset", "drop_dataset", "stamp", "append", "begin_rebuild", "end_rebuild"];
 
-/// Lets `before` writes of the operation pass; the answer of the next one is lost.
+/// Loses the answer of the call after `before` calls.
 fn lose<K: Copy + std::fmt::Debug>(
     faults: &Faults<K>,
     operation: &'static str,
@@ -30,7 +29,7 @@ fn lose<K: Copy + std::fmt::Debug>(
     faults.script(operation, passed.chain([Some(Fault::AnswerLost(error))]));
 }
 
-/// Runs the whole history in such a world, and everything again. False when no answer was lost.
+/// Runs the history with a lost answer, then repeats all requests; false if no answer was lost.
 async fn run(
     world: &mut World,
     history: &History,
@@ -38,7 +37,7 @@ async fn run(
 ) -> Result<bool> {
     let mut journal = Journal::default();
     world.asks_again = true;
-    // A server that is not answered while it starts ends, and is started again.
+    // A server without an answer during its start ends and is restarted.
     if world.live(history, &mut journal).await.is_err() {
         world.live(history, &mut journal).await.context("by the next server")?;
     }
@@ -53,7 +52,7 @@ async fn run(
     Ok(true)
 }
 
-/// Loses the answer of each write of the operation in turn; gives how many there are.
+/// Loses the answer of each call of the operation in turn; returns the count of calls.
 async fn lose_each(
     metadata: Metadata,
     operation: &'static str,
@@ -94,12 +93,12 @@ async fn lose_everywhere(metadata: Metadata) -> Result<()> {
 
 /// Keeps S-01 (I1), S-03 and S-06 (I6).
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_is_lost_at_any_write_doubles_and_loses_nothing() -> Result<()> {
+async fn a_lost_answer_at_any_write_doubles_and_loses_nothing() -> Result<()> {
     lose_everywhere(Metadata::Survives).await
 }
 
 /// Keeps S-01 (I1), S-03 and S-06 (I6).
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_is_lost_doubles_and_loses_nothing_with_embedded_metadata() -> Result<()> {
+async fn a_lost_answer_with_embedded_metadata_changes_nothing() -> Result<()> {
     lose_everywhere(Metadata::OnDisk).await
 }

@@ -1,4 +1,4 @@
-//! Disks that outlive a server, and what is found on them after it died.
+//! Disks that survive a server's crash, and checks of their state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use dl_tests::wire::{Files, Wire};
 
 use super::history::{History, Journal, Step};
 
-/// Where the metadata is.
+/// The place of the metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Metadata {
-    /// In a store of its own that outlives the server.
+    /// A separate store that survives the server.
     Survives,
-    /// On the server's disk, where unsynced writes go with the power.
+    /// The server's disk: a power cut loses unsynced writes.
     OnDisk,
 }
 
-/// What outlives a server.
+/// The surviving disks and clients.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) cut: CutPoint,
     pub(super) store_faults: Faults<store::Kind>,
     pub(super) meta_faults: Faults<meta::Kind>,
-    /// Whether clients ask a server again that answered with an error.
+    /// Whether clients repeat a request after an error.
     pub(super) asks_again: bool,
     disk: VolatileDisk,
     metadata: Metadata,
@@ -39,7 +39,7 @@ pub(super) struct World {
     file: VolatileFile,
 }
 
-/// A server, one client of it, and its metadata.
+/// A running server, its client and its metadata.
 struct Life {
     server: Running,
     client: Wire,
@@ -61,16 +61,16 @@ impl World {
         }
     }
 
-    /// Starts a server, as each new process does.
+    /// Starts a server as a new process does.
     async fn start(&self) -> Result<Life> {
         self.wait_until_dead().await;
-        // What is on a disk is cut at the writes of the disk.
+        // For embedded metadata, writes of the disk are cut points.
         let (meta, stop, cut): (Arc<dyn MetaStore>, Stop, CutPoint) = match self.metadata {
             Metadata::Survives => {
                 (Arc::<Memory>::clone(&self.memory), Stop::Clean, self.cut.clone())
             }
             Metadata::OnDisk => {
-                // Some batches get durable while the history goes on, some are lost whole.
+                // Batches become durable at different times, so that a cut loses whole batches.
                 let options = EmbeddedOptions {
                     sync_interval: Duration::from_millis(3),
                     cache_bytes: 1 << 20,
@@ -102,14 +102,14 @@ impl World {
         Ok(())
     }
 
-    /// The file belongs to one process at a time.
+    /// Waits until the previous server has closed the file.
     async fn wait_until_dead(&self) {
         while self.file.is_open() {
             clock().sleep(Duration::from_millis(1)).await;
         }
     }
 
-    /// Goes on where the journal stands, to the end of the history or to the cut.
+    /// Runs the history from the journal's state to its end or to the cut.
     pub(super) async fn live(&mut self, history: &History, journal: &mut Journal) -> Result<()> {
         let mut life = self.start().await?;
         while let Some(step) = journal.step(history) {
@@ -140,7 +140,7 @@ impl World {
         self.stop(life).await
     }
 
-    /// The power goes, and comes again.
+    /// Cuts the power.
     pub(super) async fn lose_power(&self, dice: &Dice) {
         self.wait_until_dead().await;
         self.disk.lose_power(|| dice.once_in(2));
@@ -148,14 +148,14 @@ impl World {
         self.cut.disarm();
     }
 
-    /// Starts a server on what is left, and compares.
+    /// Starts a server on the remaining state, and compares.
     pub(super) async fn check(&self, journal: &Journal) -> Result<()> {
         let life = self.start().await?;
         compare(&life.client, journal).await?;
         self.stop(life).await
     }
 
-    /// The same with all metadata gone: refused until it is recovered, then equal.
+    /// Removes all metadata: the server must refuse until recovered, then agree.
     pub(super) async fn check_without_metadata(&self, journal: &Journal) -> Result<()> {
         let memory: Arc<dyn MetaStore> = Arc::new(Memory::new());
         let parts = parts(self.disk.open()?, memory);
@@ -173,7 +173,7 @@ impl World {
         compare(&client, journal).await
     }
 
-    /// Everything acknowledged is asked for again.
+    /// Repeats every acknowledged request.
     pub(super) async fn retry_all(&self, journal: &Journal) -> Result<()> {
         let life = self.start().await?;
         journal.send_all_again(&life.client).await?;
@@ -213,7 +213,7 @@ async fn compare(server: &Wire, journal: &Journal) -> Result<()> {
     Ok(())
 }
 
-/// The files of a dataset that is there; or how a server refuses to answer.
+/// The files of a dataset, or the server's refusal.
 async fn files_of(server: &Wire, name: &str) -> Result<Result<Option<Files>, tonic::Status>> {
     let id = match server.dataset(name).await {
         Ok(Some(id)) => id,
@@ -226,7 +226,7 @@ async fn files_of(server: &Wire, name: &str) -> Result<Result<Option<Files>, ton
     }
 }
 
-/// Names and lengths.
+/// Names and lengths of files.
 fn brief(datasets: &BTreeMap<&'static str, Files>) -> String {
     let mut text = String::new();
     for (name, files) in datasets {

@@ -1,4 +1,4 @@
-//! Connections that ask nothing, by the thousand, and some that ask a byte at a time.
+//! Thousands of idle connections, and slow connections that send single bytes.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -12,16 +12,16 @@ use dl_tests::http::{becomes_well, get};
 use dl_tests::program::{Server, dl, run};
 use dl_tests::rounds;
 
-/// What each sends, bit by bit: the beginnings of HTTP/2, of a request in it, of HTTP/1.
+/// The bytes sent one by one: beginnings of HTTP/2, of an HTTP/2 request, of HTTP/1.
 const BEGINNINGS: [&[u8]; 3] = [
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\x40\0\x01\0\0\0\0\x01\x83\x86",
     b"GET /metrics HTTP/1.1\r\nHost: a\r\nX-Slow: ",
 ];
 
-/// Keeps S-16 and S-10.
+/// Keeps S-16, S-10 and S-66.
 #[test]
-fn thousands_of_connections_that_ask_nothing_keep_nobody_out_heavy() -> Result<()> {
+fn thousands_of_idle_connections_block_no_client_heavy() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let data = scene.path().join("data");
     let mut server = Server::start_with(&data, "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
@@ -34,7 +34,7 @@ fn thousands_of_connections_that_ask_nothing_keep_nobody_out_heavy() -> Result<(
         let mut stream = TcpStream::connect(address).context("connect")?;
         stream.set_write_timeout(Some(Duration::from_secs(1)))?;
         if number % 3 > 0 {
-            // The server may have closed it.
+            // The server may have closed the connection.
             let _ = stream.write_all(BEGINNINGS[number / 2 % BEGINNINGS.len()]);
         }
         idle.push(stream);
@@ -69,7 +69,7 @@ fn thousands_of_connections_that_ask_nothing_keep_nobody_out_heavy() -> Result<(
     Ok(())
 }
 
-/// Asks on both ports while the others are there; gives the longest wait.
+/// Sends requests to both ports during the flood; returns the longest wait.
 fn ask_all(server: &Server) -> Result<Duration> {
     let clock = clock();
     let mut slowest = Duration::ZERO;

@@ -1,5 +1,4 @@
-//! What both ends say of HTTP/2 before anything is asked: the largest frame that each takes, and how
-//! much may come before it was read.
+//! The HTTP/2 settings of both ends: the largest frame, and the window before the first read.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -19,16 +18,16 @@ use libdiesel::{Client, ConnectOptions};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Types of frames, and settings (RFC 9113, 6).
+/// Frame types and settings (RFC 9113, 6).
 const SETTINGS: u8 = 4;
 const WINDOW_UPDATE: u8 = 8;
 const INITIAL_WINDOW_SIZE: u16 = 4;
 const MAX_FRAME_SIZE: u16 = 5;
 
-/// The window of a connection before anybody has said something of it.
+/// The default window of a connection.
 const FIRST_WINDOW: u32 = 65_535;
 
-/// How long the other end may take to say something.
+/// The time limit for the other end's settings.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Debug, PartialEq)]
@@ -38,7 +37,7 @@ struct Sizes {
     window: u32,
 }
 
-/// Reads what the other end announces.
+/// Reads the settings of the other end.
 #[expect(clippy::big_endian_bytes, reason = "so HTTP/2 has it")]
 fn announced(from: &mut TcpStream) -> Result<Sizes> {
     let (mut settings, mut window) = (BTreeMap::new(), None);
@@ -94,7 +93,7 @@ fn a_client_announces_the_sizes_of_a_client() -> Result<()> {
         request_timeout: Duration::from_secs(1),
         ..ConnectOptions::default()
     };
-    // Nobody answers it, and nobody waits for it.
+    // The connection gets no answer, and the test does not wait for the client.
     std::thread::spawn(|| Client::connect(options));
     let (mut server, _) = listener.accept()?;
     server.set_read_timeout(Some(PATIENCE))?;

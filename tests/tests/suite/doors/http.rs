@@ -1,4 +1,4 @@
-//! What the HTTP port says of a server.
+//! The HTTP port: health, metrics, and the states of a server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,9 +23,9 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-/// Keeps S-32.
+/// Keeps S-32 and S-69.
 #[test]
-fn what_was_asked_of_a_server_is_in_its_metrics_and_no_name_is() -> Result<()> {
+fn metrics_count_requests_and_show_no_names() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let data = scene.path().join("data");
     let server = Server::start_with(&data, "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
@@ -66,7 +66,7 @@ fn what_was_asked_of_a_server_is_in_its_metrics_and_no_name_is() -> Result<()> {
 
 /// Keeps S-32.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_whose_stores_fail_or_are_silent_says_that_it_is_not_well() -> Result<()> {
+async fn a_server_with_failing_or_silent_stores_is_unhealthy() -> Result<()> {
     let faults = Faults::new(Arc::new(SeededRandom::new(1)));
     let store = FaultStore::new(dl_store::memory(), clock(), faults.clone(), CutPoint::new());
     let parts = parts(Arc::new(store), Arc::new(Memory::new()));
@@ -86,7 +86,7 @@ async fn a_server_whose_stores_fail_or_are_silent_says_that_it_is_not_well() -> 
         (Fault::Before(Kind::Unavailable), "the chunk store can't be asked: "),
         (Fault::Delay(Duration::from_secs(5)), "the chunk store did not answer within 1s"),
     ] {
-        // What was said before holds for a second.
+        // Answers about health are cached for a second.
         clock().sleep(Duration::from_millis(1_200)).await;
         faults.script("read", [Some(fault)]);
         let (status, text) = ask().await?;
@@ -99,7 +99,7 @@ async fn a_server_whose_stores_fail_or_are_silent_says_that_it_is_not_well() -> 
 
 /// Keeps S-32.
 #[tokio::test(flavor = "multi_thread")]
-async fn many_who_ask_while_a_store_is_slow_wait_for_one_answer() -> Result<()> {
+async fn concurrent_health_checks_share_an_answer() -> Result<()> {
     const ASKING: usize = 20;
     let faults = Faults::new(Arc::new(SeededRandom::new(1)));
     let store = FaultStore::new(dl_store::memory(), clock(), faults.clone(), CutPoint::new());
@@ -121,15 +121,15 @@ async fn many_who_ask_while_a_store_is_slow_wait_for_one_answer() -> Result<()> 
         ensure!(status == 503 && text.contains("did not answer within 1s"), "{status} {text}");
     }
     let (reads, took) = (counters.counts().reads - before, clock().monotonic() - start);
-    // What the server does when it has started reads, too.
-    ensure!(reads < 4, "{reads} reads for {ASKING} who asked");
+    // The started server itself reads, too.
+    ensure!(reads < 4, "{reads} reads for {ASKING} requests");
     ensure!(took < Duration::from_secs(4), "{took:?}");
     server.stop().await
 }
 
-/// Keeps S-32.
+/// Keeps S-32 and S-68.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_refuses_single_datasets_is_well_and_says_how_many() -> Result<()> {
+async fn a_server_with_refused_datasets_is_healthy_and_counts_them() -> Result<()> {
     let meta = Arc::new(Memory::new());
     let parts = parts(dl_store::memory(), Arc::<Memory>::clone(&meta));
     prepare(&parts, Stop::Fresh).await?;
@@ -141,7 +141,7 @@ async fn a_server_that_refuses_single_datasets_is_well_and_says_how_many() -> Re
     wire.create("served").await?;
     let record = meta.record(wire.create("secret-set").await?).await?.context("a dataset")?;
     let ask = async || {
-        // What was said before holds for a second.
+        // Answers about health are cached for a second.
         clock().sleep(Duration::from_millis(1_200)).await;
         let address = address.clone();
         let both = move || anyhow::Ok((get(&address, "/healthz")?, get(&address, "/metrics")?));
@@ -163,7 +163,7 @@ async fn a_server_that_refuses_single_datasets_is_well_and_says_how_many() -> Re
 
 /// Keeps S-32.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_lives_but_is_not_well_while_it_starts_and_while_it_stops() -> Result<()> {
+async fn a_starting_or_stopping_server_is_alive_but_unhealthy() -> Result<()> {
     let store = dl_store::open("memory:").await?;
     let parts = parts(store, Arc::new(Memory::new()));
     let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock())?;
@@ -180,12 +180,15 @@ async fn a_server_lives_but_is_not_well_while_it_starts_and_while_it_stops() -> 
     };
     http.starting("opening the stores");
     let starting = (503, "starting: opening the stores\n".to_owned());
-    ensure!(ask("/healthz").await? == starting && ask("/metrics").await? == starting, "it starts");
-    ensure!(ask("/livez").await? == (200, "ok\n".to_owned()), "it lives");
+    ensure!(
+        ask("/healthz").await? == starting && ask("/metrics").await? == starting,
+        "a starting server"
+    );
+    ensure!(ask("/livez").await? == (200, "ok\n".to_owned()), "a starting server is alive");
     prepare(&parts, Stop::Fresh).await?;
     let grpc = TcpListener::bind("127.0.0.1:0").await?;
     let server = Running::behind(Doors { http: Some(http), ..Doors::open(grpc) }, parts).await?;
-    ensure!(ask("/healthz").await? == (200, "ok\n".to_owned()), "it serves");
+    ensure!(ask("/healthz").await? == (200, "ok\n".to_owned()), "a serving server is healthy");
 
     let wire = Wire::connect(server.address()).await?;
     let dataset = wire.create("ds").await?;
@@ -195,7 +198,7 @@ async fn a_server_lives_but_is_not_well_while_it_starts_and_while_it_stops() -> 
     let mut watched = health.watch(HealthCheckRequest { service }).await?.into_inner();
     let status = watched.message().await?.context("a status")?.status();
     ensure!(status == ServingStatus::Serving, "{status:?}");
-    // What is in flight when it is to stop.
+    // A put in flight during the stop.
     let (pieces, sent) = tokio::sync::mpsc::channel(1);
     let dataset = dataset.as_bytes().to_vec().into();
     pieces.send(PutChunkRequest { dataset, length: 9, data: Default::default() }).await?;
@@ -208,19 +211,22 @@ async fn a_server_lives_but_is_not_well_while_it_starts_and_while_it_stops() -> 
     ensure!(watched.message().await?.is_none(), "the watching ends");
     let (status, text) = ask("/healthz").await?;
     ensure!(status == 503 && text.starts_with("stopping: "), "{status} {text}");
-    ensure!(ask("/livez").await?.0 == 200 && ask("/metrics").await?.0 == 200, "it lives");
+    ensure!(
+        ask("/livez").await?.0 == 200 && ask("/metrics").await?.0 == 200,
+        "a stopping server is alive"
+    );
     drop(pieces);
     ensure!(put.await?.is_err(), "half a chunk");
-    // Nothing else keeps it: what watches its health is no reason to wait.
+    // Watchers of the health service do not delay the stop.
     tokio::time::timeout(Duration::from_secs(5), stopping).await???;
     Ok(())
 }
 
 /// Keeps S-32.
 #[test]
-fn a_server_that_waits_for_its_bucket_says_that_it_starts() -> Result<()> {
+fn a_server_reports_the_wait_for_its_bucket() -> Result<()> {
     let scene = tempfile::tempdir()?;
-    // It never answers. Nobody else is at the same port of the next address.
+    // A silent bucket. The same port is free at the next address.
     let bucket = std::net::TcpListener::bind("127.0.0.1:0")?;
     let http = format!("127.0.0.2:{}", bucket.local_addr()?.port());
     let mut server = server_command()?;
@@ -230,16 +236,16 @@ fn a_server_that_waits_for_its_bucket_says_that_it_starts() -> Result<()> {
     let deadline = Deadline::after(&*clock(), Duration::from_secs(20));
     let starting = (503, "starting: opening the chunk store\n".to_owned());
     while get(&http, "/healthz").ok().as_ref() != Some(&starting) {
-        ensure!(!deadline.remaining(&*clock()).is_zero(), "it does not say that it starts");
+        ensure!(!deadline.remaining(&*clock()).is_zero(), "the server does not report its start");
         std::thread::sleep(Duration::from_millis(20));
     }
-    ensure!(get(&http, "/livez")? == (200, "ok\n".to_owned()), "it lives");
+    ensure!(get(&http, "/livez")? == (200, "ok\n".to_owned()), "a starting server is alive");
     Ok(())
 }
 
-/// Keeps S-12: the port of an address that nobody asked for is done without.
+/// Keeps S-12: the default HTTP port is optional.
 #[test]
-fn a_client_at_the_http_port_is_told_of_the_other_one() -> Result<()> {
+fn a_client_at_the_http_port_is_sent_to_the_grpc_port() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let server = Server::start_with(scene.path(), "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
     let asked = run(dlcmd()?.args(["--server", server.http(), "datasets"]))?.code(5)?;
@@ -249,7 +255,7 @@ fn a_client_at_the_http_port_is_told_of_the_other_one() -> Result<()> {
 }
 
 #[test]
-fn a_taken_http_port_stops_a_server_only_when_it_was_asked_for() -> Result<()> {
+fn a_taken_http_port_stops_a_server_only_if_requested() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();
@@ -257,7 +263,7 @@ fn a_taken_http_port_stops_a_server_only_when_it_was_asked_for() -> Result<()> {
     server.args(["--listen", "127.0.0.1:0", "--http", &address, "--data"]).arg(scene.path());
     let refused = run(&mut server)?.code(1)?.stderr;
     ensure!(refused.contains(&address), "{refused}");
-    // The usual one may be free here, or not.
+    // Takes the default port, if free.
     let _usual = std::net::TcpListener::bind("127.0.0.1:7421");
     let mut server = server_command()?;
     server.env_remove("DIESEL_HTTP").args(["--listen", "127.0.0.1:0", "--data"]).arg(scene.path());

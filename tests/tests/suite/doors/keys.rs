@@ -17,8 +17,8 @@ struct Scene {
 }
 
 impl Scene {
-    /// Two datasets: `apples`, which `ann` may read and `bob` write, and `bananas`, which they may
-    /// not know of.
+    /// Two datasets: `apples`, readable for `ann` and writable for `bob`, and `bananas`, invisible
+    /// for both.
     fn new() -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let users = UsersFile::new(folder.path());
@@ -48,7 +48,7 @@ impl Scene {
 
 /// Keeps S-30.
 #[test]
-fn each_role_allows_what_it_says_and_no_more() -> Result<()> {
+fn each_role_allows_exactly_its_methods() -> Result<()> {
     let scene = Scene::new()?;
     let src = scene.src();
     for (user, arguments, code, told) in [
@@ -83,7 +83,7 @@ fn each_role_allows_what_it_says_and_no_more() -> Result<()> {
 
 /// Keeps S-30.
 #[test]
-fn wrong_keys_unknown_users_and_none_are_refused_and_no_key_is_told() -> Result<()> {
+fn wrong_or_missing_keys_are_refused_and_not_shown() -> Result<()> {
     let scene = Scene::new()?;
     let key = std::fs::read_to_string(scene.users.key_file("ann"))?;
     let key = key.trim().to_owned();
@@ -113,7 +113,7 @@ fn wrong_keys_unknown_users_and_none_are_refused_and_no_key_is_told() -> Result<
 
 /// Keeps S-30.
 #[test]
-fn a_change_of_the_users_counts_within_seconds_and_a_broken_file_changes_nothing() -> Result<()> {
+fn changes_of_users_count_in_seconds_unless_the_file_is_broken() -> Result<()> {
     let scene = Scene::new()?;
     let file = scene.users.path.clone();
     let becomes = |user: &str, code: i32| -> Result<()> {
@@ -150,7 +150,7 @@ fn a_change_of_the_users_counts_within_seconds_and_a_broken_file_changes_nothing
     Ok(())
 }
 
-/// Keeps S-30 and S-33: a key is replaced while its user goes on.
+/// Keeps S-30 and S-33: a key is replaced while its user works.
 #[test]
 fn a_user_has_two_keys_for_as_long_as_a_rotation_takes() -> Result<()> {
     let scene = Scene::new()?;
@@ -191,7 +191,7 @@ fn a_user_has_two_keys_for_as_long_as_a_rotation_takes() -> Result<()> {
 }
 
 #[test]
-fn a_key_that_could_not_be_told_counts_for_nobody() -> Result<()> {
+fn an_unprinted_key_is_not_registered() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let users = UsersFile::new(folder.path());
     users.add("ann", &["read:*"])?;
@@ -210,7 +210,7 @@ fn a_key_that_could_not_be_told_counts_for_nobody() -> Result<()> {
 
 /// Keeps S-12.
 #[test]
-fn a_server_that_would_be_open_or_has_no_users_file_does_not_start() -> Result<()> {
+fn an_open_server_or_a_missing_users_file_does_not_start() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let start = |flags: &[&str]| {
         run(server_command()?.args(flags).arg("--data").arg(folder.path().join("data")))
@@ -223,9 +223,9 @@ fn a_server_that_would_be_open_or_has_no_users_file_does_not_start() -> Result<(
     Ok(())
 }
 
-/// Keeps S-30.
+/// Keeps S-30 and S-67.
 #[test]
-fn a_key_goes_unencrypted_to_another_machine_only_when_that_is_asked_for() -> Result<()> {
+fn a_key_leaves_a_machine_unencrypted_only_on_request() -> Result<()> {
     let ask = |flags: &[&str]| {
         let mut command = dlcmd()?;
         command.env("DIESEL_KEY", "sesame").args(["--user", "ann", "--server", "192.0.2.1:1"]);

@@ -1,4 +1,4 @@
-//! Many complete and legal requests at once, each as large as it may be.
+//! Many concurrent requests, legal and as large as permitted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use tonic::Code;
 
 const CONNECTIONS: usize = 64;
 
-/// Paths that fill a request: as many as it may name, and a few that are as long as may be.
+/// The paths of the largest requests: many short paths, and a few of maximal length.
 fn paths() -> [Vec<Bytes>; 2] {
     let length = REQUEST_BYTES_MAX / STAT_PATHS_MAX - 8;
     let many = (0..STAT_PATHS_MAX).map(|number| Bytes::from(format!("{number:0length$}")));
@@ -29,7 +29,7 @@ fn paths() -> [Vec<Bytes>; 2] {
     [many.collect(), long.collect()]
 }
 
-/// What one connection does until the time is over, and it goes away in the middle of it.
+/// Requests of a connection until the time is over; the last request is abandoned.
 async fn flood(
     address: std::net::SocketAddr,
     dataset: DatasetId,
@@ -93,8 +93,7 @@ async fn ask(
 
 /// Keeps S-16 and S-10.
 #[tokio::test(flavor = "multi_thread")]
-async fn floods_of_large_lookups_and_listings_keep_nobody_out_and_take_less_than_256_mib_heavy()
--> Result<()> {
+async fn floods_of_large_requests_take_less_than_256_mib_heavy() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let source = scene.path().join("src");
     for number in 0..rounds(20_000, 200_000) {

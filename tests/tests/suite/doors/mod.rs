@@ -1,6 +1,6 @@
-//! Who is let in: keys and roles, TLS, floods of connections, and what the HTTP port says.
+//! Access to a server: keys and roles, TLS, floods of connections, and the HTTP port.
 //!
-//! Must hold: no key is in any log or text, and nobody keeps the others out.
+//! Must hold: no log and no text shows a key, and no client can lock out the others.
 
 mod flood;
 mod frames;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use dl_tests::program::{dlcmd, run};
 
-/// A users file, and the keys of those in it.
+/// A users file with key files beside it.
 struct UsersFile {
     path: PathBuf,
 }
@@ -25,12 +25,12 @@ impl UsersFile {
         Self { path: folder.join("users") }
     }
 
-    /// The flags of a server that reads it.
+    /// The server flags for this file.
     fn flags(&self) -> [&str; 2] {
         ["--users", self.path.to_str().unwrap_or_default()]
     }
 
-    /// Adds a user; gives the key, which is in a file of the user's name, too.
+    /// Adds a user and returns the key; the key file has the user's name.
     fn add(&self, name: &str, roles: &[&str]) -> Result<String> {
         let mut command = dlcmd()?;
         command.args(["user", "add", name, "--users"]).arg(&self.path);

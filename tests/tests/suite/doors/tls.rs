@@ -1,4 +1,4 @@
-//! TLS, and every way in which the two ends can misunderstand each other.
+//! TLS, and every mismatch between client and server.
 
 use std::process::Command;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn ask(server: &Server, scheme: &str, flags: &[&str]) -> Result<Ended> {
 
 /// Keeps S-31.
 #[test]
-fn a_server_with_a_certificate_is_spoken_to_encrypted_with_keys_and_whole_datasets() -> Result<()> {
+fn tls_works_with_keys_and_whole_datasets() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let ca = Ca::new(folder.path(), "ca")?;
     ca.issue("server", "127.0.0.1", false)?;
@@ -51,7 +51,7 @@ fn a_server_with_a_certificate_is_spoken_to_encrypted_with_keys_and_whole_datase
 
 /// Keeps S-31.
 #[test]
-fn who_speaks_tls_to_a_plain_port_or_plain_text_to_one_with_tls_is_told_so() -> Result<()> {
+fn tls_at_a_plain_port_and_the_reverse_are_reported() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let ca = Ca::new(folder.path(), "ca")?;
     ca.issue("server", "127.0.0.1", false)?;
@@ -61,7 +61,7 @@ fn who_speaks_tls_to_a_plain_port_or_plain_text_to_one_with_tls_is_told_so() -> 
     let plain = Server::start(&folder.path().join("data"))?;
     let told = ask(&plain, "https", &["--ca", &ca.file("ca.pem")])?.code(5)?.stderr;
     ensure!(told.contains("that port speaks no TLS: write http://"), "{told}");
-    // Both still serve those who speak well.
+    // Both ports still serve proper clients.
     ask(&tls, "https", &["--ca", &ca.file("ca.pem")])?.code(0)?;
     ask(&plain, "http", &[])?.code(0)?;
     Ok(())
@@ -69,7 +69,7 @@ fn who_speaks_tls_to_a_plain_port_or_plain_text_to_one_with_tls_is_told_so() -> 
 
 /// Keeps S-31.
 #[test]
-fn a_certificate_that_nobody_trusts_is_refused_with_what_to_do() -> Result<()> {
+fn an_untrusted_certificate_is_refused_with_a_remedy() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (ca, other) = (Ca::new(folder.path(), "ca")?, Ca::new(folder.path(), "other")?);
     ca.issue("server", "127.0.0.1", false)?;
@@ -80,7 +80,7 @@ fn a_certificate_that_nobody_trusts_is_refused_with_what_to_do() -> Result<()> {
     let none = ca.file("server.key");
     let told = ask(&server, "https", &["--ca", &none])?.code(2)?.stderr;
     ensure!(told.contains("the certificates to trust are none"), "{told}");
-    // A machine that trusts none itself.
+    // A machine without trusted certificates.
     std::fs::write(folder.path().join("no.pem"), "")?;
     let mut bare = to(&server, "https")?;
     bare.arg("datasets").env("SSL_CERT_FILE", folder.path().join("no.pem"));
@@ -91,7 +91,7 @@ fn a_certificate_that_nobody_trusts_is_refused_with_what_to_do() -> Result<()> {
 
 /// Keeps S-31.
 #[test]
-fn an_expired_certificate_and_one_for_another_name_are_refused() -> Result<()> {
+fn an_expired_or_foreign_certificate_is_refused() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let ca = Ca::new(folder.path(), "ca")?;
     ca.issue("expired", "127.0.0.1", true)?;
@@ -108,7 +108,7 @@ fn an_expired_certificate_and_one_for_another_name_are_refused() -> Result<()> {
 
 /// Keeps S-31.
 #[test]
-fn clients_that_need_a_certificate_and_have_none_are_told() -> Result<()> {
+fn a_required_client_certificate_is_reported() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (ca, clients) = (Ca::new(folder.path(), "ca")?, Ca::new(folder.path(), "clients")?);
     ca.issue("server", "127.0.0.1", false)?;
@@ -125,7 +125,7 @@ fn clients_that_need_a_certificate_and_have_none_are_told() -> Result<()> {
     Ok(())
 }
 
-/// One connection, which is never made again by another certificate.
+/// A connection that is never rebuilt with another certificate.
 async fn connect(server: &Server, ca: &Ca) -> Result<HealthClient<Channel>> {
     let ca = Certificate::from_pem(std::fs::read(ca.file("ca.pem"))?);
     let endpoint = Endpoint::from_shared(format!("https://{}", server.address()))?;
@@ -135,7 +135,7 @@ async fn connect(server: &Server, ca: &Ca) -> Result<HealthClient<Channel>> {
 
 /// Keeps S-33 and S-31.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_certificate_counts_for_new_connections_and_a_broken_one_does_not() -> Result<()> {
+async fn a_new_certificate_counts_for_new_connections() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (old, new) = (Ca::new(folder.path(), "old")?, Ca::new(folder.path(), "new")?);
     for ca in [&old, &new] {
@@ -153,31 +153,30 @@ async fn a_new_certificate_counts_for_new_connections_and_a_broken_one_does_not(
     ensure!(!stale()?, "stale from the start");
     let replace = |what: &str, from: &Ca| std::fs::copy(from.file(what), old.file(what));
 
-    // A key that does not belong to the certificate.
+    // A key of another certificate.
     let kept = std::fs::read_to_string(old.file("server.key"))?;
     replace("server.key", &new)?;
-    eventually("the metric tells of it", stale)?;
+    eventually("the metric reports the wrong key", stale)?;
     connect(&server, &old).await?;
 
     replace("server.pem", &new)?;
     let new_ca = new.file("ca.pem");
-    eventually(
-        "the new one is shown",
-        || Ok(ask(&server, "https", &["--ca", &new_ca])?.code == 0),
-    )?;
-    ensure!(connect(&server, &old).await.is_err(), "the old one is still shown");
-    ensure!(!stale()?, "stale with the new one");
+    eventually("the server presents the new certificate", || {
+        Ok(ask(&server, "https", &["--ca", &new_ca])?.code == 0)
+    })?;
+    ensure!(connect(&server, &old).await.is_err(), "the server still presents the old certificate");
+    ensure!(!stale()?, "stale with the new certificate");
     before.check(HealthCheckRequest::default()).await.context("on the old connection")?;
 
     std::fs::remove_file(old.file("server.pem"))?;
-    eventually("the metric tells that it is gone", stale)?;
+    eventually("the metric reports the missing file", stale)?;
     connect(&server, &new).await?;
     replace("server.pem", &new)?;
-    eventually("it is there again", || Ok(!stale()?))?;
-    // What has lost its line breaks.
+    eventually("the metric reports the restored file", || Ok(!stale()?))?;
+    // A key without line breaks.
     let line = std::fs::read_to_string(new.file("server.key"))?.replace('\n', "");
     std::fs::write(old.file("server.key"), line)?;
-    eventually("the metric tells of one line", stale)?;
+    eventually("the metric reports the damaged key", stale)?;
     let log = server.stop()?;
     ensure!(
         log.contains("the certificate and its key can't be used: the last good ones hold"),

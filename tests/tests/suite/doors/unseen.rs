@@ -1,4 +1,4 @@
-//! To somebody who may not read a dataset it is one that is not there, whatever is asked.
+//! For users without access, a dataset looks missing in every answer.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ use tonic::{Code, Request, Status};
 
 use super::UsersFile;
 
-/// Says who asks.
+/// Adds a user's name and key to each request.
 #[derive(Clone)]
 struct As {
     user: &'static str,
@@ -43,7 +43,7 @@ async fn client(server: &Server, user: &'static str, key: String) -> Result<Clie
     Ok(DieselClient::with_interceptor(endpoint.connect().await?, As { user, key }))
 }
 
-/// Asks a method about a dataset; gives the answer without the name and the id.
+/// Calls a method for a dataset; returns the answer without the name and the id.
 async fn ask(client: &mut Client, method: &str, name: &str, id: DatasetId) -> Result<String> {
     let (dataset, named) = (Bytes::copy_from_slice(id.as_bytes()), name.to_owned());
     let paths = vec![Bytes::from_static(b"a")];
@@ -160,9 +160,9 @@ fn start(folder: &Path, users: &UsersFile) -> Result<Server> {
     Server::start_with(&folder.join("data"), "127.0.0.1:0", &users.flags())
 }
 
-/// Keeps S-30: every method there is.
+/// Keeps S-30: for every method.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dataset_that_one_may_not_read_answers_like_one_that_is_not_there() -> Result<()> {
+async fn a_forbidden_dataset_answers_like_a_missing_dataset() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let users = UsersFile::new(folder.path());
     let (root, ann) = (users.add("root", &["admin:*"])?, users.add("ann", &["admin:apples"])?);
@@ -195,9 +195,9 @@ async fn a_dataset_that_one_may_not_read_answers_like_one_that_is_not_there() ->
     Ok(())
 }
 
-/// Keeps S-30: every method there is, for who was let in before the dataset was deleted.
+/// Keeps S-30: for every method, with a user who had access before the deletion.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_had_a_dataset_is_told_that_it_was_deleted_and_of_no_other_one() -> Result<()> {
+async fn only_users_of_a_deleted_dataset_learn_of_its_deletion() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let users = UsersFile::new(folder.path());
     let (root, ann) = (users.add("root", &["admin:*"])?, users.add("ann", &["admin:apples"])?);
@@ -228,7 +228,7 @@ async fn who_had_a_dataset_is_told_that_it_was_deleted_and_of_no_other_one() -> 
     Ok(())
 }
 
-/// Keeps S-30: every method there is.
+/// Keeps S-30: for every method.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_method_answers_without_a_key() -> Result<()> {
     let folder = tempfile::tempdir()?;

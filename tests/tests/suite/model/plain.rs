@@ -1,14 +1,14 @@
-//! The model: a map from paths to bytes, and what can be seen of it.
+//! The model: a map from paths to bytes, and its visible state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Files by path, also those that are hidden because another file has their path as a folder.
+/// All files by path, including files hidden by a folder of the same path.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Plain {
     pub(super) files: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// What stands at a path.
+/// The state of a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Stands<'a> {
     File(&'a [u8]),
@@ -32,13 +32,13 @@ impl Plain {
         self.files.keys().any(|other| other.starts_with(&prefix))
     }
 
-    /// What can be read.
+    /// All readable files.
     pub(super) fn visible(&self) -> BTreeMap<Vec<u8>, Vec<u8>> {
         let seen = self.files.iter().filter(|(path, _)| !self.is_folder(path));
         seen.map(|(path, bytes)| (path.clone(), bytes.clone())).collect()
     }
 
-    /// The entries of a folder, as a listing orders them; folders end in a slash.
+    /// The entries of a folder, in listing order; folders end in a slash.
     pub(super) fn list(&self, folder: &[u8]) -> Vec<Vec<u8>> {
         let prefix = if folder.is_empty() { Vec::new() } else { [folder, b"/"].concat() };
         let mut entries = BTreeSet::new();

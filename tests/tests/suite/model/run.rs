@@ -1,4 +1,4 @@
-//! One random history: two servers, one client, one map.
+//! A random history: two servers, a client, a map.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use super::plain::{Plain, Stands};
 use super::servers::{Chaos, Metadata, SETTLED, Servers};
 
-/// Few paths, so that histories meet the same ones again; some are folders of others.
+/// Only a few paths, so that a history uses each often; some paths are folders of other paths.
 const PATHS: [&[u8]; 22] = [
     b"a",
     b"a/b",
@@ -51,7 +51,7 @@ pub(super) struct Run {
     plain: Plain,
     dice: Dice,
     snapshots: TempDir,
-    /// Objects that purges moved or removed.
+    /// Count of objects moved or removed by purges.
     purged: u64,
 }
 
@@ -66,12 +66,13 @@ impl Run {
         Ok(Self { servers, client, dataset, name, plain, dice, snapshots, purged: 0 })
     }
 
-    /// Objects that purges moved or removed, once each server has answered its part of it all.
+    /// Returns the count of purged objects, and checks that each server has answered its share of
+    /// requests.
     pub(super) fn end(self) -> Result<u64> {
         let answered = self.servers.answered()?;
         let (least, most) = (answered.iter().min(), answered.iter().max());
         let (least, most) = least.zip(most).context("there are servers")?;
-        // One that fails is passed over for a moment.
+        // With faults, the client avoids a failing server for a moment.
         let is_even = self.servers.fail() || least * 4 > *most;
         ensure!(*least > 0 && is_even, "the servers answered {answered:?}");
         Ok(self.purged)
@@ -149,7 +150,7 @@ impl Run {
         let mut deletions = Deletions::default();
         let listing = self.dataset.list(&DirPath::new(folder.to_vec())?, true, false);
         if self.plain.list(folder).is_empty() {
-            // Seen by some server, wherever it is asked.
+            // Every server knows of the folder's absence.
             let error = listing.err().context("a folder that is not there was listed")?;
             ensure!(matches!(error.kind(), Kind::NotFound | Kind::Invalid), "{error:?}");
             return Ok(());
@@ -232,7 +233,7 @@ impl Run {
         Ok(())
     }
 
-    /// All servers die, and so does the metadata; others come.
+    /// All servers crash and the metadata are lost; new servers start.
     fn lose_metadata(&mut self) -> Result<()> {
         self.servers.set_chaos(false);
         self.servers.begin_anew()?;
@@ -246,7 +247,7 @@ impl Run {
         Ok(())
     }
 
-    /// Of what is old enough; then nothing is wrong.
+    /// Purges settled objects and checks the dataset with verify.
     fn purge(&mut self) -> Result<()> {
         self.servers.set_chaos(false);
         if !self.servers.fail() {
@@ -284,12 +285,12 @@ impl Run {
         Ok(())
     }
 
-    /// As the servers answer, and as a snapshot does.
+    /// Compares the map with the servers' answers and with a snapshot.
     fn compare(&self) -> Result<()> {
         self.compare_with(&self.dataset).context("by the servers")?;
         let cache = SnapshotCache::new(self.snapshots.path(), 10 << 20);
         let reader = self.client.dataset(&self.name)?.with_snapshot(&cache)?;
-        ensure!(reader.snapshot().is_some(), "it has none");
+        ensure!(reader.snapshot().is_some(), "the reader has no snapshot");
         self.compare_with(&reader).context("by a snapshot")?;
         self.stat(&reader).and_then(|()| self.list(&reader)).context("by a snapshot")
     }
@@ -319,7 +320,7 @@ impl Run {
     }
 }
 
-/// Chunks of the smallest size, so that few files make many.
+/// The smallest chunks, so that a few files make many chunks.
 fn shape() -> Result<ChunkShape> {
     Ok(ChunkShape::new(layout::CHUNK_SIZE_MIN, layout::ALIGNMENT_DEFAULT)?)
 }

@@ -1,7 +1,7 @@
-//! Two servers over one chunk store and one metadata store, and what becomes of them.
+//! Two servers over a chunk store and a metadata store.
 //!
-//! Must hold: they share nothing else; each has a handle of its own to the metadata store where a
-//! process of its own could have one.
+//! Must hold: the servers share nothing else. Each has its own handle to the metadata store where
+//! separate processes would have one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,21 +18,21 @@ use tempfile::TempDir;
 
 const COUNT: usize = 2;
 
-/// How far ids may be off the clock of servers that don't fail, and how old they are once a purge
-/// may act on them.
+/// The permitted clock difference of ids, and the age of objects that a purge may remove, for
+/// servers without faults.
 const SKEW: Duration = Duration::from_secs(3);
 pub(super) const SETTLED: Duration = Duration::from_secs(15);
 
-/// Stores that fail, and the switch for that.
+/// Faulty stores and their switch.
 pub(super) struct Chaos {
     pub(super) wrap: Wrap,
     pub(super) set: Box<dyn Fn(bool)>,
 }
 
-/// From stores that work to parts with stores that fail.
+/// Builds parts with faulty stores from healthy stores.
 type Wrap = Box<dyn Fn(Arc<dyn Store>, Arc<dyn MetaStore>) -> Parts>;
 
-/// Which metadata store the servers share.
+/// The metadata store of the servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Metadata {
     Memory,
@@ -40,14 +40,14 @@ pub(super) enum Metadata {
     Redis,
 }
 
-/// The servers, and what outlives them.
+/// The servers and their stores.
 pub(super) struct Servers {
     cluster: Cluster,
     store: Arc<dyn Store>,
     metadata: Metadata,
-    /// Of embedded metadata.
+    /// The folder of embedded metadata.
     folder: TempDir,
-    /// Started with the first servers that need it.
+    /// The Redis server, for metadata in Redis.
     redis: Option<RedisServer>,
     chaos: Option<Chaos>,
 }
@@ -66,7 +66,7 @@ impl Servers {
         Ok(servers)
     }
 
-    /// All of them die, and so does the metadata; others come.
+    /// Kills all servers, removes the metadata, and starts new servers.
     pub(super) fn begin_anew(&mut self) -> Result<()> {
         self.cluster.kill();
         self.folder = tempfile::tempdir()?;
@@ -92,7 +92,7 @@ impl Servers {
         Ok(())
     }
 
-    /// One for each server.
+    /// A handle to the metadata store for each server.
     fn handles(&self) -> Result<Vec<Arc<dyn MetaStore>>> {
         let shared: Arc<dyn MetaStore> = match (self.metadata, &self.redis) {
             (Metadata::Memory, _) => Arc::new(Memory::new()),
@@ -102,7 +102,7 @@ impl Servers {
                 Arc::new(self.cluster.run(opened)?.0)
             }
             (Metadata::Redis, redis) => {
-                let url = redis.as_ref().context("it was started")?.url();
+                let url = redis.as_ref().context("Redis runs")?.url();
                 let open = |_| -> Result<Arc<dyn MetaStore>> {
                     let opened = Redis::open(&url, RedisOptions::default(), clock());
                     Ok(Arc::new(self.cluster.run(opened)?))
@@ -113,12 +113,12 @@ impl Servers {
         Ok(vec![shared; COUNT])
     }
 
-    /// A client that sends each request to the next of them.
+    /// A client of all servers: each request goes to the next server.
     pub(super) fn client(&self) -> Result<Client> {
         self.cluster.client()
     }
 
-    /// Whether their stores fail at times.
+    /// Whether the stores fail at times.
     pub(super) fn fail(&self) -> bool {
         self.chaos.is_some()
     }
@@ -129,7 +129,7 @@ impl Servers {
         }
     }
 
-    /// How many requests each of them has answered.
+    /// The count of answered requests of each server.
     pub(super) fn answered(&self) -> Result<Vec<u64>> {
         let answered = |address: &String| -> Result<u64> {
             let (_, text) = get(address, "/metrics")?;

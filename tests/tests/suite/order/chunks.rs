@@ -24,7 +24,7 @@ fn chunks(snapshot: &Snapshot) -> Result<BTreeMap<ChunkId, Vec<FileRecord>>> {
 }
 
 #[test]
-fn the_source_of_an_agent_gives_objects_whose_files_lie_where_the_snapshot_says() -> Result<()> {
+fn agent_objects_hold_files_at_the_places_of_the_snapshot() -> Result<()> {
     let mut cluster = Cluster::new()?;
     let parts = parts(dl_store::memory(), Arc::new(Memory::new()));
     cluster.run(prepare(&parts, Stop::Fresh))?;
@@ -33,7 +33,7 @@ fn the_source_of_an_agent_gives_objects_whose_files_lie_where_the_snapshot_says(
     scene::put(&client, &scene::files(2_000, 9_000)?)?;
     let folder = tempfile::tempdir()?;
     let reader = scene::reader(&client, &SnapshotCache::new(folder.path(), 1 << 30))?;
-    let chunks = chunks(reader.snapshot().context("it has one")?)?;
+    let chunks = chunks(reader.snapshot().context("a snapshot")?)?;
     let end = |file: &FileRecord| file.offset + file.stored;
     let mut ranges: Vec<_> = chunks
         .iter()
@@ -52,7 +52,7 @@ fn the_source_of_an_agent_gives_objects_whose_files_lie_where_the_snapshot_says(
         }
     };
     let ended = source.runtime().block_on(source.fetch(&ranges, false, take))?;
-    let (gone, there) = ended.split_last().context("one for each range")?;
+    let (gone, there) = ended.split_last().context("an answer for each range")?;
     ensure!(there.iter().all(Result::is_ok), "{there:?}");
     ensure!(gone.as_ref().err().map(libdiesel::Error::kind) == Some(Kind::NotFound), "{gone:?}");
     ensure!(chunks.len() > 5, "{} chunks", chunks.len());

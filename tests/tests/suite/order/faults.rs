@@ -1,4 +1,4 @@
-//! Epochs that are read while something is wrong.
+//! Epochs read under faults.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error as _;
@@ -21,7 +21,7 @@ use libdiesel::{Client, ConnectOptions, Dataset, Kind, ShuffleOptions, Snapshot,
 
 use super::scene::{self, Files};
 
-/// A client of one server, with a request timeout in seconds.
+/// A client of a server, with a request time-out in seconds.
 fn client(server: &Server, timeout: u64) -> Result<Client> {
     Ok(Client::connect(ConnectOptions {
         servers: vec![server.address().to_owned()],
@@ -34,7 +34,7 @@ fn reader(client: &Client, folder: &Path) -> Result<Dataset> {
     scene::reader(client, &SnapshotCache::new(folder.join("cache"), 1 << 30))
 }
 
-/// The objects of chunks below a folder, by the ids that they are named after.
+/// The chunk objects below a folder, by id.
 fn chunks(folder: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder)? {
@@ -62,14 +62,14 @@ fn files_of(snapshot: &Snapshot, chunk: &str) -> Result<BTreeSet<u32>> {
 
 /// Keeps S-44 and S-14.
 #[test]
-fn damaged_and_lost_chunks_cost_the_files_in_them_which_are_named() -> Result<()> {
+fn damaged_and_lost_chunks_cost_only_their_files_by_name() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("data");
     let server = Server::start(&data)?;
     let files = scene::files(2_000, 9_000)?;
     let before = client(&server, 60)?;
     scene::put(&before, &files)?;
-    let snapshot = reader(&before, folder.path())?.snapshot().cloned().context("it has one")?;
+    let snapshot = reader(&before, folder.path())?.snapshot().cloned().context("a snapshot")?;
     server.stop()?;
     let objects: Vec<_> = chunks(&data.join("chunks"))?.into_iter().collect();
     let [(lost, lost_object), (damaged, damaged_object), ..] = objects.as_slice() else {
@@ -77,18 +77,18 @@ fn damaged_and_lost_chunks_cost_the_files_in_them_which_are_named() -> Result<()
     };
     fs::remove_file(lost_object)?;
     let of_damaged = files_of(&snapshot, damaged)?;
-    let hit = of_damaged.iter().copied().nth(7).context("it has files")?;
+    let hit = of_damaged.iter().copied().nth(7).context("the chunk has eight files")?;
     let mut bytes = fs::read(damaged_object)?;
     let record = snapshot.record(hit)?;
     ensure!(record.stored > 0, "an empty file can't be damaged");
-    *bytes.get_mut(record.offset as usize).context("it is there")? ^= 1;
+    *bytes.get_mut(record.offset as usize).context("the object has the file")? ^= 1;
     fs::write(damaged_object, bytes)?;
     let server = Server::start(&data)?;
     let reader = reader(&client(&server, 60)?, folder.path())?;
 
     let mut wanted: BTreeMap<u32, &str> =
         files_of(&snapshot, lost)?.into_iter().map(|number| (number, lost.as_str())).collect();
-    // Nothing has to be read of an empty file.
+    // An empty file needs no read.
     let mut empty = Vec::new();
     for number in wanted.keys() {
         if snapshot.record(*number)?.stored == 0 {
@@ -122,7 +122,7 @@ fn damaged_and_lost_chunks_cost_the_files_in_them_which_are_named() -> Result<()
 
 /// Keeps S-44.
 #[test]
-fn a_store_that_fails_now_and_then_costs_time_only() -> Result<()> {
+fn occasional_store_errors_cost_time_only() -> Result<()> {
     let mut cluster = Cluster::new()?;
     let faults = Faults::new(Arc::new(SeededRandom::new(1)));
     let clock = Arc::new(SystemClock::new());
@@ -155,7 +155,7 @@ fn a_store_that_fails_now_and_then_costs_time_only() -> Result<()> {
 
 /// Keeps S-44 and S-11.
 #[test]
-fn a_server_that_is_killed_and_started_again_in_an_epoch_costs_time_only() -> Result<()> {
+fn a_server_restart_in_an_epoch_costs_time_only() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("data");
     let mut server = Server::start(&data)?;
@@ -184,7 +184,7 @@ fn a_server_that_is_killed_and_started_again_in_an_epoch_costs_time_only() -> Re
     Ok(())
 }
 
-/// Keeps S-44: a job that goes on after an error leaves nothing out.
+/// Keeps S-44: a job may continue after an error and misses no file.
 #[test]
 fn while_no_server_answers_no_file_is_passed_over() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -201,7 +201,7 @@ fn while_no_server_answers_no_file_is_passed_over() -> Result<()> {
     server.kill()?;
     let error = loop {
         match epoch.next() {
-            Ok(file) => read.push(file.context("all of it was fetched before")?.number),
+            Ok(file) => read.push(file.context("the epoch ended without an error")?.number),
             Err(error) => break error,
         }
     };
@@ -209,10 +209,10 @@ fn while_no_server_answers_no_file_is_passed_over() -> Result<()> {
     let (time, at) = (clock(), epoch.position());
     let began = time.monotonic();
     ensure!(at == read.len() as u64, "{at}");
-    // Some of what follows was fetched before; the first one that was not stays the first.
+    // Some later files are in memory already. The first missing file stays first.
     let again = std::thread::scope(|scope| {
         let threads = [(); 3].map(|()| scope.spawn(|| epoch.next()));
-        threads.map(|thread| thread.join().expect("it gives its error back"))
+        threads.map(|thread| thread.join().expect("a reader returns its error"))
     });
     ensure!(again.iter().any(Result::is_err), "{again:?}");
     read.extend(again.into_iter().flatten().flatten().map(|file| file.number));
@@ -230,7 +230,7 @@ fn while_no_server_answers_no_file_is_passed_over() -> Result<()> {
 
 /// Keeps S-42.
 #[test]
-fn an_epoch_reads_what_its_snapshot_holds_whatever_is_written_meanwhile() -> Result<()> {
+fn an_epoch_reads_its_snapshot_despite_concurrent_writes() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Server::start(&folder.path().join("data"))?;
     let client = client(&server, 60)?;

@@ -1,10 +1,10 @@
-//! What an epoch holds in memory.
+//! Memory use of an epoch.
 
 use std::fs;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use dl_tests::dice::Dice;
-use dl_tests::program::Server;
+use dl_tests::program::{Server, memory};
 use dl_tests::{rounds, tell};
 use libdiesel::{
     Attributes, ChunkShape, Client, ConnectOptions, FilePath, ShuffleOptions, SnapshotCache,
@@ -13,23 +13,11 @@ use libdiesel::{
 use super::scene::name;
 
 const MIB: usize = 1 << 20;
-/// Chunks of a group, each of 4 MiB.
+/// Chunks of 4 MiB in a group.
 const GROUP: u32 = 8;
 
-/// The most memory that this process had since [`forget_peak`].
-fn peak() -> Result<usize> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")).context("a line")?;
-    Ok(kib.trim().parse::<usize>()? << 10)
-}
-
-fn forget_peak() -> Result<()> {
-    Ok(fs::write("/proc/self/clear_refs", "5")?)
-}
-
-/// Keeps S-43: six times the bytes of two groups, in torture thirty times, with a reader that is
-/// slower than the server and with one that is faster.
+/// Keeps S-43 and S-75: a dataset of six times two groups (torture: thirty times), with a reader slower than
+/// the server and with a faster reader.
 #[test]
 fn heavy_an_epoch_holds_two_groups_and_no_more() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -48,8 +36,9 @@ fn heavy_an_epoch_holds_two_groups_and_no_more() -> Result<()> {
     let cache = SnapshotCache::new(folder.path().join("cache"), 1 << 30);
     let reader = client.dataset(&name()?)?.with_snapshot(&cache)?;
     for is_slow in [false, true] {
-        forget_peak()?;
-        let before = peak()?;
+        // Resets the peak, VmHWM.
+        fs::write("/proc/self/clear_refs", "5")?;
+        let before = memory("self", &["VmHWM"])?;
         let epoch = reader.shuffle(ShuffleOptions::new(1, 0, GROUP))?;
         let mut count = 0;
         while let Some(file) = epoch.next()? {
@@ -60,7 +49,7 @@ fn heavy_an_epoch_holds_two_groups_and_no_more() -> Result<()> {
             }
         }
         ensure!(count == files, "{count} of {files} files");
-        let held = peak()?.saturating_sub(before);
+        let held = (memory("self", &["VmHWM"])?.saturating_sub(before)) as usize;
         tell(format_args!("{} MiB for two groups of {}", held / MIB, two_groups / 2 / MIB));
         ensure!(held < two_groups + two_groups / 4, "{} MiB", held / MIB);
     }

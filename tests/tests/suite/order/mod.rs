@@ -1,5 +1,5 @@
-//! The order of an epoch, compared with what `tests/order/order.py` makes of docs/ORDER.md, and
-//! with the vectors that no later version may change.
+//! The order of an epoch, compared with `tests/order/order.py`, an implementation of docs/ORDER.md,
+//! and with frozen test vectors.
 
 mod chunks;
 mod faults;
@@ -23,17 +23,17 @@ use serde_json::{Value, json};
 /// The nodes of a stage, its position, and its skips in any order.
 type RawStage = (u32, u64, Vec<[u64; 2]>);
 
-/// One set of arguments of an order, and of a token.
+/// Arguments of an order and of a token.
 #[derive(Debug, Clone)]
 struct Case {
     counts: Vec<u32>,
-    /// The first file of each range, and the one behind its last.
+    /// Ranges of selected files: first file and end.
     selected: Option<Vec<[u32; 2]>>,
     settings: OrderSettings,
-    /// Workers of each rank, and files of a batch.
+    /// Workers per rank, and files per batch.
     workers: [u32; 2],
     stages: Vec<RawStage>,
-    /// Files that each rank has read when the token is made.
+    /// Files read by each rank when the token is made.
     read: u64,
 }
 
@@ -94,7 +94,7 @@ impl Case {
         stages.collect()
     }
 
-    /// What each worker of each rank reads, and the token.
+    /// The files of each worker of each rank, and the token.
     fn result(&self) -> Result<Value> {
         let mut first_files = vec![0];
         for count in &self.counts {
@@ -130,7 +130,7 @@ impl Case {
     }
 }
 
-/// As many cases, of all kinds.
+/// Random cases of all kinds.
 fn cases(dice: &Dice, count: usize) -> Vec<Case> {
     let number = |below: usize| dice.below(below) as u32;
     let mut cases = Vec::new();
@@ -161,13 +161,13 @@ fn cases(dice: &Dice, count: usize) -> Vec<Case> {
     cases
 }
 
-/// What `tests/order/order.py` makes of these cases.
+/// The results of `tests/order/order.py` for these cases.
 fn order_py<'a>(cases: impl Iterator<Item = &'a Value>) -> Result<Vec<Value>> {
     let script = workspace::root().join("tests/order/order.py");
     let mut python = Command::new("python3");
     python.arg(script).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut python = python.spawn().context("run python3, of Debian's package python3")?;
-    let mut stdin = python.stdin.take().context("it has a stdin")?;
+    let mut stdin = python.stdin.take().context("stdin is a pipe")?;
     let lines: Vec<String> = cases.map(|case| format!("{case}\n")).collect();
     let count = lines.len();
     let writer = std::thread::spawn(move || stdin.write_all(lines.concat().as_bytes()));
@@ -175,12 +175,12 @@ fn order_py<'a>(cases: impl Iterator<Item = &'a Value>) -> Result<Vec<Value>> {
     writer.join().map_err(|_| anyhow::anyhow!("the writer panicked"))??;
     ensure!(output.status.success(), "order.py failed");
     let printed = String::from_utf8(output.stdout)?;
-    ensure!(printed.lines().count() == count, "one line for each case");
+    ensure!(printed.lines().count() == count, "order.py prints a line for each case");
     Ok(printed.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
 }
 
 #[test]
-fn a_program_written_from_the_document_alone_gives_the_same_order() -> Result<()> {
+fn an_independent_implementation_gives_the_same_order() -> Result<()> {
     let cases = cases(&Dice::new(20), 600);
     let lines: Vec<Value> = cases.iter().map(Case::json).collect();
     for (case, theirs) in cases.iter().zip(order_py(lines.iter())?) {
@@ -190,7 +190,7 @@ fn a_program_written_from_the_document_alone_gives_the_same_order() -> Result<()
     Ok(())
 }
 
-/// A case, and what came of it when it was frozen.
+/// A case and its frozen result.
 struct Vector {
     case: Value,
     ranks: Frozen,
@@ -199,7 +199,7 @@ struct Vector {
 
 enum Frozen {
     Ranks(Value),
-    /// CRC-32C of these as JSON without spaces.
+    /// CRC-32C of the ranks as JSON without spaces.
     Checksum(String),
 }
 
@@ -232,7 +232,7 @@ impl Vector {
     }
 }
 
-/// `tests/order/vectors.py` wrote them; a difference means another order version.
+/// The vectors of `tests/order/vectors.py`; a difference means a new order version.
 fn vectors() -> Result<Vec<Vector>> {
     let path = workspace::root().join("tests/order/vectors.jsonl");
     let lines = std::fs::read_to_string(&path).context("read the vectors")?;
@@ -254,7 +254,7 @@ fn the_order_of_version_1_never_changes() -> Result<()> {
 }
 
 #[test]
-fn the_vectors_are_what_the_document_says() -> Result<()> {
+fn the_vectors_match_the_document() -> Result<()> {
     let vectors = vectors()?;
     let found = order_py(vectors.iter().map(|vector| &vector.case))?;
     vectors.iter().zip(&found).try_for_each(|(vector, found)| vector.check(found))

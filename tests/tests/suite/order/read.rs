@@ -1,4 +1,4 @@
-//! Epochs that are read from servers which are well.
+//! Epochs read from healthy servers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use libdiesel::{
 
 use super::scene::{self, Files};
 
-/// A server over a store in memory that is counted, and a dataset.
+/// A server over a counted store in memory, and a dataset.
 struct Scene {
     _cluster: Cluster,
     client: Client,
@@ -48,12 +48,12 @@ impl Scene {
     }
 }
 
-/// Keeps S-42 and S-43: four ranks, each a process of its own as far as reading goes.
+/// Keeps S-42 and S-43: four ranks with separate handles.
 #[test]
-fn ranks_read_each_file_once_and_fetch_hardly_more_than_there_is() -> Result<()> {
+fn ranks_read_each_file_once_and_fetch_little_extra() -> Result<()> {
     let mut files = scene::files(8_000, 12_000)?;
     files.insert(FilePath::new("large")?, Dice::new(4).bytes(3_000_000));
-    // Several groups with a last one that is short, and one for all.
+    // Several groups with a short last group, and a single group.
     for (world, group) in [(4, 5), (1, 7), (1, 1_000)] {
         while files.len() % world as usize != 0 {
             files.pop_last();
@@ -87,12 +87,12 @@ fn ranks_read_each_file_once_and_fetch_hardly_more_than_there_is() -> Result<()>
     Ok(())
 }
 
-/// Keeps S-42.
+/// Keeps S-42 and S-74.
 #[test]
-fn an_epoch_goes_on_with_the_bytes_of_what_was_not_read() -> Result<()> {
+fn an_epoch_continues_with_the_unread_files() -> Result<()> {
     let scene = Scene::new(scene::files(3_000, 9_000)?)?;
     let reader = scene.reader()?;
-    let files = reader.snapshot().context("it has one")?.files();
+    let files = reader.snapshot().context("a snapshot")?.files();
     let dice = Dice::new(5);
     for round in 0..rounds(12_u32, 100) {
         let (world, other) = (1 + dice.below(4) as u32, 1 + dice.below(4) as u32);
@@ -116,7 +116,7 @@ fn an_epoch_goes_on_with_the_bytes_of_what_was_not_read() -> Result<()> {
         }
         let token = first.first().context("there is a rank")?.token(at as u64).to_string();
         let resume = Some(token.parse::<ResumeToken>()?);
-        // The same ranks go on where they were, by what the token says of seed, epoch and group.
+        // The same ranks continue: seed, epoch and group come from the token.
         for (rank, epoch) in (0..world).zip(&first) {
             let again = ShuffleOptions { resume: resume.clone(), ..options(rank, world) };
             let again = ShuffleOptions {
@@ -126,7 +126,7 @@ fn an_epoch_goes_on_with_the_bytes_of_what_was_not_read() -> Result<()> {
             let again = scene::rest(&reader.shuffle(again)?, &scene.files)?;
             ensure!(again == scene::rest(epoch, &scene.files)?, "round {round}: rank {rank}");
         }
-        // So do others.
+        // Another number of ranks continues too.
         for rank in 0..other {
             let mut options = ShuffleOptions { resume: resume.clone(), ..options(rank, other) };
             options.order.tail = Tail::Pad;
@@ -134,14 +134,14 @@ fn an_epoch_goes_on_with_the_bytes_of_what_was_not_read() -> Result<()> {
         }
         let all: BTreeSet<u32> = read.into_iter().collect();
         let selected = selection.as_ref().map_or(files, |selection| selection.count(0..files));
-        // What the first ranks would have dropped is left, too.
+        // Files dropped by the first ranks are read by the second ranks.
         let left_out = selected as usize - all.len();
         ensure!(left_out == 0, "round {round}: {left_out} left out");
     }
     Ok(())
 }
 
-/// Keeps S-42: ranks of one node, and one sequence for all.
+/// Keeps S-42: a local partition, and a global partition.
 #[test]
 fn every_partition_is_read() -> Result<()> {
     let scene = Scene::new(scene::files(2_000, 9_000)?)?;
@@ -162,8 +162,8 @@ fn every_partition_is_read() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-42: the processes of a loader, which is asked for batches in turns, and which ends in the
-/// middle of an epoch that another number of them goes on with.
+/// Keeps S-42: the workers of a loader deliver batches in turns. Another number of workers
+/// continues in the middle of the epoch.
 #[test]
 fn workers_of_a_rank_share_its_files_by_batches() -> Result<()> {
     const BATCH: usize = 16;
@@ -208,14 +208,14 @@ fn workers_of_a_rank_share_its_files_by_batches() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-42: what is selected by several prefixes.
+/// Keeps S-42: a selection of several prefixes.
 #[test]
-fn the_files_of_some_folders_are_an_epoch() -> Result<()> {
+fn an_epoch_of_selected_folders_reads_their_files() -> Result<()> {
     let scene = Scene::new(scene::files(1_000, 2_000)?)?;
     let reader = scene.reader()?;
     let folder = |path: &'static str| anyhow::Ok(DirPath::from(FilePath::new(path)?));
     let folders = [folder("train/002")?, folder("train/007")?, folder("train/002")?];
-    let snapshot = reader.snapshot().context("it has one")?;
+    let snapshot = reader.snapshot().context("a snapshot")?;
     let selection = snapshot.select(&folders)?;
     let listed = snapshot.selected(&selection);
     let listed = listed.map(|file| Ok(file?.0)).collect::<Result<BTreeSet<_>>>()?;
@@ -232,17 +232,17 @@ fn the_files_of_some_folders_are_an_epoch() -> Result<()> {
     ensure!(expected.len() == 200 && read == expected, "{} files", read.len());
     ensure!(listed == expected, "{} files are listed", listed.len());
     let missing = [folder("train/002")?, folder("train/none")?];
-    let refused = snapshot.select(&missing).err().context("it is not there")?;
+    let refused = snapshot.select(&missing).err().context("a missing folder was selected")?;
     ensure!(refused.kind() == Kind::NotFound && refused.subject() == "train/none", "{refused:?}");
     Ok(())
 }
 
-/// Keeps S-43: what is read by path, as after DL_shuffle of the paper.
+/// Keeps S-43 and S-75: reads by path, as after DL_shuffle of the paper.
 #[test]
 fn gets_along_the_order_are_answered_from_whole_chunks() -> Result<()> {
     let scene = Scene::new(scene::files(3_000, 9_000)?)?;
     let reader = scene.reader()?;
-    let snapshot = Arc::clone(reader.snapshot().context("it has one")?);
+    let snapshot = Arc::clone(reader.snapshot().context("a snapshot")?);
     let epoch = reader.shuffle(ShuffleOptions::new(1, 0, 4))?;
     let paths: Vec<FilePath> =
         epoch.cursor()?.map(|number| snapshot.path(number)).collect::<Result<_, _>>()?;
@@ -252,7 +252,7 @@ fn gets_along_the_order_are_answered_from_whole_chunks() -> Result<()> {
     };
     let before = scene.counters.counts();
     for batch in paths.chunks(100) {
-        // As workers of a loader do, a little out of order.
+        // Workers of a loader read slightly out of order.
         let (one, other) = batch.split_at(batch.len() / 2);
         for (path, file) in other.iter().zip(reader.get_many(other)?) {
             same(path, &file?)?;
@@ -264,7 +264,7 @@ fn gets_along_the_order_are_answered_from_whole_chunks() -> Result<()> {
     let after = scene.counters.counts();
     let (reads, chunks) = (after.ranges - before.ranges, u64::from(snapshot.chunks()));
     ensure!(reads <= chunks, "{reads} reads of {chunks} chunks");
-    // What lies elsewhere is read as usual, and so is everything once the epoch is gone.
+    // Files outside the epoch, and all files after its end, are read as usual.
     let first = paths.first().context("there are files")?;
     same(first, &reader.get(first)?)?;
     let missing = FilePath::new("none")?;
@@ -282,11 +282,11 @@ fn gets_along_the_order_are_answered_from_whole_chunks() -> Result<()> {
 }
 
 #[test]
-fn what_has_no_order_is_refused_with_the_reason() -> Result<()> {
+fn an_impossible_order_is_refused_with_the_reason() -> Result<()> {
     let scene = Scene::new(scene::files(100, 9_000)?)?;
     let reader = scene.reader()?;
     let refused = |dataset: &Dataset, options: ShuffleOptions| -> Result<(Kind, String)> {
-        let error = dataset.shuffle(options).err().context("it was begun")?;
+        let error = dataset.shuffle(options).err().context("the order was accepted")?;
         let why = std::error::Error::source(&error).context("there is a reason")?.to_string();
         Ok((error.kind(), why))
     };

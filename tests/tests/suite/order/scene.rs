@@ -1,4 +1,4 @@
-//! A dataset of known files, and what comes of reading it in the order of an epoch.
+//! A dataset of known files, and checks of an epoch's files.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use libdiesel::{
     Attributes, ChunkShape, Client, Dataset, DatasetName, Epoch, FilePath, SnapshotCache,
 };
 
-/// Paths and what is stored there.
+/// Paths with their content.
 pub(super) type Files = BTreeMap<FilePath, Vec<u8>>;
 
 pub(super) fn name() -> Result<DatasetName> {
     Ok(DatasetName::new("ds")?)
 }
 
-/// So many small files, empty ones among them.
+/// Small random files, some of them empty.
 pub(super) fn files(count: usize, longest: usize) -> Result<Files> {
     let dice = Dice::new(3);
     let file = |number: usize| {
@@ -25,7 +25,7 @@ pub(super) fn files(count: usize, longest: usize) -> Result<Files> {
     (0..count).map(file).collect()
 }
 
-/// Puts them into chunks of 1 MiB.
+/// Stores the files in chunks of 1 MiB.
 pub(super) fn put(client: &Client, files: &Files) -> Result<Dataset> {
     let dataset = client.create_dataset(&name()?, ChunkShape::new(1 << 20, 64)?)?;
     for (path, data) in files {
@@ -36,12 +36,12 @@ pub(super) fn put(client: &Client, files: &Files) -> Result<Dataset> {
     Ok(dataset)
 }
 
-/// A handle that answers from a snapshot of now.
+/// A handle with a current snapshot.
 pub(super) fn reader(client: &Client, cache: &SnapshotCache) -> Result<Dataset> {
     Ok(client.dataset(&name()?)?.with_snapshot(cache)?)
 }
 
-/// The next `count` files that an epoch gives, compared with what was put.
+/// The next `count` files of an epoch, compared with the stored files.
 pub(super) fn some(epoch: &Epoch, files: &Files, count: usize) -> Result<Vec<u32>> {
     let mut numbers = Vec::new();
     while numbers.len() < count {
@@ -54,7 +54,7 @@ pub(super) fn some(epoch: &Epoch, files: &Files, count: usize) -> Result<Vec<u32
     Ok(numbers)
 }
 
-/// All that it still gives.
+/// All remaining files of an epoch.
 pub(super) fn rest(epoch: &Epoch, files: &Files) -> Result<Vec<u32>> {
     some(epoch, files, usize::MAX)
 }

@@ -1,6 +1,6 @@
-//! Training in the order of an epoch (paper, Figure 13): benches/training in small.
+//! Training in the order of an epoch (paper, Figure 13): a small run of benches/training.
 //!
-//! Must hold: the samples are read from real programs, in the order that dlcmd prints.
+//! Must hold: the samples come from real programs, in the order printed by dlcmd.
 
 use std::process::Command;
 
@@ -9,18 +9,18 @@ use dl_tests::program::{program, run, tool};
 use dl_tests::workspace;
 use serde_json::Value;
 
-/// What the accuracy of the default groups may lack of that of a full shuffle. Two seeds of a full
-/// shuffle differ by up to 0.01.
+/// The largest permitted loss of accuracy of the default groups against a full shuffle. Two seeds
+/// of a full shuffle differ by up to 0.01.
 const LESS: f64 = 0.03;
 
 #[test]
-fn chunk_wise_order_trains_like_a_full_shuffle_and_no_shuffle_does_not() -> Result<()> {
+fn chunk_wise_order_trains_like_a_full_shuffle() -> Result<()> {
     let programs = program("dlserver")?;
     ensure!(program("dlcmd")?.parent() == programs.parent(), "beside each other");
     let mut python = Command::new(tool("training/bin/python", "training")?);
     python.arg(workspace::root().join("benches/training/train.py")).arg("--small");
-    python.arg("--programs").arg(programs.parent().context("they are in a folder")?);
-    // What it imports is not to be compiled into the clone.
+    python.arg("--programs").arg(programs.parent().context("the programs have a folder")?);
+    // Python must not write compiled files into the clone.
     let ended = run(python.env("PYTHONDONTWRITEBYTECODE", "1"))?.code(0)?;
     let result: Value = serde_json::from_str(&ended.text())?;
     let rows = result.pointer("/datasets/0/rows").and_then(Value::as_array);

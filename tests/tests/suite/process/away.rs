@@ -1,4 +1,4 @@
-//! A server that dies under a command, and what the command says until there is one again.
+//! Loss of a server during a command, and the command's messages until the server returns.
 
 use std::fs;
 use std::path::Path;
@@ -13,14 +13,15 @@ use dl_tests::folder;
 use dl_tests::program::{Process, Server, run};
 use rustix::process::Signal;
 
-/// Of a sparse file: more than is ever under way, so that a put is not over when it has begun.
+/// The length of a sparse file: more than the client's chunks in flight, so that the put takes a
+/// while.
 const LARGE: u64 = 256 << 20;
 const FILES: usize = 500;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Keeps S-11 and S-01.
+/// Keeps S-11, S-01 and S-60.
 #[test]
-fn a_put_whose_server_died_says_so_and_ends_well_when_there_is_one_again() -> Result<()> {
+fn a_put_reports_a_dead_server_and_waits_for_its_return() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (data, source) = (scene.path().join("data"), scene.path().join("src"));
     folder::fill(&source, FILES, 20_000, &Dice::new(1))?;
@@ -43,8 +44,8 @@ fn a_put_whose_server_died_says_so_and_ends_well_when_there_is_one_again() -> Re
     let server = Server::start_with(&data, &address, &[])?;
     let code = put.wait(PATIENCE)?;
     let said = fs::read_to_string(&notes)?;
-    ensure!(code == 0, "it ended with {code}: {said}");
-    ensure!(said.lines().count() < 20, "it says too much: {said}");
+    ensure!(code == 0, "put ended with exit code {code}: {said}");
+    ensure!(said.lines().count() < 20, "put prints too much: {said}");
     let printed = fs::read_to_string(&out)?;
     let json: serde_json::Value = serde_json::from_str(&printed)?;
     ensure!(json["files"] == FILES + 1 && json["failed"] == 0, "{printed}");
@@ -58,9 +59,9 @@ fn a_put_whose_server_died_says_so_and_ends_well_when_there_is_one_again() -> Re
     folder::compare(&source, &got)
 }
 
-/// Keeps S-11: a server that hangs is told of soon, and costs each command one minute and no more.
+/// Keeps S-11, S-60 and S-61: a hanging server is reported soon and costs each command a minute.
 #[test]
-fn put_and_get_say_that_their_server_hangs_and_end_after_a_minute() -> Result<()> {
+fn put_and_get_report_a_hanging_server_and_end_in_a_minute() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (data, source) = (scene.path().join("data"), scene.path().join("src"));
     let (many, got) = (scene.path().join("many"), scene.path().join("got"));
@@ -85,30 +86,30 @@ fn put_and_get_say_that_their_server_hangs_and_end_after_a_minute() -> Result<()
     let began = clock.monotonic();
     until(|| Ok(said()?.contains(&format!("{address}: no answer for 5 s; trying for"))))?;
     let told = clock.monotonic() - began;
-    ensure!(told < Duration::from_secs(9), "it was told after {told:?}: {}", said()?);
+    ensure!(told < Duration::from_secs(9), "the report came after {told:?}: {}", said()?);
     let code = put.wait(PATIENCE + Duration::from_secs(20))?;
     let took = clock.monotonic() - began;
-    ensure!(took < PATIENCE + Duration::from_secs(10), "it took {took:?}: {}", said()?);
-    ensure!(code == 5, "it ended with {code}: {}", said()?);
-    // It waits a minute too, in each of its threads, and the one that lists no longer.
+    ensure!(took < PATIENCE + Duration::from_secs(10), "put took {took:?}: {}", said()?);
+    ensure!(code == 5, "put ended with exit code {code}: {}", said()?);
+    // The get waits a minute as well; its threads wait in parallel with its listing.
     let code = get.wait(Duration::from_secs(15))?;
     ensure!(code == 5, "get ended with {code}: {}", fs::read_to_string(&got_notes)?);
     server.kill()?;
     Ok(())
 }
 
-/// Waits until it is so.
+/// Waits for a condition.
 fn until(mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = Deadline::after(&*clock(), PATIENCE);
     while !is_so()? {
         let left = deadline.remaining(&*clock());
-        ensure!(!left.is_zero(), "it did not happen within {PATIENCE:?}");
+        ensure!(!left.is_zero(), "the condition is not met after {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
 }
 
-/// How many chunks there are.
+/// The count of chunks.
 fn objects(folder: &Path) -> Result<usize> {
     let mut count = 0;
     for entry in fs::read_dir(folder)? {

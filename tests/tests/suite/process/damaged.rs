@@ -1,4 +1,4 @@
-//! Damage to the small objects that everything hangs on: the identity, the names.
+//! Damage to small but essential objects: the identity and the names.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,7 +15,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// A stopped server's data, with these datasets of the same files.
+    /// The data of a stopped server, with datasets of equal files.
     fn new(datasets: &[&str]) -> Result<Self> {
         let scene = Self { folder: tempfile::tempdir()? };
         folder::fill(&scene.path("src"), 20, 2_000, &Dice::new(1))?;
@@ -36,14 +36,14 @@ impl Scene {
         Server::start(&self.path("data"))
     }
 
-    /// Changes one byte of what is stored of a file.
+    /// Changes a byte of a stored file.
     fn damage(&self, path: &str) -> Result<()> {
         let source = fs::read(self.path("src").join(path))?;
         let begin = source.get(..source.len().min(64)).context("it has a beginning")?;
         self.damage_at(begin).map(drop)
     }
 
-    /// Changes the first of these bytes where an object has them; gives the object.
+    /// Changes the first of these bytes in the object that holds them; returns the object.
     fn damage_at(&self, begin: &[u8]) -> Result<PathBuf> {
         let chunks = self.path("data/chunks");
         for name in folder::read(&chunks)?.into_keys() {
@@ -58,7 +58,7 @@ impl Scene {
         anyhow::bail!("they are not in the store")
     }
 
-    /// Runs the commands that verify prints, in their order; gives its findings.
+    /// Runs the commands printed by verify in order; returns its findings.
     fn obey(&self, server: &Server, verify: &[&str]) -> Result<String> {
         let found = dl(server, verify)?.code(4)?.text();
         let mut last = "";
@@ -93,8 +93,7 @@ fn identity(data: &Path) -> PathBuf {
 
 /// Keeps S-05: Rule 6.
 #[test]
-fn a_lost_identity_object_is_written_again_from_the_metadata_that_indexes_the_store() -> Result<()>
-{
+fn a_lost_identity_is_restored_from_the_metadata() -> Result<()> {
     let scene = Scene::new(&["a", "b"])?;
     let object = identity(&scene.path("data"));
     let before = fs::read(&object)?;
@@ -109,9 +108,10 @@ fn a_lost_identity_object_is_written_again_from_the_metadata_that_indexes_the_st
     Ok(())
 }
 
-/// Keeps S-05 and S-14: what is damaged is removed, as each start says; the objects tell whose they are.
+/// Keeps S-05 and S-14: each start demands the removal of damaged objects; the chunks identify the
+/// store.
 #[test]
-fn a_damaged_identity_beside_a_damaged_name_costs_nothing_that_the_metadata_has() -> Result<()> {
+fn a_damaged_identity_and_name_cost_no_indexed_file() -> Result<()> {
     let scene = Scene::new(&["a", "k"])?;
     let data = scene.path("data");
     let object = identity(&data);
@@ -142,8 +142,7 @@ fn a_damaged_identity_beside_a_damaged_name_costs_nothing_that_the_metadata_has(
 
 /// Keeps S-05: Rule 6.
 #[test]
-fn a_store_without_identity_and_metadata_is_recovered_and_not_taken_for_a_fresh_one() -> Result<()>
-{
+fn a_store_without_identity_is_not_taken_for_empty() -> Result<()> {
     let scene = Scene::new(&["a"])?;
     fs::remove_file(identity(&scene.path("data")))?;
     fs::remove_dir_all(scene.path("data/meta"))?;
@@ -164,8 +163,7 @@ fn a_store_without_identity_and_metadata_is_recovered_and_not_taken_for_a_fresh_
 
 /// Keeps S-05: Rule 6.
 #[test]
-fn the_metadata_of_another_store_is_refused_also_when_a_store_has_lost_its_identity() -> Result<()>
-{
+fn metadata_of_another_store_are_refused() -> Result<()> {
     let (one, other) = (Scene::new(&["a"])?, Scene::new(&["a"])?);
     let object = identity(&one.path("data"));
     fs::remove_file(&object)?;
@@ -190,7 +188,7 @@ fn a_damaged_name_costs_its_dataset_and_no_other() -> Result<()> {
         if wiped {
             fs::remove_dir_all(data.join("meta"))?;
         } else {
-            // So that the next start rolls forward.
+            // A kill, so that the next start rolls forward.
             scene.start()?.kill()?;
         }
         let server = scene.start()?;
@@ -202,7 +200,7 @@ fn a_damaged_name_costs_its_dataset_and_no_other() -> Result<()> {
         let refused = dl(&server, ["ls", "dl://k"])?.code(1)?;
         ensure!(refused.stderr.contains("dataset k"), "{}", refused.stderr);
         for words in [&["datasets"][..], &["--json", "datasets"]] {
-            // What the metadata has of it is there to be told.
+            // The metadata's remaining rows must be reported.
             let is_partly = wiped || words.len() > 1;
             let listed = dl(&server, words)?.code(if is_partly { 4 } else { 0 })?;
             let is_listed = |name: &str| listed.text().lines().any(|line| line.contains(name));
@@ -222,9 +220,10 @@ fn a_damaged_name_costs_its_dataset_and_no_other() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-14 and S-29: which of the two is right nobody can tell, so it is told, and not tried again.
+/// Keeps S-14, S-29 and S-63: no rule decides between the copies, so both are reported and not
+/// retried.
 #[test]
-fn a_name_that_is_a_copy_of_another_is_told_and_costs_no_third_one() -> Result<()> {
+fn a_copied_name_is_reported_and_costs_no_other_dataset() -> Result<()> {
     let scene = Scene::new(&["a", "b", "c"])?;
     let (data, names) = (scene.path("data"), scene.path("data/chunks/names"));
     let of_a = fs::read(names.join("a/00000001"))?;
@@ -239,13 +238,16 @@ fn a_name_that_is_a_copy_of_another_is_told_and_costs_no_third_one() -> Result<(
             told.stderr.contains(&object)
         };
         ensure!(is_told(copy) && is_told(original), "{told:?}");
-        // The metadata knows.
+        // The metadata know the three names.
         for dataset in ["a", "b", "c"] {
             scene.compare(&server, dataset)?;
         }
         let found =
             dl(&server, ["verify", "dl://a"])?.code(if mended.is_some() { 4 } else { 0 })?;
-        ensure!(mended.is_none() || found.text().contains("one is a copy"), "{found:?}");
+        ensure!(
+            mended.is_none() || found.text().contains("another dataset than the metadata has"),
+            "{found:?}"
+        );
         server.stop()?;
 
         fs::remove_dir_all(data.join("meta"))?;
@@ -272,9 +274,9 @@ fn a_name_that_is_a_copy_of_another_is_told_and_costs_no_third_one() -> Result<(
     Ok(())
 }
 
-/// Keeps S-29: also a chunk that was moved away while the server has it open.
+/// Keeps S-29: a chunk is moved away while the server has its file open.
 #[test]
-fn verify_finds_a_chunk_that_is_gone_though_the_server_has_it_open() -> Result<()> {
+fn verify_finds_a_lost_chunk_despite_an_open_file() -> Result<()> {
     let scene = Scene::new(&["ds"])?;
     let server = scene.start()?;
     scene.compare(&server, "ds")?;
@@ -290,9 +292,9 @@ fn verify_finds_a_chunk_that_is_gone_though_the_server_has_it_open() -> Result<(
     Ok(())
 }
 
-/// Keeps S-14 and S-29: as long as the metadata knows what it stood for.
+/// Keeps S-14, S-29 and S-46: as long as the metadata know the lost name.
 #[test]
-fn a_name_that_the_chunk_store_lost_is_found_and_written_again() -> Result<()> {
+fn a_lost_name_is_found_and_restored() -> Result<()> {
     let scene = Scene::new(&["a", "k"])?;
     let server = scene.start()?;
     fs::remove_dir_all(scene.path("data/chunks/names/k"))?;
@@ -309,9 +311,9 @@ fn a_name_that_the_chunk_store_lost_is_found_and_written_again() -> Result<()> {
     scene.compare(&server, "a")
 }
 
-/// Keeps S-02: of a dataset without a name nothing is brought back, so it is not taken for whole.
+/// Keeps S-02: without a name a dataset is not repaired, so it is not complete.
 #[test]
-fn what_lost_its_name_and_its_last_writes_is_refused_until_it_is_recovered() -> Result<()> {
+fn a_dataset_with_losses_is_refused_until_recovered() -> Result<()> {
     let scene = Scene::new(&["a", "k"])?;
     scene.start()?.kill()?;
     fs::remove_dir_all(scene.path("data/chunks/names/k"))?;
@@ -323,13 +325,13 @@ fn what_lost_its_name_and_its_last_writes_is_refused_until_it_is_recovered() -> 
     scene.compare(&server, "k")
 }
 
-/// Keeps S-03 (I3) and S-29: one part is gone, and then all that told of it.
+/// Keeps S-03 (I3), S-29 and S-46: a part is lost, then all metadata about it.
 #[test]
-fn a_large_file_without_all_of_its_parts_is_told_by_recover_and_by_verify() -> Result<()> {
+fn recover_and_verify_report_a_large_file_without_a_part() -> Result<()> {
     let (scene, server) = with_files(&["one"], true)?;
     let chunks = scene.path("data/chunks");
     let objects = folder::read(&chunks)?;
-    // The last chunk of it holds less.
+    // The last chunk of the file is smaller.
     let part = objects.iter().max_by_key(|(_, (bytes, ..))| bytes.len()).context("objects")?.0;
     fs::remove_file(chunks.join(OsStr::from_bytes(part)))?;
     server.stop()?;
@@ -351,7 +353,7 @@ fn a_large_file_without_all_of_its_parts_is_told_by_recover_and_by_verify() -> R
 
 const VERIFY: [&str; 3] = ["verify", "--checksums", "dl://ds"];
 
-/// A dataset `ds` with files of these names, one empty, and one of several parts if `is_large`.
+/// A dataset `ds` with these files, an empty file, and a file of several parts if `is_large`.
 fn with_files(names: &[&str], is_large: bool) -> Result<(Scene, Server)> {
     let scene = Scene { folder: tempfile::tempdir()? };
     for name in names {
@@ -368,9 +370,9 @@ fn with_files(names: &[&str], is_large: bool) -> Result<(Scene, Server)> {
     Ok((scene, server))
 }
 
-/// Keeps S-29.
+/// Keeps S-29 and S-55.
 #[test]
-fn the_command_that_verify_prints_mends_damaged_bytes() -> Result<()> {
+fn the_command_printed_by_verify_repairs_damaged_bytes() -> Result<()> {
     let (scene, server) = with_files(&["one", "two", "three"], true)?;
     for path in ["one", "three", "large"] {
         scene.damage(path)?;
@@ -389,7 +391,7 @@ fn the_command_that_verify_prints_mends_damaged_bytes() -> Result<()> {
 
 /// Keeps S-29.
 #[test]
-fn the_command_that_verify_prints_mends_a_chunk_that_is_lost() -> Result<()> {
+fn the_command_printed_by_verify_replaces_a_lost_chunk() -> Result<()> {
     let (scene, server) = with_files(&["one", "two"], false)?;
     let chunks = scene.path("data/chunks");
     for name in folder::read(&chunks)?.into_keys().filter(|name| name.ends_with(b".c")) {
@@ -407,9 +409,10 @@ fn the_command_that_verify_prints_mends_a_chunk_that_is_lost() -> Result<()> {
     scene.compare(&server, "ds")
 }
 
-/// Keeps S-29 and S-02: nothing shows of it until the metadata is lost, and then it is too late.
+/// Keeps S-29, S-02 and S-55: the damage shows only after the loss of the metadata, too late for a
+/// repair.
 #[test]
-fn the_command_that_verify_prints_mends_damaged_headers_of_whole_bytes() -> Result<()> {
+fn the_command_printed_by_verify_repairs_damaged_headers() -> Result<()> {
     for has_large in [false, true] {
         let (scene, server) = with_files(&["one", "two"], has_large)?;
         let chunks = scene.path("data/chunks");
@@ -423,7 +426,7 @@ fn the_command_that_verify_prints_mends_damaged_headers_of_whole_bytes() -> Resu
             fs::write(object, bytes)?;
         }
         if !has_large {
-            // Of a large file, the last header says where its bytes are.
+            // The last header of a large file holds the places of its parts.
             scene.compare(&server, "ds")?;
         }
         scene.obey(&server, &VERIFY)?;
@@ -441,14 +444,14 @@ fn the_command_that_verify_prints_mends_damaged_headers_of_whole_bytes() -> Resu
     Ok(())
 }
 
-/// Keeps S-29: a part with such a header is not adopted once the metadata is lost.
+/// Keeps S-29: after the loss of the metadata, a part with such a header is not adopted.
 #[test]
 fn verify_reads_the_headers_of_the_parts_of_large_files() -> Result<()> {
     let (scene, server) = with_files(&["one"], true)?;
     let chunks = scene.path("data/chunks");
     let mut damaged = 0;
     for (name, (mut bytes, ..)) in folder::read(&chunks)? {
-        // FORMAT, the kind of an object.
+        // The object kind, as in FORMAT.
         if name.ends_with(b".c") && bytes.get(10..12) == Some(&[2, 0]) {
             *bytes.get_mut(100).context("a header is longer")? ^= 1;
             fs::write(chunks.join(OsStr::from_bytes(&name)), bytes)?;
@@ -468,8 +471,8 @@ fn verify_reads_the_headers_of_the_parts_of_large_files() -> Result<()> {
 
 /// Keeps S-14.
 #[test]
-fn a_large_file_ends_before_its_damaged_part_which_is_named_with_what_heals_it() -> Result<()> {
-    // All parts but the last are of one length.
+fn a_large_file_ends_before_its_damaged_part() -> Result<()> {
+    // All parts but the last have this length.
     const PART: usize = (4 << 20) - 4096;
     let whole = Dice::new(1).bytes(20_000_000);
     for number in [0, 2, whole.len() / PART] {

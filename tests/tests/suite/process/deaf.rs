@@ -1,5 +1,5 @@
-//! Clients that never look at their sockets, spoken in HTTP/2 frames by hand: a client library takes
-//! what comes, if only to lay it aside, and answers pings.
+//! Clients that never read their sockets, written as raw HTTP/2 frames: a client library always
+//! reads, and answers pings.
 
 #![expect(clippy::big_endian_bytes, reason = "the numbers in HTTP/2 frames are big-endian")]
 
@@ -21,10 +21,10 @@ use prost::Message;
 use super::readers::impatient;
 use super::stalled::headers;
 
-/// Less than the time after which HTTP/2 gives up who answers no ping.
+/// Less than the HTTP/2 ping time-out.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// After so long without a word a client is asked for one, and after as long again it is given up.
+/// A silent client gets a ping after this time, and is closed after the same time again.
 const PING: Duration = Duration::from_secs(20);
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -39,7 +39,7 @@ fn whole_file(path: &'static str) -> pb::ReadItem {
     pb::ReadItem { source, ..pb::ReadItem::default() }
 }
 
-/// Asks for a file very often, with windows that hold all of it, and takes not a byte.
+/// Requests a file many times with large windows, and reads nothing.
 fn ask(address: SocketAddr, dataset: DatasetId) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_write_timeout(Some(Duration::from_secs(5)))?;
@@ -59,13 +59,13 @@ fn ask(address: SocketAddr, dataset: DatasetId) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Keeps S-16: also with answers to its pings under way, which a server sends before it reads on.
+/// Keeps S-16: with ping answers of the server in flight, which come before the next read.
 #[tokio::test(flavor = "multi_thread")]
-async fn readers_that_never_look_at_their_sockets_lose_their_memory_to_others() -> Result<()> {
+async fn readers_with_idle_sockets_lose_their_memory() -> Result<()> {
     let bytes = vec![7; 600_000];
     let limits = Limits { read_bytes: 4 << 20, ..Limits::default() };
     let (server, honest, dataset) = impatient(limits, &bytes).await?;
-    // Together they have all the memory for reads.
+    // Both connections together hold all the memory for reads.
     let mut deaf = vec![ask(server.address(), dataset)?, ask(server.address(), dataset)?];
     let until = clock().monotonic() + PATIENCE;
     while !deaf.is_empty() {
@@ -87,15 +87,15 @@ async fn readers_that_never_look_at_their_sockets_lose_their_memory_to_others() 
     Ok(())
 }
 
-/// How many connections have asked something and are open.
+/// The count of open connections with requests.
 fn known(server: &Server) -> Result<f64> {
     sample(server.http(), "diesel_connections{state=\"known\"}")
 }
 
-/// Keeps S-16: as when its host was switched off, so that not even an end comes from it. It takes 40
-/// seconds, in which nothing is to be done.
+/// Keeps S-16: a client whose host was switched off, without a closed connection. The test waits 40
+/// seconds.
 #[test]
-fn a_client_that_answers_no_ping_is_given_up_while_others_are_served() -> Result<()> {
+fn a_client_without_ping_answers_is_given_up() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let flags = ["--http", "127.0.0.1:0"];
     let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
@@ -103,7 +103,7 @@ fn a_client_that_answers_no_ping_is_given_up_while_others_are_served() -> Result
     run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
     let mut silent = TcpStream::connect(server.address())?;
     silent.set_read_timeout(Some(Duration::from_secs(5)))?;
-    // It has asked something, so that it may stay.
+    // A first request, so that the connection may stay.
     let frames = [
         PREFACE.to_vec(),
         frame(4, 0, 0, &[]),
@@ -119,7 +119,7 @@ fn a_client_that_answers_no_ping_is_given_up_while_others_are_served() -> Result
     }
     let took = loop {
         ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
-        // That one has gone again.
+        // The second client has left again.
         std::thread::sleep(pause);
         let (open, took) = (known(&server)?, clock.monotonic() - began);
         if open == 0.0 {
@@ -130,7 +130,7 @@ fn a_client_that_answers_no_ping_is_given_up_while_others_are_served() -> Result
     ensure!(took > 3 * PING / 2, "it was closed after {took:?}, for something else");
     let mut came = Vec::new();
     silent.read_to_end(&mut came).context("read to the end of the connection")?;
-    // How the frame of a ping begins.
+    // The beginning of a ping frame.
     let ping = [0_u8, 0, 8, 6, 0, 0, 0, 0, 0];
     ensure!(came.windows(ping.len()).any(|bytes| bytes == ping), "it was never asked: {came:?}");
     server.stop()?;

@@ -1,4 +1,4 @@
-//! The tours of demo/, on small folders and with the programs of the tests.
+//! The tours of demo/, with small folders and the programs of the tests.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -10,7 +10,7 @@ use dl_tests::dice::Dice;
 use dl_tests::program::{program, run, tool};
 use dl_tests::{folder, workspace};
 
-/// A folder to pack, and one in which the tour may work.
+/// A source folder, and a working folder of the tour.
 struct Scene {
     folder: tempfile::TempDir,
 }
@@ -34,7 +34,7 @@ impl Scene {
         tour
     }
 
-    /// Nothing but the sources is left.
+    /// Checks that only the sources are left.
     fn check_left(&self) -> Result<()> {
         let left: Vec<_> = fs::read_dir(self.path("tmp"))?.collect::<Result<_, _>>()?;
         ensure!(left.is_empty(), "{left:?} is left");
@@ -42,14 +42,14 @@ impl Scene {
     }
 }
 
-/// The folder with the programs of the tests.
+/// The folder of the programs of the tests.
 fn programs() -> Result<PathBuf> {
     program("examples/read_shuffled")?;
     Ok(program("dlserver")?.parent().context("a program is in a folder")?.to_owned())
 }
 
 #[test]
-fn the_demo_packs_a_folder_loses_its_metadata_and_reads_every_byte_again() -> Result<()> {
+fn the_demo_recovers_from_lost_metadata() -> Result<()> {
     let scene = Scene::new(300, 20_000)?;
     symlink("nowhere", scene.path("src").join("link"))?;
     let said = run(&mut scene.tour("run.sh", &programs()?))?.code(0)?.text();
@@ -86,8 +86,8 @@ fn the_demo_fails_where_a_part_of_its_files_was_not_stored() -> Result<()> {
 }
 
 #[test]
-fn the_demo_of_a_cluster_goes_through_with_all_that_is_killed_and_wiped() -> Result<()> {
-    // The put has to last until a server is killed in the middle of it.
+fn the_cluster_demo_survives_its_kills_and_losses() -> Result<()> {
+    // A put long enough for a kill of its server.
     let scene = Scene::new(2_000, 100_000)?;
     let mut tour = scene.tour("cluster.sh", &programs()?);
     let tools = tool("bin/s3s-fs", "buckets")?;

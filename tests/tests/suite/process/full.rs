@@ -1,4 +1,4 @@
-//! Disks that run full: what is told, what goes on, and the way out of it.
+//! Full disks: messages, continued service, and the remedy.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,11 +12,11 @@ use dl_tests::dice::Dice;
 use dl_tests::program::{Ended, Server, dl, run, server_command};
 use dl_tests::{folder, skip};
 
-/// A small file system in memory, gone with this.
+/// A small file system in memory, unmounted on drop.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// None where that is not allowed.
+    /// Mounts the file system; none if the machine refuses.
     fn mount(at: &Path) -> Result<Option<Self>> {
         fs::create_dir_all(at)?;
         let mut mount = Command::new("mount");
@@ -33,20 +33,20 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // What is left in the folder goes with it.
+        // Unmounting drops the remaining files.
         let _ = run(Command::new("umount").arg("-l").arg(&self.0));
     }
 }
 
 /// Keeps S-01 and S-12.
 #[test]
-fn a_full_disk_is_said_to_the_client_and_loses_nothing_acknowledged() -> Result<()> {
+fn a_full_disk_is_reported_and_loses_nothing() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
     let data = disk.0.join("data");
     let (small, large) = (scene.path().join("small"), scene.path().join("large"));
     folder::fill(&small, 100, 20_000, &Dice::new(1))?;
-    // More than a put has under way at once, so that it gives up with the rest untried.
+    // More chunks than a put sends at once, so that the put gives up with untried chunks.
     folder::fill(&large, 1_000, 300_000, &Dice::new(2))?;
     let server = Server::start(&data)?;
     run(server.dlcmd()?.arg("put").arg(&small).arg("dl://small"))?.code(0)?;
@@ -57,14 +57,14 @@ fn a_full_disk_is_said_to_the_client_and_loses_nothing_acknowledged() -> Result<
     let got = scene.path().join("got");
     run(server.dlcmd()?.arg("get").arg("dl://small").arg(&got))?.code(0)?;
     folder::compare(&small, &got)?;
-    // What was acknowledged of the large one is whole.
+    // Acknowledged files of the large dataset are complete.
     let part = scene.path().join("part");
     run(server.dlcmd()?.arg("get").arg("dl://large").arg(&part))?.code(0)?;
     let all = folder::read(&large)?;
     for (path, file) in folder::read(&part)? {
         ensure!(all.get(&path) == Some(&file), "{} is not whole", String::from_utf8_lossy(&path));
     }
-    // Space comes back, and the server goes on, also after a kill.
+    // After a delete the server continues, also after a kill.
     dl(&server, ["delete-dataset", "dl://large"])?.code(0)?;
     run(server.dlcmd()?.arg("put").arg(&small).arg("dl://again"))?.code(0)?;
     server.kill()?;
@@ -80,7 +80,7 @@ fn a_full_disk_is_said_to_the_client_and_loses_nothing_acknowledged() -> Result<
 
 /// Keeps S-12.
 #[test]
-fn a_server_that_begins_on_a_full_disk_says_what_to_do() -> Result<()> {
+fn a_server_on_a_full_disk_names_the_remedy() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
     let filler = disk.0.join("filler");
@@ -98,15 +98,15 @@ fn a_server_that_begins_on_a_full_disk_says_what_to_do() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-12 and S-26.
+/// Keeps S-12, S-26 and S-37.
 #[test]
-fn whoever_filled_the_disk_with_puts_can_delete() -> Result<()> {
+fn deletes_work_after_puts_filled_the_disk() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
     let server = Server::start(&disk.0.join("data"))?;
     folder::write(scene.path(), "kept/a", "a")?;
     run(server.dlcmd()?.arg("put").arg(scene.path().join("kept")).arg("dl://kept"))?.code(0)?;
-    // With ever smaller files, until not even those of a few bytes fit.
+    // Smaller and smaller files, until a few bytes do not fit.
     for (round, longest) in [1_000_000, 100_000, 10_000, 100].into_iter().enumerate() {
         let source = scene.path().join(format!("src{round}"));
         folder::fill(&source, 40, longest, &Dice::new(round as u64))?;
@@ -135,7 +135,7 @@ fn whoever_filled_the_disk_with_puts_can_delete() -> Result<()> {
     Ok(())
 }
 
-/// Runs it, and fails when that takes long.
+/// Runs a command with a short time limit.
 fn at_once(command: &mut Command) -> Result<Ended> {
     let (clock, shown) = (clock(), format!("{command:?}"));
     let began = clock.monotonic();
@@ -145,7 +145,7 @@ fn at_once(command: &mut Command) -> Result<Ended> {
     Ok(ended)
 }
 
-/// Keeps S-12: of all threads that get files, none waits for another that gave up.
+/// Keeps S-12: no thread of a get waits for a thread that has given up.
 #[test]
 fn a_get_onto_a_full_disk_ends_at_once() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -162,9 +162,9 @@ fn a_get_onto_a_full_disk_ends_at_once() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-12: whatever was not written to the metadata yet, nobody waits for it.
+/// Keeps S-12 and S-62: no request waits for a failing write of the metadata.
 #[test]
-fn a_disk_that_others_fill_is_told_at_once_and_reading_goes_on() -> Result<()> {
+fn a_disk_filled_by_others_is_reported_and_reads_continue() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
     let (data, source) = (disk.0.join("data"), scene.path().join("src"));

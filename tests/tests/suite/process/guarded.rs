@@ -1,4 +1,4 @@
-//! An etcd that speaks TLS, and asks who comes.
+//! An etcd with TLS and client authentication.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use dl_tests::program::{Server, run, server_command};
 
 use super::settings::{bounds, soon};
 
-/// What may be in no text.
+/// The password, absent from all output.
 const SECRET: &str = "TOP:SE@CRET";
 
-/// How long etcd knows a login.
+/// The lifetime of a login token in etcd.
 const TOKEN: Duration = Duration::from_secs(2);
 
 /// Keeps S-33 and S-30.
 #[test]
-fn settings_come_from_an_etcd_with_tls_logins_and_certificates_of_clients() -> Result<()> {
+fn settings_come_from_etcd_with_tls_and_logins() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (ca, other) = (Ca::new(scene.path(), "ca")?, Ca::new(scene.path(), "other")?);
     for ca in [&ca, &other] {
@@ -26,7 +26,7 @@ fn settings_come_from_an_etcd_with_tls_logins_and_certificates_of_clients() -> R
     let (trusted, ttl) = (ca.file("ca.pem"), TOKEN.as_secs().to_string());
     let wants = ["--client-cert-auth", "--trusted-ca-file", &trusted, "--auth-token-ttl", &ttl];
     let mut etcd = Etcd::start_tls(&ca, &wants)?;
-    // A user of the one key, who may only read it.
+    // A user with read access to a single key.
     let user = format!("diesel:{SECRET}");
     for arguments in [
         &["user", "add", "root:root"][..],
@@ -71,7 +71,7 @@ fn settings_come_from_an_etcd_with_tls_logins_and_certificates_of_clients() -> R
         (with(format!("{trusted}&cert=/no/cert&key=/no/key")), "/no/cert: No such file"),
         (("DIESEL_CONFIG".to_owned(), plain), "write etcds://"),
     ];
-    // Each takes as long as a server waits for its settings.
+    // Each start takes as long as a server waits for its settings.
     std::thread::scope(|scope| {
         let refused = &refused;
         let begun = wrong.map(|(place, told)| scope.spawn(move || refused(place, told)));
@@ -84,11 +84,11 @@ fn settings_come_from_an_etcd_with_tls_logins_and_certificates_of_clients() -> R
     reads(16)?;
     set(&etcd, 20)?;
     reads(20)?;
-    // etcd has forgotten the login, and what is watched goes on.
+    // The token has expired; the watch continues.
     std::thread::sleep(TOKEN * 3);
     set(&etcd, 24)?;
     reads(24)?;
-    // Whoever begins again logs in again.
+    // A new watch logs in again.
     etcd.kill(0)?;
     etcd.run(0)?;
     soon("etcd is back", || Ok(set(&etcd, 28).is_ok()))?;

@@ -1,4 +1,4 @@
-//! A server dies in the middle of a deletion, and the next one may remove nothing.
+//! The death of a server in the middle of a deletion; the next server is read-only.
 
 use std::fs;
 use std::process::Stdio;
@@ -16,13 +16,12 @@ use dl_tests::program::{Process, Server, dl, run};
 use dl_tests::proxy::Proxy;
 use dl_tests::s3::{Kind, S3, settings};
 
-/// How long the bucket takes to write the name that says that the dataset is deleted.
+/// The latency of the bucket for the object with the deleted name.
 const SLOWLY: Duration = Duration::from_secs(6);
 
-/// Keeps S-21, S-33 and S-01: killed after the name says so, and before the metadata knows.
+/// Keeps S-21, S-33 and S-01: with a kill after the name is written and before the metadata change.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deletion_cut_off_behind_its_name_holds_also_while_the_servers_are_read_only()
--> Result<()> {
+async fn an_interrupted_deletion_holds_on_read_only_servers() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let redis = Redis::start(&[]).await;
     let bucket = S3::start(Kind::S3sFs)?;
@@ -48,7 +47,7 @@ async fn a_deletion_cut_off_behind_its_name_holds_also_while_the_servers_are_rea
     let mut delete = server.dlcmd()?;
     delete.args(["delete-dataset", "dl://ds"]).stdin(Stdio::null());
     let mut delete = Process::start(delete.stdout(Stdio::null()).stderr(Stdio::null()))?;
-    // By then the metadata says that it is about to end. From now on it can't be written.
+    // The metadata already have the intent; from now on Redis is read-only.
     std::thread::sleep(SLOWLY / 2);
     redis.ask(&["CLIENT", "PAUSE", "120000", "WRITE"]).await;
     ensure!(generations().await? == 1, "the name was written too soon for this test");

@@ -1,7 +1,7 @@
-//! Housekeeping through several servers over one Redis and one folder, each command through the next
-//! of them, with one that is killed and started again on the way.
+//! Housekeeping through several servers over one Redis and one folder: each command uses the next
+//! server, and a server is killed and restarted on the way.
 //!
-//! Must hold: hours go by between two steps, so that each purge has something to do.
+//! Must hold: hours pass between steps, so that each purge has work.
 
 use std::fs;
 
@@ -11,11 +11,11 @@ use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::{Ended, Server, purged, run};
 use dl_tests::rounds;
-use dl_tests::shift::Shift;
+use dl_tests::shift::ClockShift;
 
 const SERVERS: usize = 3;
 
-/// How long ago it begins, and how much later each step is, in seconds.
+/// The start of the history and the time of a step, in seconds.
 const AGE: i64 = 10 * 86_400;
 const STEP: i64 = 3 * 3_600;
 
@@ -26,7 +26,7 @@ async fn each_step_of_housekeeping_may_go_to_another_server() -> Result<()> {
         let scene = tempfile::tempdir()?;
         let (data, source) = (scene.path().join("data"), scene.path().join("src"));
         let redis = Redis::start(&[]).await;
-        let past = Shift::new(scene.path(), "past", -AGE)?;
+        let past = ClockShift::new(scene.path(), "past", -AGE)?;
         let start = || {
             let meta = ["--meta", &redis.url()];
             Server::start_among(&data, "127.0.0.1:0", &meta, &past.variables())
@@ -58,7 +58,7 @@ async fn each_step_of_housekeeping_may_go_to_another_server() -> Result<()> {
                     ask(&["rm", &format!("dl://ds/{path}")])?;
                 }
             }
-            // What was put before this step.
+            // Purges data of earlier steps.
             let done = purged(&ask(&["--json", "purge", "--grace", "0s", "dl://ds"])?)?;
             ensure!(step == 0 || done > 0, "step {step}: nothing to purge");
             ask(&["verify", "--checksums", "dl://ds"])?;

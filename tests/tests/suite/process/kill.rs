@@ -1,7 +1,7 @@
-//! Processes killed at random moments of a `dlcmd put`, restarted, and the put run again.
+//! Kills at random moments of a `dlcmd put`, a restart, and a second put.
 //!
-//! Must hold: a test passes only where at least half as many strikes as were asked for came upon a
-//! put that was running, with some of its chunks stored.
+//! Must hold: a test passes only if at least half of the requested kills hit a running put with
+//! stored chunks.
 
 use std::cell::Cell;
 use std::fs;
@@ -21,27 +21,27 @@ use rustix::process::Signal;
 const FILES: usize = 3_000;
 const LONGEST: usize = 20_000;
 
-/// Such files fill three times as many chunks as a put sends at once, and the ones that it sends when
-/// it is interrupted are still stored.
+/// Files of this length fill three times as many chunks as a put sends at once. Chunks in flight at
+/// an interrupt are still stored.
 const LONGER: usize = 60_000;
 
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// So many times as many strikes as were asked for are tried before too few have hit.
+/// The factor between attempts and requested kills, before a test fails.
 const TRIED: usize = 15;
 
-/// A folder of files, and one for the server.
+/// A folder of source files, and a server's folder.
 struct Scene {
     folder: tempfile::TempDir,
     dice: Dice,
-    /// How long an undisturbed put takes here, so that strikes come in the middle of it.
+    /// The duration of an undisturbed put on this machine.
     usual: Cell<Duration>,
 }
 
-/// A put that was started.
+/// A running put.
 struct Put {
     process: Process,
-    /// Chunks that were stored before.
+    /// Chunks stored before this put.
     before: usize,
     clock: Arc<dyn Clock>,
     began: Duration,
@@ -75,13 +75,13 @@ impl Scene {
         Server::start(&self.path("data"))
     }
 
-    /// Starts it where another one was, so that a put that is still running finds it again.
+    /// Restarts the server at the same address, so that a running put continues.
     fn start_again(&self, address: &str) -> Result<Server> {
         Server::start_with(&self.path("data"), address, &[])
     }
 
-    /// Starts `dlcmd put` of the whole folder; `told` is where it reports. Each thread fills a chunk
-    /// of its own: of many threads, all chunks would be stored at the end, and at once.
+    /// Starts `dlcmd put` of the source folder with stdout to `told`. Each thread fills its own
+    /// chunk, so few threads keep the stores apart in time.
     fn put(&self, server: &Server, dataset: &str, told: Stdio) -> Result<Put> {
         let mut put = server.dlcmd()?;
         put.args(["--json", "put", "--threads", "2"]).arg(self.path("src")).arg(dataset);
@@ -91,12 +91,12 @@ impl Scene {
         Ok(Put { process: Process::start(&mut put)?, before, clock, began })
     }
 
-    /// Chunks that are stored now.
+    /// The count of stored chunks.
     fn chunks(&self) -> usize {
         chunks_below(&self.path("data/chunks"))
     }
 
-    /// Waits for a random moment of a put; two of three times for one with some of it stored.
+    /// Waits for a random moment of a put; in two of three cases after its first chunk.
     fn await_moment(&self, put: &mut Put) -> Result<()> {
         if !self.dice.once_in(3) {
             self.await_chunk(put)?;
@@ -104,42 +104,42 @@ impl Scene {
         self.pause(put)
     }
 
-    /// Waits until something of a put is stored, or the put has ended.
+    /// Waits until a put has stored a chunk or has ended.
     fn await_chunk(&self, put: &mut Put) -> Result<()> {
         while put.process.ended()?.is_none() && self.chunks() <= put.before {
-            ensure!(put.lasts() < PATIENCE, "it stores nothing");
+            ensure!(put.lasts() < PATIENCE, "the put stores nothing");
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }
 
-    /// Waits for a random part of what is usually left of a put.
+    /// Waits for a random part of the put's expected remaining time.
     fn pause(&self, put: &mut Put) -> Result<()> {
         let left = self.usual.get().saturating_sub(put.lasts());
         std::thread::sleep(left.mul_f64(self.dice.below(1000) as f64 / 1000.0));
         if put.process.ended()?.is_some() {
-            // They have become faster: the machine was busier when the first one was measured.
+            // Puts have become faster: the first measurement was made on a busier machine.
             self.usual.set(put.lasts());
         }
         Ok(())
     }
 
-    /// Whether a strike would hit: the put runs, with something of it stored.
+    /// Whether the put runs and has stored a chunk.
     fn is_under_way(&self, put: &mut Put) -> Result<bool> {
         Ok(put.process.ended()?.is_none() && self.chunks() > put.before)
     }
 
-    /// Puts until it is done, gets it into a fresh folder, and compares.
+    /// Completes the put, gets the dataset and compares the files.
     fn put_and_compare(&self, server: &Server, dataset: &str) -> Result<()> {
         run(server.dlcmd()?.arg("put").arg(self.path("src")).arg(dataset))?.code(0)?;
         self.compare(server, dataset)
     }
 
-    /// What is there of a put that was cut off are whole files; gives how many.
+    /// Checks that an interrupted put has stored only whole files; returns their count.
     fn check_part(&self, server: &Server, dataset: &str) -> Result<usize> {
         let got = self.path("part");
         let part = run(server.dlcmd()?.arg("get").arg(dataset).arg(&got))?;
-        // Cut off before it had made the dataset: not found.
+        // Not found: the put ended before the dataset existed.
         if part.code == 3 {
             return Ok(0);
         }
@@ -161,7 +161,7 @@ impl Scene {
     }
 }
 
-/// Chunks below a folder, in which they come and go.
+/// The count of chunks below a folder; files may appear and vanish meanwhile.
 fn chunks_below(folder: &Path) -> usize {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     let mut count = 0;
@@ -175,8 +175,8 @@ fn chunks_below(folder: &Path) -> usize {
     count
 }
 
-/// Strikes so many times, each time another put, and goes on until half as many have hit. A strike
-/// says whether it did.
+/// Runs `once` the given number of times, and more often until half of the runs have hit. `once`
+/// returns whether its kill has hit.
 fn strike(times: usize, mut once: impl FnMut(usize) -> Result<bool>) -> Result<()> {
     let wanted = times.div_ceil(2);
     let (mut struck, mut hit) = (0, 0);
@@ -194,7 +194,7 @@ fn strike(times: usize, mut once: impl FnMut(usize) -> Result<bool>) -> Result<(
 
 /// Keeps S-01 (I1) and S-03 (I3).
 #[test]
-fn a_put_goes_on_over_kills_of_the_server_and_every_byte_comes_back() -> Result<()> {
+fn a_put_survives_kills_of_the_server() -> Result<()> {
     let scene = Scene::new(1, LONGEST)?;
     strike(rounds(5, 60), |round| {
         let dataset = format!("dl://round{round}");
@@ -217,7 +217,7 @@ fn a_put_goes_on_over_kills_of_the_server_and_every_byte_comes_back() -> Result<
 
 /// Keeps S-03.
 #[test]
-fn a_killed_put_leaves_only_whole_files_and_the_next_one_goes_on() -> Result<()> {
+fn a_killed_put_leaves_whole_files_and_can_be_repeated() -> Result<()> {
     let scene = Scene::new(2, LONGEST)?;
     let server = scene.start()?;
     strike(rounds(3, 30), |round| {
@@ -238,14 +238,14 @@ fn a_killed_put_leaves_only_whole_files_and_the_next_one_goes_on() -> Result<()>
 
 /// Keeps S-13.
 #[test]
-fn an_interrupted_put_leaves_a_whole_dataset_as_far_as_it_went() -> Result<()> {
+fn an_interrupted_put_leaves_the_reported_files() -> Result<()> {
     let scene = Scene::new(4, LONGER)?;
     let server = scene.start()?;
     strike(rounds(3, 30), |round| {
         let dataset = format!("dl://round{round}");
         let told = scene.path("told");
         let mut put = scene.put(&server, &dataset, fs::File::create(&told)?.into())?;
-        // Before it has begun, Ctrl-C ends it as it ends any program.
+        // Before the first store, Ctrl-C ends the program by its signal.
         scene.await_chunk(&mut put)?;
         scene.pause(&mut put)?;
         if put.process.ended()?.is_none() {
@@ -253,15 +253,15 @@ fn an_interrupted_put_leaves_a_whole_dataset_as_far_as_it_went() -> Result<()> {
         }
         let interrupted = clock().monotonic();
         let code = put.process.wait(PATIENCE)?;
-        // What the server does not answer within a second is given up, and may be stored all the same.
+        // Chunks without an answer within a second are given up, but may be stored.
         let was_answered = clock().monotonic() - interrupted < Duration::from_millis(900);
         let there = scene.check_part(&server, &dataset)?;
         let is_right = code == 130 || (code == 0 && there == FILES);
         ensure!(is_right, "ended with {code} after Ctrl-C, and {there} files are there");
-        // What it reports is there, and nothing else.
+        // The reported files are stored, and no others.
         let told = fs::read_to_string(&told)?;
         let told: serde_json::Value =
-            serde_json::from_str(told.lines().last().context("it said nothing")?)?;
+            serde_json::from_str(told.lines().last().context("put printed nothing")?)?;
         let files = told["files"].as_u64().context("a number")?;
         let is_true = files == there as u64 || !was_answered && files < there as u64;
         ensure!(is_true, "{there} are there: {told}");

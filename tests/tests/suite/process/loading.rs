@@ -1,4 +1,4 @@
-//! A Redis that starts again and has much to load answers nothing for a while.
+//! A restarted Redis that loads its data and answers nothing meanwhile.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use dl_tests::program::{Server, run};
 use dl_tests::wire::Wire;
 use tonic::Code;
 
-/// How long Redis takes to load each key, and how often it says so meanwhile.
+/// The loading time per key, and the interval of loading notices.
 const SLOWLY: [&str; 4] =
     ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
 
-/// Files in a Redis with so many keys of others, which was killed and is loading them.
+/// Files in a Redis with many other keys, killed and now loading.
 async fn loading(
     scene: &std::path::Path,
     others: &str,
@@ -40,7 +40,7 @@ async fn is_loading(redis: &Redis) -> bool {
 
 /// Keeps S-11, S-12 and S-07.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redis_that_is_loading_for_a_moment_is_waited_for() -> Result<()> {
+async fn a_loading_redis_is_waited_for() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (redis, server, source) = loading(scene.path(), "3000").await?;
     let clock = clock();
@@ -58,8 +58,7 @@ async fn a_redis_that_is_loading_for_a_moment_is_waited_for() -> Result<()> {
 
 /// Keeps S-11 and S-12.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redis_that_is_loading_for_long_is_named_in_time_and_used_when_it_has_loaded()
--> Result<()> {
+async fn a_long_loading_redis_is_reported_and_later_used() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (redis, server, source) = loading(scene.path(), "200000").await?;
     let client = Wire::connect(server.address().parse()?).await?;
@@ -69,7 +68,7 @@ async fn a_redis_that_is_loading_for_long_is_named_in_time_and_used_when_it_has_
     ensure!(refused.code() == Code::Unavailable, "{refused}");
     ensure!(refused.message().contains("LOADING"), "{refused}");
     let took = clock.monotonic() - began;
-    // The patience of a call to Redis, and some for a busy machine.
+    // The time-out of a call to Redis, with a margin for busy machines.
     ensure!(took < Duration::from_secs(20), "it took {took:?}");
     ensure!(is_loading(&redis).await, "it has loaded all of it meanwhile");
     redis.ask(&["CONFIG", "SET", "key-load-delay", "0"]).await;

@@ -1,4 +1,4 @@
-//! How much memory the programs take at most.
+//! The peak memory of the programs.
 
 use std::fs;
 use std::process::Command;
@@ -21,10 +21,10 @@ pub(super) fn check(what: &str, peak: u64) -> Result<()> {
 }
 
 pub(super) fn check_server(what: &str, server: &mut Server) -> Result<()> {
-    check(what, server.process().peak_memory().context("the server is gone")?)
+    check(what, server.process().peak_memory().context("the server runs")?)
 }
 
-/// Keeps S-10: one file of a GiB, in torture of ten.
+/// Keeps S-10: with a file of a GiB (torture: ten).
 #[test]
 fn heavy_a_huge_file_takes_less_than_256_mib_at_both_ends() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -43,8 +43,8 @@ fn heavy_a_huge_file_takes_less_than_256_mib_at_both_ends() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-10: datasets one after the other and at once, then everything read back. What one load
-/// has freed must serve the next one.
+/// Keeps S-10: datasets in sequence and in parallel, then reads of all files. Memory freed by a
+/// load must serve the next load.
 #[test]
 fn heavy_a_mix_of_loads_takes_less_than_256_mib() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -84,21 +84,21 @@ fn heavy_a_mix_of_loads_takes_less_than_256_mib() -> Result<()> {
     names.iter().try_for_each(|name| folder::compare(&source, &got.join(name)))
 }
 
-/// Runs commands beside each other.
+/// Runs commands in parallel and checks the peak memory of each.
 fn at_once(what: &str, commands: Vec<Command>) -> Result<()> {
     let peaks: Vec<_> = commands
         .into_iter()
         .map(|mut command| std::thread::spawn(move || peak_of(&mut command)))
         .collect();
     for peak in peaks {
-        check(what, peak.join().expect("it measures and nothing else")?)?;
+        check(what, peak.join().expect("the thread only measures")?)?;
     }
     Ok(())
 }
 
-/// Keeps S-10: a hundred thousand files, in torture a million.
+/// Keeps S-10 and S-58: with a hundred thousand files (torture: a million).
 #[test]
-fn heavy_very_many_tiny_files_take_less_than_256_mib_at_both_ends() -> Result<()> {
+fn heavy_many_tiny_files_take_less_than_256_mib() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let source = scene.path().join("src");
     let count = rounds(100_000, 1_000_000);
@@ -126,8 +126,8 @@ fn heavy_very_many_tiny_files_take_less_than_256_mib_at_both_ends() -> Result<()
     check_server("server after recover and rm", &mut server)
 }
 
-/// Keeps S-10: thirty paths as long as a path may be, in torture three hundred, each through two
-/// thousand folders, all of which have rows in a Redis.
+/// Keeps S-10: with thirty paths of maximal length (torture: three hundred), each with two thousand
+/// folders and their rows in Redis.
 #[test]
 fn heavy_the_deepest_folders_in_a_redis_take_less_than_256_mib() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -159,14 +159,13 @@ fn heavy_the_deepest_folders_in_a_redis_take_less_than_256_mib() -> Result<()> {
     check_server("server", &mut server)
 }
 
-/// Keeps S-16 and S-10: what those who wait for memory send meanwhile neither fills it nor keeps the
-/// others from sending theirs.
+/// Keeps S-16 and S-10: chunks of waiting writers fill no memory and don't block the other writers.
 #[test]
-fn heavy_thirty_writers_at_once_get_on_and_take_less_than_256_mib() -> Result<()> {
+fn heavy_thirty_writers_progress_in_less_than_256_mib() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let source = scene.path().join("src");
     fs::create_dir_all(&source)?;
-    // More chunks than a writer has under way.
+    // More chunks than a writer sends at once.
     for number in 0..300 {
         fs::write(source.join(format!("{number:03}")), [number as u8; 128 << 10])?;
     }
@@ -179,17 +178,17 @@ fn heavy_thirty_writers_at_once_get_on_and_take_less_than_256_mib() -> Result<()
     };
     let puts = (0..30).map(put).collect::<Result<_>>()?;
     at_once("put at once", puts)?;
-    // One that gets nowhere is given up, and tried again.
+    // A request without progress would be given up and repeated.
     let (_, metrics) = get(server.http(), "/metrics")?;
     let puts = |line: &&str| line.starts_with("diesel_requests_total{method=\"PutChunk\"");
     let failed = metrics.lines().filter(puts).find(|line| !line.contains("code=\"OK\""));
-    ensure!(failed.is_none(), "they waited for each other: {failed:?}");
+    ensure!(failed.is_none(), "writers blocked each other: {failed:?}");
     check_server("server", &mut server)
 }
 
-/// Keeps S-16 and S-10: more readers than have memory for what they read next get on all the same.
+/// Keeps S-16 and S-10: with more readers than the read budget can serve at once.
 #[test]
-fn heavy_twenty_four_readers_at_once_get_on_and_take_less_than_256_mib() -> Result<()> {
+fn heavy_twenty_four_readers_progress_in_less_than_256_mib() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let file = scene.path().join("zeros");
     fs::File::create(&file)?.set_len(24 << 20)?;
@@ -206,7 +205,7 @@ fn heavy_twenty_four_readers_at_once_get_on_and_take_less_than_256_mib() -> Resu
     at_once("cat at once", reads)?;
     let took = clock.monotonic().saturating_sub(began);
     tell(format_args!("24 reads of 24 MiB took {took:?}"));
-    // A request that gets nowhere is given up after 30 seconds.
-    ensure!(took < Duration::from_secs(25), "they waited for each other: {took:?}");
+    // A request without progress would be given up after 30 seconds.
+    ensure!(took < Duration::from_secs(25), "readers blocked each other: {took:?}");
     check_server("server", &mut server)
 }

@@ -1,7 +1,6 @@
-//! The programs as a user runs them: killed, starved, fed with garbage, restarted.
+//! The programs under a user's conditions: killed, short of memory, with wrong input, restarted.
 //!
-//! Must hold: whatever happens to them, what was acknowledged is read back byte for byte, and
-//! who asks gets an answer.
+//! Must hold: acknowledged files are read back byte for byte, and every request gets an answer.
 
 mod away;
 mod damaged;

@@ -1,4 +1,4 @@
-//! Names that are legal and unusual, and folders larger than anybody makes by hand.
+//! Unusual but legal names, and very large folders.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -64,9 +64,9 @@ fn every_legal_name_comes_back_with_its_bytes() -> Result<()> {
 
 /// Keeps S-08.
 #[test]
-fn a_path_of_4096_bytes_is_stored_and_a_longer_one_is_refused_by_name() -> Result<()> {
+fn a_path_of_4096_bytes_is_stored_and_a_longer_path_refused() -> Result<()> {
     let scene = tempfile::tempdir()?;
-    // The kernel takes no path that long at once; an address does.
+    // The kernel accepts no path of this length in a single call; an address may have it.
     let deep = format!("{}/", "d".repeat(255)).repeat(15);
     let server = Server::start(&scene.path().join("data"))?;
     let source = scene.path().join("src");
@@ -85,8 +85,8 @@ fn a_path_of_4096_bytes_is_stored_and_a_longer_one_is_refused_by_name() -> Resul
     Ok(())
 }
 
-/// A folder below `root` that no path reaches at once, made when it is missing; with `/file` its
-/// path below `root` is as long as one can be.
+/// A folder below `root`, too deep for a single path; created on demand. With `/file`, its path
+/// below `root` has the maximal length.
 fn deepest(root: &Path) -> Result<OwnedFd> {
     let folder = |at: BorrowedFd<'_>, name: &str| -> Result<OwnedFd> {
         match mkdirat(at, name, Mode::from_raw_mode(0o755)) {
@@ -110,7 +110,7 @@ fn deepest_file(root: &Path, flags: OFlags) -> Result<fs::File> {
 
 /// Keeps S-08 and S-13.
 #[test]
-fn a_path_of_4096_bytes_is_put_beside_others_again_and_from_a_list_and_got() -> Result<()> {
+fn a_path_of_4096_bytes_works_in_every_put_and_get() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let server = Server::start(&scene.path().join("data"))?;
     let (first, source) = (scene.path().join("first"), scene.path().join("src"));
@@ -136,7 +136,7 @@ fn a_path_of_4096_bytes_is_put_beside_others_again_and_from_a_list_and_got() -> 
     write("deeper")?;
     let told = put(&["--checksum"])?;
     ensure!(told["files"] == 1 && told["unchanged"] == 1, "{told}");
-    // Two sources that don't contradict each other, and two that do.
+    // Two sources without a conflict, and two sources with a conflict.
     run(server.dlcmd()?.arg("put").args([&first, &source]).arg("dl://two"))?.code(0)?;
     let twice = run(server.dlcmd()?.arg("put").args([&source, &source]).arg("dl://two"))?;
     ensure!(twice.code == 2, "{twice:?}");
@@ -163,7 +163,7 @@ fn a_path_of_4096_bytes_is_put_beside_others_again_and_from_a_list_and_got() -> 
 
 /// Keeps S-09: Rule 9.
 #[test]
-fn a_file_and_a_folder_of_one_name_is_the_folder_and_put_says_so() -> Result<()> {
+fn a_folder_wins_over_a_file_of_its_name_and_put_says_so() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let server = Server::start(&scene.path().join("data"))?;
     let (file, tree) = (scene.path().join("one"), scene.path().join("two"));
@@ -172,12 +172,12 @@ fn a_file_and_a_folder_of_one_name_is_the_folder_and_put_says_so() -> Result<()>
     run(server.dlcmd()?.arg("put").arg(&file).arg("dl://ds"))?.code(0)?;
     let refused = run(server.dlcmd()?.arg("put").arg(&tree).arg("dl://ds"))?.code(4)?;
     ensure!(refused.stderr.contains("dl://ds/name is a file"), "{refused:?}");
-    // As another put may, at the same time.
+    // A concurrent put may store such a file.
     let servers = vec![server.address().to_owned()];
     let client = Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?;
     let dataset = client.dataset(&DatasetName::new("ds")?)?;
     dataset.put_file(&FilePath::new("name/below")?, &tree.join("name/below"))?;
-    ensure!(dataset.flush()?.check()?.files == 1, "it is stored");
+    ensure!(dataset.flush()?.check()?.files == 1, "the file is stored");
     ensure!(dl(&server, ["ls", "-R", "dl://ds"])?.code(0)?.text() == "name/below\n", "ls");
     ensure!(dl(&server, ["ls", "dl://ds"])?.code(0)?.text() == "name/\n", "ls of the root");
     let got = scene.path().join("got");
@@ -186,7 +186,7 @@ fn a_file_and_a_folder_of_one_name_is_the_folder_and_put_says_so() -> Result<()>
 
     let again = run(server.dlcmd()?.arg("put").arg(&file).arg("dl://ds"))?.code(4)?;
     ensure!(again.stderr.contains("name"), "put says nothing of it: {again:?}");
-    // Deleted with the folder, not brought to light by that.
+    // The hidden file is deleted with the folder.
     dl(&server, ["rm", "-r", "dl://ds/name"])?.code(0)?;
     ensure!(dl(&server, ["ls", "-R", "dl://ds"])?.code(0)?.text().is_empty(), "after rm -r");
     Ok(())
@@ -194,7 +194,7 @@ fn a_file_and_a_folder_of_one_name_is_the_folder_and_put_says_so() -> Result<()>
 
 /// Keeps S-08.
 #[test]
-fn empty_files_and_empty_datasets_are_what_they_are() -> Result<()> {
+fn empty_files_and_empty_datasets_are_stored() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let server = Server::start(&scene.path().join("data"))?;
     let (source, got) = (scene.path().join("src"), scene.path().join("got"));
@@ -210,9 +210,9 @@ fn empty_files_and_empty_datasets_are_what_they_are() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-08: a hundred thousand, or in torture a million.
+/// Keeps S-08: with a hundred thousand files (torture: a million).
 #[test]
-fn heavy_one_folder_may_have_any_number_of_files() -> Result<()> {
+fn heavy_a_folder_may_have_any_number_of_files() -> Result<()> {
     let count = rounds(100_000, 1_000_000);
     let scene = tempfile::tempdir()?;
     let server = Server::start(&scene.path().join("data"))?;

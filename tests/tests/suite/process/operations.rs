@@ -1,7 +1,7 @@
-//! The commands of docs/OPERATIONS.md, as an admin gives them: on machines for Redis and for servers
-//! that are addresses of a network which only this test sees, with files that only it sees.
+//! The commands of docs/OPERATIONS.md, run in private namespaces: network addresses and files exist
+//! only in this test.
 //!
-//! Must hold: each block for a shell is run, or is named here with the reason why not.
+//! Must hold: each shell block is run, or listed here with a reason.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,17 +15,17 @@ use regex::Regex;
 const PAGE: &str = "docs/OPERATIONS.md";
 const SCRIPT: &str = "tests/operations.sh";
 
-/// Blocks that are not run, each by how it begins.
+/// Excluded blocks, by their first words.
 const LEFT_OUT: [&str; 1] = [
-    // It builds for minutes; rules/commands.rs looks at what it names.
+    // The build takes minutes; rules/commands.rs checks the names.
     "cargo install --locked --path",
 ];
 
-/// Namespaces that end with what was started in them.
+/// Namespaces whose processes end with the test.
 const ALONE: [&str; 6] = ["--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"];
 
 #[test]
-fn the_commands_of_the_operations_page_deploy_maintain_back_up_and_restore() -> Result<()> {
+fn the_commands_of_the_operations_page_work() -> Result<()> {
     let probe = ["ip", "addr", "add", "10.0.0.1/32", "dev", "lo"];
     let alone = run(Command::new("unshare").args(ALONE).args(probe))?;
     if alone.code != 0 {
@@ -38,7 +38,7 @@ fn the_commands_of_the_operations_page_deploy_maintain_back_up_and_restore() -> 
     all.args(ALONE).arg(workspace::root().join(SCRIPT)).arg(workspace::root().join(PAGE));
     all.args(programs.parent()).arg(tool("bin/s3s-fs", "buckets")?).arg(scene.path());
     let ended = run(&mut all)?;
-    // What went wrong comes last, behind much else.
+    // The cause stands in the last lines of the output.
     let why =
         ended.stderr.lines().rfind(|line| line.starts_with("operations: ")).map(str::to_owned);
     let ended = ended.code(0).with_context(|| why.unwrap_or_default())?;
@@ -47,7 +47,7 @@ fn the_commands_of_the_operations_page_deploy_maintain_back_up_and_restore() -> 
 }
 
 #[test]
-fn every_block_of_the_operations_page_is_run_or_left_out_for_a_reason() -> Result<()> {
+fn every_block_of_the_operations_page_is_run_or_excused() -> Result<()> {
     let page = workspace::text(Path::new(PAGE))?.context("the page is text")?;
     let script = workspace::text(Path::new(SCRIPT))?.context("the script is text")?;
     let found = not_run(&page, &script)?;
@@ -56,7 +56,7 @@ fn every_block_of_the_operations_page_is_run_or_left_out_for_a_reason() -> Resul
 }
 
 #[test]
-fn a_block_that_is_not_run_is_found() -> Result<()> {
+fn an_unused_block_is_found() -> Result<()> {
     let page = "```sh\none 1\ntwo\n```\n```yaml\nthree\n```\n```sh\nfour\none 1\n```\n";
     let page = format!("{page}```sh\n{} x\n```\n", LEFT_OUT.join("\n```\n```sh\n"));
     let found = |script: &str| Ok::<_, anyhow::Error>(not_run(&page, script)?.join("\n"));
@@ -71,13 +71,13 @@ fn a_block_that_is_not_run_is_found() -> Result<()> {
     Ok(())
 }
 
-/// Blocks of a page that are neither run by a script nor left out, and what the script and the list
-/// name that the page doesn't have.
+/// Blocks neither run by a script nor excluded, and names in the script or the list without a
+/// block.
 fn not_run(page: &str, script: &str) -> Result<Vec<String>> {
     let (blocks, mut used, mut found) = (blocks_of(page), BTreeSet::new(), Vec::new());
     for named in Regex::new("block '([^']+)'")?.captures_iter(script) {
         let text = named.get(1).context("a block is named")?.as_str();
-        // The first one that holds the text, as in the script.
+        // The first block with this text, as in the script.
         if let Some((line, _)) = blocks.iter().find(|(_, block)| block.contains(text)) {
             used.insert(*line);
         } else {
@@ -98,7 +98,7 @@ fn not_run(page: &str, script: &str) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// The blocks for a shell, each with the number of the line before it.
+/// The shell blocks, each with the number of the line before its text.
 fn blocks_of(page: &str) -> Vec<(usize, String)> {
     let (mut blocks, mut begun) = (Vec::new(), None);
     for (index, line) in page.lines().enumerate() {

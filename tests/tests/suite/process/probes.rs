@@ -1,4 +1,4 @@
-//! What tools that know nothing of DIESEL ask a server: whether it serves, and what.
+//! Health checks and reflection, as used by generic tools.
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::program::Server;
@@ -14,9 +14,9 @@ use tonic_reflection::pb::v1alpha as before;
 
 const SERVICE: &str = "diesel.v1.Diesel";
 
-// Threads for its client: a stop waits until that has heard of it.
+// The stop of the server waits for its client, so both need threads.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_says_that_it_serves_and_describes_itself() -> Result<()> {
+async fn a_server_answers_health_and_reflection_requests() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let server = Server::start(&scene.path().join("data"))?;
     let channel = Endpoint::from_shared(format!("http://{}", server.address()))?.connect().await?;
@@ -40,7 +40,7 @@ async fn a_server_says_that_it_serves_and_describes_itself() -> Result<()> {
     let names_it = |file: &Vec<u8>| file.windows(9).any(|window| window == b"PutChunk\x12");
     ensure!(files.file_descriptor_proto.iter().any(names_it), "PutChunk is not described");
 
-    // As tools ask that know nothing newer.
+    // Tools may use the older reflection protocol.
     let request = before::ServerReflectionRequest {
         host: String::new(),
         message_request: Some(before::server_reflection_request::MessageRequest::ListServices(

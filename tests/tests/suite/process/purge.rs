@@ -1,5 +1,4 @@
-//! `dlcmd purge` and `dlcmd verify` on data that lie there for days, with a server that is killed
-//! on the way.
+//! `dlcmd purge` and `dlcmd verify` on data of several days, with a kill of the server.
 
 use std::fs;
 use std::path::Path;
@@ -20,8 +19,8 @@ use dl_tests::{rounds, tell};
 
 const AGE: Duration = Duration::from_secs(48 * 3_600);
 
-/// Fills the folder of a server two days ago, so that it is old enough to be purged: chunks of
-/// `per_chunk` files, every other one of which is deleted; gives what is left.
+/// Fills a server's folder two days ago, old enough for a purge: chunks of `per_chunk` files, every
+/// second file deleted. Returns the remaining files.
 async fn fill(data: &Path, chunks: usize, per_chunk: usize, length: usize) -> Result<Files> {
     let store = dl_store::open(&format!("file://{}", data.join("chunks").display())).await?;
     let (meta, stop) =
@@ -74,7 +73,7 @@ async fn compare(server: &Server, files: &Files) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of all files below a folder.
+/// The bytes of all files below a folder.
 fn bytes_below(folder: &Path) -> Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(folder)? {
@@ -94,7 +93,7 @@ fn purge(server: &Server) -> Result<Process> {
 
 /// Keeps S-27 and S-01: Rule 4.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_purge_goes_on_after_its_server_was_killed_and_gives_the_space_back() -> Result<()> {
+async fn a_purge_continues_after_a_kill_of_its_server() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (old, dice) = (scene.path().join("old"), Dice::new(1));
     let files = fill(&old, 60, 50, 20_000).await?;
@@ -119,7 +118,7 @@ async fn a_purge_goes_on_after_its_server_was_killed_and_gives_the_space_back() 
         }
         compare(&server, &files).await.context("purged")?;
         let after = bytes_below(&data.join("chunks"))?;
-        // What a killed purge had copied is too young to go.
+        // Copies made by a killed purge are too young to be removed.
         ensure!(after < before, "{before} bytes became {after}, of which {live} are alive");
         dl(&server, ["verify", "--checksums", "dl://ds"])?.code(0)?;
         server.stop()?;
@@ -133,9 +132,9 @@ async fn a_purge_goes_on_after_its_server_was_killed_and_gives_the_space_back() 
     Ok(())
 }
 
-/// Keeps S-27 and S-29: what the commands say, and how they end.
+/// Keeps S-27 and S-29: output and exit codes of both commands.
 #[tokio::test(flavor = "multi_thread")]
-async fn purge_and_verify_say_what_they_did_and_found() -> Result<()> {
+async fn purge_and_verify_report_actions_and_findings() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let data = scene.path().join("data");
     let files = fill(&data, 10, 40, 20_000).await?;
@@ -192,7 +191,7 @@ fn largest(folder: &Path) -> Result<std::path::PathBuf> {
     Ok(files.into_iter().max().context("no file at all")?.1)
 }
 
-/// Keeps S-10: a hundred thousand tiny files, in torture 1.3 million.
+/// Keeps S-10: with a hundred thousand tiny files (torture: 1.3 million).
 #[tokio::test(flavor = "multi_thread")]
 async fn heavy_purging_very_many_tiny_files_takes_less_than_256_mib() -> Result<()> {
     let scene = tempfile::tempdir()?;

@@ -1,4 +1,4 @@
-//! Readers that ask for more than there is memory for, or that take nothing of what they asked for.
+//! Readers that request more than the memory holds, or that never read their answers.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -26,13 +26,13 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Endpoint;
 use tonic::{Code, Request, Status, Streaming};
 
-/// Half of what it may take: they are alone with it.
+/// Half of the memory limit: these readers are alone.
 const MOST: u64 = 128 << 20;
 
-/// For what takes a moment unless something is stuck.
+/// The time limit for quick steps.
 const MOMENT: Duration = Duration::from_secs(60);
 
-/// A server of little patience with a file `a`, somebody who put it, and where it is.
+/// A server with little patience and a file `a`; returns the server, its client and the dataset.
 pub(super) async fn impatient(limits: Limits, bytes: &[u8]) -> Result<(Running, Wire, DatasetId)> {
     let store = dl_store::open("memory:").await?;
     let limits = Limits { patience: Duration::from_millis(600), ..limits };
@@ -46,7 +46,7 @@ pub(super) async fn impatient(limits: Limits, bytes: &[u8]) -> Result<(Running, 
     Ok((server, client, dataset))
 }
 
-/// Puts a sparse file, and says where it is.
+/// Puts a sparse file; returns the client and the dataset.
 async fn put(server: &Server, scene: &Path, length: u64) -> Result<(Wire, DatasetId)> {
     let file = scene.join("large");
     fs::File::create(&file)?.set_len(length)?;
@@ -61,7 +61,7 @@ fn item(path: &str, offset: u64, length: u64) -> pb::ReadItem {
     pb::ReadItem { source, offset, length }
 }
 
-/// Begins to read; what was asked for comes when it is taken.
+/// Starts a read; the answer comes on demand.
 async fn ask(
     client: &Wire,
     dataset: DatasetId,
@@ -75,7 +75,7 @@ async fn ask(
         .into_inner())
 }
 
-/// Takes up to so many bytes of an answer; all pieces are good.
+/// Reads at most `most` bytes of an answer; all pieces must succeed.
 async fn take(answer: &mut Streaming<pb::ReadReply>, most: usize) -> Result<usize> {
     let mut came = 0;
     while came < most {
@@ -96,9 +96,9 @@ fn check(what: &str, server: &mut Server) -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-10 and S-16: 64 TiB in one request of half a MiB.
+/// Keeps S-10 and S-16: 64 TiB in a request of half a MiB.
 #[tokio::test(flavor = "multi_thread")]
-async fn heavy_a_request_that_names_a_large_file_very_often_takes_no_memory_for_it() -> Result<()> {
+async fn heavy_a_file_requested_many_times_takes_no_memory() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let mut server = Server::start(&scene.path().join("data"))?;
     let (client, dataset) = put(&server, scene.path(), 1 << 30).await?;
@@ -111,10 +111,9 @@ async fn heavy_a_request_that_names_a_large_file_very_often_takes_no_memory_for_
     Ok(())
 }
 
-/// Keeps S-10 and S-16: 2 MiB on the wire, and eighty times that in memory.
+/// Keeps S-10 and S-16: 2 MiB on the wire, eighty times as much in memory.
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_of_very_many_empty_items_are_refused_before_they_take_memory_heavy() -> Result<()>
-{
+async fn requests_of_many_empty_items_take_no_memory_heavy() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let mut server = Server::start(&scene.path().join("data"))?;
     let mut asked = Vec::new();
@@ -132,9 +131,9 @@ async fn requests_of_very_many_empty_items_are_refused_before_they_take_memory_h
     check("millions of empty items", &mut server)
 }
 
-/// Keeps S-10 and S-16: bytes here and there in a large file, by what was said of it.
+/// Keeps S-10 and S-16: scattered ranges of a large file, by known places.
 #[tokio::test(flavor = "multi_thread")]
-async fn heavy_the_header_of_a_large_file_is_not_held_for_each_range_of_it() -> Result<()> {
+async fn heavy_a_large_header_is_not_held_for_each_range() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let mut server = Server::start(&scene.path().join("data"))?;
     let (client, dataset) = put(&server, scene.path(), 1 << 30).await?;
@@ -148,7 +147,6 @@ async fn heavy_the_header_of_a_large_file_is_not_held_for_each_range_of_it() -> 
     let request = pb::ReadRequest::from(ReadRequest {
         dataset,
         items: ranges.collect(),
-        check_copies: false,
         pass_copies: false,
         check_headers: false,
     });
@@ -157,9 +155,9 @@ async fn heavy_the_header_of_a_large_file_is_not_held_for_each_range_of_it() -> 
     check("20,000 ranges of one file", &mut server)
 }
 
-/// Keeps S-10: between small files lie gaps that are read with them.
+/// Keeps S-10: reads of small files include the gaps between them.
 #[tokio::test(flavor = "multi_thread")]
-async fn heavy_readers_of_small_files_with_gaps_between_them_hold_no_gaps() -> Result<()> {
+async fn heavy_readers_of_scattered_small_files_hold_no_gaps() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let source = scene.path().join("src");
     for number in 0..6_000 {
@@ -174,7 +172,7 @@ async fn heavy_readers_of_small_files_with_gaps_between_them_hold_no_gaps() -> R
     for _ in 0..20 {
         let client = Wire::connect(server.address().parse()?).await?;
         let items = (0..3_000).map(|n| item(&format!("{:05}", 2 * n), 0, 0)).collect();
-        // More than fits into the connection.
+        // More than the connection buffers.
         answers.push(ask(&client, dataset, items).await?);
     }
     for answer in &mut answers {
@@ -183,10 +181,9 @@ async fn heavy_readers_of_small_files_with_gaps_between_them_hold_no_gaps() -> R
     check("small files with gaps", &mut server)
 }
 
-/// Keeps S-10 and S-16: also those that wait for them are answered, before they are given up.
+/// Keeps S-10 and S-16: waiting readers are answered before the stalled readers are given up.
 #[tokio::test(flavor = "multi_thread")]
-async fn heavy_two_hundred_readers_that_take_nothing_hold_bounded_memory_for_a_while() -> Result<()>
-{
+async fn heavy_two_hundred_stalled_readers_hold_bounded_memory() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let mut server = Server::start(&scene.path().join("data"))?;
     let (_, dataset) = put(&server, scene.path(), 64 << 20).await?;
@@ -201,9 +198,9 @@ async fn heavy_two_hundred_readers_that_take_nothing_hold_bounded_memory_for_a_w
     check("200 readers that take nothing", &mut server)
 }
 
-/// Keeps S-16: what one took that is gone serves the next.
+/// Keeps S-16: the memory of a closed reader serves the next reader.
 #[tokio::test(flavor = "multi_thread")]
-async fn readers_that_take_nothing_are_cut_off_when_others_want_their_memory() -> Result<()> {
+async fn stalled_readers_are_cut_off_for_memory() -> Result<()> {
     let bytes = vec![7; 600_000];
     let limits = Limits { read_bytes: 4 << 20, ..Limits::default() };
     let (server, honest, dataset) = impatient(limits, &bytes).await?;
@@ -233,7 +230,7 @@ async fn readers_that_take_nothing_are_cut_off_when_others_want_their_memory() -
     Ok(())
 }
 
-/// Keeps S-10: with the least memory that a server may have for them.
+/// Keeps S-10: with the smallest permitted read budget.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_readers_of_a_large_file_get_on_with_little_memory_heavy() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -257,7 +254,7 @@ async fn two_readers_of_a_large_file_get_on_with_little_memory_heavy() -> Result
 
 /// Keeps S-10 and S-16.
 #[tokio::test(flavor = "multi_thread")]
-async fn heavy_two_hundred_listings_that_nobody_takes_hold_bounded_memory() -> Result<()> {
+async fn heavy_two_hundred_stalled_listings_hold_bounded_memory() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let source = scene.path().join("src");
     for number in 0..4_000 {
@@ -280,7 +277,7 @@ async fn heavy_two_hundred_listings_that_nobody_takes_hold_bounded_memory() -> R
     check("200 listings that nobody takes", &mut server)
 }
 
-/// Looks one path up very often, on a connection of its own; the answer comes when it is taken.
+/// Looks a path up many times on a new connection; the answer comes on demand.
 async fn look_up(
     address: SocketAddr,
     dataset: DatasetId,
@@ -296,7 +293,7 @@ async fn look_up(
     Ok(client.server_streaming(Request::new(request), path, codec).await?.into_inner())
 }
 
-/// Keeps S-10 and S-16: as many paths as a request may name, and as many as libdiesel asks for.
+/// Keeps S-10 and S-16: with the most paths per request, and with libdiesel's number of paths.
 #[tokio::test(flavor = "multi_thread")]
 async fn heavy_lookups_whose_answers_nobody_takes_hold_bounded_memory() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -308,7 +305,7 @@ async fn heavy_lookups_whose_answers_nobody_takes_hold_bounded_memory() -> Resul
     let times = std::iter::repeat_n(STAT_PATHS_MAX, 60).chain(std::iter::repeat_n(8_192, 200));
     let asked: Vec<_> =
         times.map(|times| dl_runtime::spawn(look_up(address, dataset, times))).collect();
-    // All could be answered in that time, if there were no bound.
+    // Without a limit, the server would answer all lookups in this time.
     clock().sleep(Duration::from_secs(8)).await;
     check("lookups that nobody takes", &mut server)?;
     let mut answered = 0;
@@ -321,15 +318,14 @@ async fn heavy_lookups_whose_answers_nobody_takes_hold_bounded_memory() -> Resul
 
 /// Keeps S-16.
 #[tokio::test(flavor = "multi_thread")]
-async fn lookups_whose_answers_nobody_takes_are_cut_off_when_others_want_their_turn() -> Result<()>
-{
+async fn stalled_lookups_are_cut_off_for_waiting_requests() -> Result<()> {
     let (server, _honest, dataset) = impatient(Limits::default(), b"a file").await?;
     let address = server.address();
     let stuck =
         futures::future::join_all((0..8).map(|_| look_up(address, dataset, STAT_PATHS_MAX)));
     let stuck = stuck.await;
     let answered = stuck.iter().filter(|stuck| stuck.is_ok()).count();
-    // On a machine that is busy the first may be cut off before the last one asks.
+    // On a busy machine the first lookup may be cut off before the last request.
     ensure!((1..8).contains(&answered), "{answered} answers are held");
     let deadline = Deadline::after(&*clock(), MOMENT);
     loop {

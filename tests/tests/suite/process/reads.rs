@@ -1,4 +1,4 @@
-//! What a request costs the chunk store, by the server's own count.
+//! The cost of a request at the chunk store, by the server's counts.
 
 use anyhow::{Result, ensure};
 use dl_tests::dice::Dice;
@@ -18,14 +18,14 @@ fn dataset(server: &Server) -> Result<Dataset> {
     Ok(open(server)?.dataset(&DatasetName::new("ds")?)?)
 }
 
-/// Reads of the chunk store so far.
+/// The count of reads of the chunk store.
 fn reads(server: &Server) -> Result<f64> {
     sample(server.http(), "diesel_store_operation_seconds_count{operation=\"read\"}")
 }
 
-/// By a server that has not read the chunk before.
+/// With a server that has not read the chunk yet.
 #[test]
-fn all_files_of_a_chunk_cost_one_read_of_the_store() -> Result<()> {
+fn all_files_of_a_chunk_cost_a_single_read_of_the_store() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let data = scene.path().join("data");
     let start = || Server::start_with(&data, "127.0.0.1:0", &["--http", "127.0.0.1:0"]);

@@ -1,4 +1,4 @@
-//! The metadata is removed under a stopped server, and comes back from the chunks.
+//! Recovery from the chunks after the metadata of a stopped server were removed.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use dl_tests::folder;
 use dl_tests::http::becomes;
 use dl_tests::program::{Server, dl, run};
 
-/// A dataset with overwritten and deleted files, and a deleted and re-created one.
+/// A dataset with overwritten and deleted files, and a dataset deleted and created again.
 fn history(server: &Server, scene: &Path) -> Result<()> {
     let source = scene.join("src");
     folder::fill(&source, 300, 30_000, &Dice::new(1))?;
@@ -75,7 +75,7 @@ fn wiped_metadata_is_refused_and_recover_brings_everything_back() -> Result<()> 
     let after = dl(&server, ["--json", "ls", "-lR", "dl://one"])?.code(0)?.text();
     ensure!(before == after, "a listing with upload times and places differs");
     ensure!(version(&server)? == version_before, "it is another version");
-    // And nothing is left to adopt.
+    // Nothing is left to adopt.
     let again = dl(&server, ["--json", "recover", "--all"])?.code(0)?.text();
     ensure!(again.lines().all(|line| line.contains("\"adopted\":0")), "{again}");
     server.stop()?;
@@ -85,7 +85,7 @@ fn wiped_metadata_is_refused_and_recover_brings_everything_back() -> Result<()> 
 
 /// Keeps S-02 and S-05.
 #[test]
-fn one_dataset_can_be_recovered_alone() -> Result<()> {
+fn a_single_dataset_can_be_recovered() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (scene, data) = (scene.path(), scene.path().join("data"));
     let server = Server::start(&data)?;
@@ -96,7 +96,7 @@ fn one_dataset_can_be_recovered_alone() -> Result<()> {
     let told = dl(&server, ["recover", "dl://one"])?.code(1)?;
     ensure!(told.stderr.contains("run `dlcmd recover --all`"), "{}", told.stderr);
     compare(&server, scene, "dl://one", "src")?;
-    // What is there of the other one must not pass for all there is.
+    // The incomplete dataset must not look complete.
     ensure!(dl(&server, ["datasets"])?.code(0)?.text() == "one\ntwo\n", "datasets differ");
     let refused = dl(&server, ["ls", "dl://two"])?;
     ensure!(refused.code != 0 && refused.stderr.contains("recover"), "{refused:?}");
@@ -111,7 +111,7 @@ fn one_dataset_can_be_recovered_alone() -> Result<()> {
 
 /// Keeps S-02.
 #[test]
-fn recover_since_an_age_finds_what_was_written_since() -> Result<()> {
+fn recover_since_an_age_finds_newer_writes() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (scene, data) = (scene.path(), scene.path().join("data"));
     let server = Server::start(&data)?;
@@ -125,10 +125,9 @@ fn recover_since_an_age_finds_what_was_written_since() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-02: of a dataset whose metadata is not whole everything is brought back, whatever the
-/// time that is asked for.
+/// Keeps S-02 and S-48: an incomplete dataset is recovered completely, whatever the requested time.
 #[test]
-fn recover_since_a_time_to_come_declares_no_part_of_a_dataset_whole() -> Result<()> {
+fn recover_since_a_future_time_declares_nothing_whole() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (scene, data) = (scene.path(), scene.path().join("data"));
     let server = Server::start(&data)?;

@@ -1,4 +1,4 @@
-//! Passwords in settings that are wrong: what is said about them, and what is not.
+//! Error messages about wrong settings must not show passwords.
 
 use std::fs;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use dl_tests::program::{Server, run, server_command};
 
-/// What may be in no text.
+/// The password, absent from all output.
 const SECRET: &str = "TOPSECRET";
 
-/// Keeps S-12 and S-30.
+/// Keeps S-12, S-30 and S-67.
 #[test]
 fn no_mistake_in_a_setting_shows_its_password() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -52,7 +52,7 @@ fn no_mistake_in_a_setting_shows_its_password() -> Result<()> {
 
 /// Keeps S-33.
 #[test]
-fn a_setting_that_becomes_wrong_is_logged_without_its_password() -> Result<()> {
+fn a_wrong_new_setting_is_logged_without_its_password() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let config = scene.path().join("dlserver.toml");
     fs::write(&config, "grace = \"5s\"\n")?;

@@ -1,7 +1,7 @@
-//! A Redis that comes back with what it had saved a while ago.
+//! A Redis that returns with an older save.
 //!
-//! Must hold: what was put since is there again without being asked for, no dataset is there that was
-//! deleted since, and what only an administrator can decide is told.
+//! Must hold: later puts return without a command, deleted datasets stay deleted, and decisions for
+//! an administrator are reported.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,27 +16,27 @@ use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
 use dl_tests::program::{Ended, Server, purged, run};
-use dl_tests::shift::Shift;
+use dl_tests::shift::ClockShift;
 
-/// How long servers may take to put everything back.
+/// The time limit for the servers' repair.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const HOUR: i64 = 3_600;
 
-/// How long ago it begins.
+/// The start of the history, in seconds before now.
 const AGO: i64 = -100 * HOUR;
 
 struct Scene {
     folder: tempfile::TempDir,
     redis: Redis,
-    past: Shift,
+    past: ClockShift,
     server: Option<Server>,
 }
 
 impl Scene {
     async fn new() -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let past = Shift::new(folder.path(), "past", AGO)?;
+        let past = ClockShift::new(folder.path(), "past", AGO)?;
         let mut scene = Self { redis: Redis::start(&[]).await, past, server: None, folder };
         folder::fill(&scene.source(), 60, 20_000, &Dice::new(1))?;
         scene.start()?;
@@ -68,7 +68,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Redis dies, comes back with what it had saved, and the server has noticed and mended it.
+    /// Kills Redis, restarts it with its save, and waits for the server's repair.
     async fn set_back(&self) -> Result<()> {
         self.redis.kill();
         self.redis.run().await;
@@ -91,9 +91,9 @@ impl Scene {
     }
 }
 
-/// Keeps S-01, S-02 and S-21.
+/// Keeps S-01, S-02, S-21 and S-39.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dataset_that_was_deleted_since_stays_deleted_and_its_name_can_be_used() -> Result<()> {
+async fn a_dataset_deleted_since_the_backup_stays_deleted() -> Result<()> {
     let mut scene = Scene::new().await?;
     scene.put("dl://ds")?;
     scene.redis.ask(&["SAVE"]).await;
@@ -104,17 +104,17 @@ async fn a_dataset_that_was_deleted_since_stays_deleted_and_its_name_can_be_used
     ensure!(datasets == "other\n", "{datasets}");
     scene.dl(&["ls", "dl://ds"])?.code(3)?;
     scene.compare("dl://other")?;
-    // A start, and a purge of everything, end what is left of deletions.
+    // A start and a purge of everything complete old deletions.
     scene.put("dl://ds")?;
     scene.start()?;
     scene.dl(&["purge", "--all", "--grace", "0s"])?.code(0)?;
     scene.compare("dl://ds")
 }
 
-/// Keeps S-01 and S-02: the tombstone is gone as well, so that nothing but metadata of before knows of
-/// the file that it deleted, which is told, with what mends it.
+/// Keeps S-01 and S-02: the tombstone is gone, and only old metadata know of the deleted file. The
+/// server reports the state and its remedy.
 #[tokio::test(flavor = "multi_thread")]
-async fn metadata_of_before_a_purge_is_told_and_made_anew_without_what_was_deleted() -> Result<()> {
+async fn metadata_from_before_a_purge_are_rebuilt() -> Result<()> {
     let scene = Scene::new().await?;
     scene.put("dl://ds")?;
     scene.redis.ask(&["SAVE"]).await;
@@ -140,9 +140,9 @@ async fn metadata_of_before_a_purge_is_told_and_made_anew_without_what_was_delet
     scene.compare("dl://ds")
 }
 
-/// Keeps S-02 and S-14: a part of a large file is lost, and then all that the metadata knew of it.
+/// Keeps S-02 and S-14: a part of a large file is lost, then all metadata about it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_part_that_is_lost_keeps_nothing_else_from_being_put_back() -> Result<()> {
+async fn a_lost_part_does_not_stop_other_repairs() -> Result<()> {
     let scene = Scene::new().await?;
     scene.put("dl://before")?;
     scene.redis.ask(&["SAVE"]).await;
@@ -164,9 +164,9 @@ async fn a_part_that_is_lost_keeps_nothing_else_from_being_put_back() -> Result<
     Ok(())
 }
 
-/// Keeps S-02: a loss that left no trace, of which only who caused it knows.
+/// Keeps S-02: a loss without traces, known only to its author.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_noticed_comes_back_as_far_as_a_recovery_is_asked_to_look() -> Result<()> {
+async fn unnoticed_losses_return_within_the_requested_time() -> Result<()> {
     let scene = Scene::new().await?;
     scene.put("dl://ds")?;
     scene.past.set(AGO + 5 * HOUR)?;

@@ -1,4 +1,4 @@
-//! What an admin changes while servers run, in a file and in an etcd of three nodes.
+//! Settings changed by an administrator at run time, in a file and in an etcd of three nodes.
 
 use std::fs;
 use std::path::Path;
@@ -12,13 +12,13 @@ use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::etcd::Etcd;
 use dl_tests::program::{Server, dl, dlcmd, run, server_command};
-use dl_tests::proxy::{Instead, Proxy};
+use dl_tests::proxy::{FaultyAnswer, Proxy};
 use dl_tests::s3::{self, Kind, S3};
 use dl_tests::{folder, http};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Of a bucket that takes its time.
+/// The latency of a slow bucket.
 const LONGEST: Duration = Duration::from_secs(6);
 
 pub(super) fn soon(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
@@ -30,7 +30,7 @@ pub(super) fn soon(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Resul
     Ok(())
 }
 
-/// The bounds of memory for reads and for writes in MiB, as the metrics tell them.
+/// The memory limits for reads and writes in MiB, from the metrics.
 pub(super) fn bounds(server: &Server) -> Result<(u64, u64)> {
     let (_, text) = http::get(server.http(), "/metrics")?;
     let value = |budget: &str| -> Result<u64> {
@@ -41,7 +41,7 @@ pub(super) fn bounds(server: &Server) -> Result<(u64, u64)> {
     Ok((value("read")?, value("write")?))
 }
 
-/// Whether a put is let through, and refused for the right reason otherwise.
+/// Whether a put is accepted; a refusal must have the right reason.
 fn may_write(server: &Server, file: &Path) -> Result<bool> {
     let put = run(server.dlcmd()?.args(["put", "--checksum"]).arg(file).arg("dl://small"))?;
     ensure!(put.code == 0 || put.stderr.contains("read-only"), "{put:?}");
@@ -49,7 +49,7 @@ fn may_write(server: &Server, file: &Path) -> Result<bool> {
     Ok(put.code == 0)
 }
 
-/// Changes a file before each look, so that a put has something to send.
+/// Changes a file before each put, so that the put has data.
 fn file(scene: &Path, text: &str) -> Result<std::path::PathBuf> {
     let path = scene.join("file");
     fs::write(&path, text)?;
@@ -58,7 +58,7 @@ fn file(scene: &Path, text: &str) -> Result<std::path::PathBuf> {
 
 /// Keeps S-33.
 #[test]
-fn a_file_that_changes_makes_a_server_read_only_and_back() -> Result<()> {
+fn a_changed_file_makes_a_server_read_only_and_back() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let config = scene.path().join("dlserver.toml");
     fs::write(&config, "grace = \"5s\"\n")?;
@@ -90,7 +90,7 @@ fn a_file_that_changes_makes_a_server_read_only_and_back() -> Result<()> {
 
 /// Keeps S-33.
 #[test]
-fn bounds_of_memory_that_change_count_and_those_of_the_start_when_left_out() -> Result<()> {
+fn changed_memory_limits_apply_until_removed() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let config = scene.path().join("dlserver.toml");
     fs::write(&config, "grace = \"5s\"\nread_memory = \"20MiB\"\n")?;
@@ -107,7 +107,7 @@ fn bounds_of_memory_that_change_count_and_those_of_the_start_when_left_out() -> 
     ] {
         fs::write(&config, format!("[live]\n{live}\n"))?;
         soon(live, || Ok(bounds(&server)? == now))?;
-        // They count for who reads and writes, too.
+        // The limits apply to requests, too.
         ensure!(may_write(&server, &file(scene.path(), live)?)?, "{live}: no put");
         run(server.dlcmd()?.args(["cat", "dl://small/file"]))?.code(0)?;
     }
@@ -117,7 +117,7 @@ fn bounds_of_memory_that_change_count_and_those_of_the_start_when_left_out() -> 
 
 /// Keeps S-33.
 #[test]
-fn bounds_of_memory_and_what_to_keep_follow_etcd() -> Result<()> {
+fn memory_limits_and_kept_datasets_follow_etcd() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (source, fast) = (scene.path().join("src"), scene.path().join("fast"));
     folder::fill(&source, 30, 20_000, &Dice::new(1))?;
@@ -147,7 +147,7 @@ fn bounds_of_memory_and_what_to_keep_follow_etcd() -> Result<()> {
 
 /// Keeps S-33.
 #[test]
-fn servers_follow_etcd_and_go_on_without_it() -> Result<()> {
+fn servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let mut etcd = Etcd::start(3)?;
     etcd.control(&["put", "/diesel/config", "grace = \"5s\""])?;
@@ -163,7 +163,7 @@ fn servers_follow_etcd_and_go_on_without_it() -> Result<()> {
     let set = |etcd: &Etcd, text| etcd.control(&["put", "/diesel/config", text]);
     set(&etcd, "[live]\nread_only = true")?;
     soon("read-only", || Ok(!writes()?))?;
-    // The node that is watched: the others have the news.
+    // The node with the watch; the other nodes have the new value.
     etcd.kill(0)?;
     etcd.wait()?;
     set(&etcd, "[live]\nread_only = false")?;
@@ -227,7 +227,7 @@ fn users_in_etcd_come_and_go() -> Result<()> {
 
 /// Keeps S-33.
 #[test]
-fn what_is_to_be_kept_is_in_the_fast_store_before_it_is_read() -> Result<()> {
+fn kept_datasets_are_copied_before_their_first_read() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (config, source) = (scene.path().join("dlserver.toml"), scene.path().join("src"));
     let fast = scene.path().join("fast");
@@ -250,9 +250,9 @@ fn what_is_to_be_kept_is_in_the_fast_store_before_it_is_read() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-14: a fast store costs speed, and no start.
+/// Keeps S-14 and S-65: without its fast store a server is slow, but starts.
 #[test]
-fn a_fast_store_that_can_not_be_opened_at_the_start_is_used_once_it_can() -> Result<()> {
+fn an_unavailable_fast_store_is_used_as_soon_as_possible() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (disk, source) = (scene.path().join("disk"), scene.path().join("src"));
     fs::write(&disk, "no folder yet")?;
@@ -280,7 +280,7 @@ fn a_fast_store_that_can_not_be_opened_at_the_start_is_used_once_it_can() -> Res
 }
 
 #[test]
-fn a_place_that_does_not_answer_ends_the_start_with_the_reason() -> Result<()> {
+fn a_silent_configuration_source_ends_the_start() -> Result<()> {
     let scene = tempfile::tempdir()?;
     for (place, told) in [
         ("/does/not/exist", "No such file"),
@@ -295,9 +295,9 @@ fn a_place_that_does_not_answer_ends_the_start_with_the_reason() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-33: what removes objects stops when an admin says so, also what a start has begun.
+/// Keeps S-33 and S-76: read-only servers stop removals, including removals begun by a start.
 #[test]
-fn a_deletion_stops_while_the_servers_are_read_only_and_goes_on_later() -> Result<()> {
+fn a_deletion_pauses_while_the_servers_are_read_only() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (data, config) = (scene.path().join("data"), scene.path().join("dlserver.toml"));
     fs::write(&config, "# nothing yet\n")?;
@@ -320,14 +320,14 @@ fn a_deletion_stops_while_the_servers_are_read_only_and_goes_on_later() -> Resul
     };
     let all = objects()?;
     ensure!(all >= 120, "{all} objects");
-    // What is on its way to the bucket gets there.
+    // Requests in flight to the bucket complete.
     let settled = || std::thread::sleep(LONGEST * 2);
     let slow = Rates {
         before: 0.0,
         answer_lost: 0.0,
         delay: 1.0,
         longest_delay: LONGEST,
-        error: Instead::Internal,
+        error: FaultyAnswer::Internal,
     };
     proxy.faults().set_rates("DELETE", Some(slow));
     let mut delete = server.dlcmd()?;
@@ -348,7 +348,7 @@ fn a_deletion_stops_while_the_servers_are_read_only_and_goes_on_later() -> Resul
     settled();
     ensure!(objects()? == left, "a start removes objects of read-only servers");
     server.stop()?;
-    // In the middle of what a server goes on with, too.
+    // In the middle of a continued deletion, too.
     fs::write(&config, "# nothing\n")?;
     let server = start()?;
     soon("it goes on", || Ok(objects()? < left))?;

@@ -1,4 +1,4 @@
-//! Honest clients on a slow line, and clients that make the server wait.
+//! Honest clients on a slow link, and clients that wait for the server.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,12 +12,12 @@ use dl_server::{Limits, Parts, prepare};
 use dl_store::FaultStore;
 use dl_tests::cluster::{Cluster, clock, parts};
 use dl_tests::dice::Dice;
-use dl_tests::line::SlowLine;
+use dl_tests::slow_link::SlowLink;
 use libdiesel::{Client, ConnectOptions};
 
 const PLAIN: Attributes = Attributes { mode: 0o644, mtime: 1 };
 
-/// A server, and where it is.
+/// A server and its address.
 fn server(parts: &Parts) -> Result<(Cluster, String)> {
     let mut cluster = Cluster::new()?;
     cluster.run(prepare(parts, Stop::Fresh))?;
@@ -34,14 +34,14 @@ fn file(number: u8) -> Result<FilePath> {
     Ok(FilePath::new(format!("file-{number}"))?)
 }
 
-/// What a client says while it waits.
+/// The messages of a waiting client.
 type Said = Arc<Mutex<Vec<String>>>;
 
 fn said(said: &Said) -> String {
     said.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
 }
 
-/// A client at this address whose request takes so long.
+/// A client with a request time-out in seconds.
 fn client(address: &str, seconds: u64) -> Result<(Client, Said)> {
     let said = Said::default();
     let notes = Arc::clone(&said);
@@ -57,11 +57,12 @@ fn client(address: &str, seconds: u64) -> Result<(Client, Said)> {
     Ok((Client::connect(options)?, said))
 }
 
-/// Keeps S-11: each chunk takes longer than a try and than a request, as eight share the line.
+/// Keeps S-11, S-59 and S-66: eight chunks share the link, so each exceeds the time-outs of an
+/// attempt and a request.
 #[test]
-fn a_put_over_a_slow_line_goes_on_while_bytes_flow_and_nothing_is_told() -> Result<()> {
+fn a_put_over_a_slow_link_continues_without_messages() -> Result<()> {
     let (_cluster, address) = server(&in_memory())?;
-    let line = SlowLine::start(address.parse()?, 2_000_000)?;
+    let line = SlowLink::start(address.parse()?, 2_000_000)?;
     let (slow, notes) = client(&line.address().to_string(), 4)?;
     let name = DatasetName::new("ds")?;
     let dataset = slow.create_dataset(&name, ChunkShape::new(2 << 20, 64)?)?;
@@ -81,9 +82,10 @@ fn a_put_over_a_slow_line_goes_on_while_bytes_flow_and_nothing_is_told() -> Resu
     Ok(())
 }
 
-/// Keeps S-11: each waits for longer than that for its first bytes, while others get theirs.
+/// Keeps S-11, S-59 and S-66: each read waits longer than the time-out for its first bytes, while
+/// other reads progress.
 #[test]
-fn of_reads_over_a_slow_line_none_is_told_to_be_without_an_answer() -> Result<()> {
+fn reads_over_a_slow_link_are_not_reported_as_unanswered() -> Result<()> {
     let (_cluster, address) = server(&in_memory())?;
     let (fast, _) = client(&address, 60)?;
     let name = DatasetName::new("ds")?;
@@ -94,7 +96,7 @@ fn of_reads_over_a_slow_line_none_is_told_to_be_without_an_answer() -> Result<()
         dataset.put(&file(number)?, PLAIN, bytes)?;
     }
     ensure!(dataset.flush()?.check()?.files == 12, "some are missing");
-    let line = SlowLine::start(address.parse()?, 400_000)?;
+    let line = SlowLink::start(address.parse()?, 400_000)?;
     let (slow, notes) = client(&line.address().to_string(), 60)?;
     let dataset = slow.dataset(&name)?;
     std::thread::scope(|scope| {
@@ -116,9 +118,9 @@ fn of_reads_over_a_slow_line_none_is_told_to_be_without_an_answer() -> Result<()
     Ok(())
 }
 
-/// Keeps S-12: the server waits for less time than its client.
+/// Keeps S-12: the server's patience ends before the client's.
 #[test]
-fn a_put_that_waits_for_memory_in_vain_hears_the_reason_of_the_server() -> Result<()> {
+fn a_put_without_server_memory_shows_the_reason() -> Result<()> {
     let faults = Faults::new(Arc::new(OsRandom));
     let store = FaultStore::new(dl_store::memory(), clock(), faults.clone(), CutPoint::new());
     let patience = Duration::from_secs(3);
@@ -128,13 +130,13 @@ fn a_put_that_waits_for_memory_in_vain_hears_the_reason_of_the_server() -> Resul
     let (client, _) = client(&address, 6)?;
     let name = DatasetName::new("ds")?;
     let dataset = client.create_dataset(&name, ChunkShape::new(1 << 20, 64)?)?;
-    // The first chunk has all the memory, and stays in the store.
+    // The first chunk holds all the memory during a slow store operation.
     faults.script("create", [Some(Fault::Delay(Duration::from_secs(20)))]);
     let waiting = client.dataset(&name)?;
     std::thread::scope(|scope| {
         scope.spawn(|| {
             dataset.put(&file(0)?, PLAIN, b"bytes")?;
-            // Whatever becomes of it.
+            // The result does not matter here.
             let _ = dataset.flush();
             anyhow::Ok(())
         });

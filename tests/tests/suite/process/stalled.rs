@@ -1,5 +1,5 @@
-//! Clients that announce large requests on many streams and never end them, or send them a byte at a
-//! time, spoken in HTTP/2 frames by hand, since no client library does that in the middle of a message.
+//! Clients that announce large requests on many streams and never end them, in HTTP/2 frames by hand:
+//! no client library stops in the middle of a message.
 
 #![expect(clippy::big_endian_bytes, reason = "the numbers in HTTP/2 frames are big-endian")]
 
@@ -20,28 +20,25 @@ use dl_tests::folder;
 use dl_tests::program::{Server, dl, run};
 use dl_tests::rounds;
 use dl_tests::wire::Wire;
-use tonic::transport::Endpoint;
-use tonic::{Code, Status};
-use tonic_health::pb::HealthCheckRequest;
-use tonic_health::pb::health_client::HealthClient;
+use tonic::Code;
 
 const STREAMS: u32 = 100;
 
-/// Bytes of one frame of data.
+/// Bytes of a data frame.
 const PIECE: u32 = 16 << 10;
 
-/// One connection with many requests that are never ended.
+/// A connection with many incomplete requests.
 struct Flood {
     stream: TcpStream,
     received: Vec<u8>,
-    /// Bytes that the server still takes on the connection.
+    /// The server's remaining receive window for the connection.
     window: i64,
     open: BTreeSet<u32>,
     sent: u64,
 }
 
 impl Flood {
-    /// Opens requests of a method: each says that its message has `announced` bytes.
+    /// Opens requests of a method; each announces a message of `announced` bytes.
     fn start(address: SocketAddr, method: &str, announced: u32) -> Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(Duration::from_millis(20)))?;
@@ -66,7 +63,7 @@ impl Flood {
         self.stream.write_all(&frame).context("send a frame")
     }
 
-    /// Sends so many bytes on each stream, as far as the server takes them, and no end.
+    /// Sends `bytes` on each stream, as far as the window permits, without an end.
     fn fill(&mut self, bytes: u32) -> Result<()> {
         let piece = vec![0; PIECE as usize];
         for _ in 0..bytes / PIECE {
@@ -75,7 +72,7 @@ impl Flood {
                 while self.window < i64::from(PIECE) {
                     idle = if self.listen()? { 0 } else { idle + 1 };
                     if idle > 50 {
-                        // A second without a sign: it takes no more.
+                        // The server has opened no window for a second.
                         return Ok(());
                     }
                 }
@@ -85,15 +82,6 @@ impl Flood {
                     self.sent += u64::from(PIECE);
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// Sends a byte on each stream.
-    fn trickle(&mut self) -> Result<()> {
-        for stream in self.open.clone() {
-            self.send(0, 0, stream, &[0])?;
-            self.listen()?;
         }
         Ok(())
     }
@@ -119,7 +107,7 @@ impl Flood {
             match (kind, flags & 1) {
                 // Data or headers that end the stream, or a reset.
                 (0 | 1, 1) | (3, _) => drop(self.open.remove(&stream)),
-                // The settings of the server, which want an answer; a ping does too.
+                // Settings and pings need an answer.
                 (4, 0) => self.send(4, 1, 0, &[])?,
                 (6, 0) => self.send(6, 1, 0, &[0; 8])?,
                 (7, _) => bail!("the server gives the connection up: {number:?}"),
@@ -130,7 +118,7 @@ impl Flood {
         Ok(true)
     }
 
-    /// Waits until no request is open any more, or the connection is gone.
+    /// Waits until all requests are closed, or the connection.
     fn wait_until_given_up(&mut self, patience: Duration) -> Result<()> {
         let until = clock().monotonic() + patience;
         while !self.open.is_empty() {
@@ -143,7 +131,7 @@ impl Flood {
     }
 }
 
-/// The headers of a gRPC request, each a literal that no table keeps.
+/// The headers of a gRPC request as literals without indexing.
 pub(super) fn headers(path: &str) -> Vec<u8> {
     let literal =
         |name: &[u8], value: &str| [name, &[value.len() as u8], value.as_bytes()].concat();
@@ -158,9 +146,9 @@ pub(super) fn headers(path: &str) -> Vec<u8> {
     .concat()
 }
 
-/// Keeps S-16 and S-10: too long for the server, and just not too long.
+/// Keeps S-16 and S-10: with messages just too long for the server, and just short enough.
 #[test]
-fn requests_that_are_announced_and_never_sent_take_no_memory_to_speak_of() -> Result<()> {
+fn announced_requests_without_data_take_little_memory() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let mut server = Server::start(&scene.path().join("data"))?;
     folder::write(scene.path(), "src/a", "a file")?;
@@ -169,7 +157,7 @@ fn requests_that_are_announced_and_never_sent_take_no_memory_to_speak_of() -> Re
     let mut floods = Vec::new();
     for announced in [15 << 20, 2_000_000] {
         let mut flood = Flood::start(address, "/diesel.v1.Diesel/Stat", announced)?;
-        // The server may have had enough of this connection.
+        // The server may have closed the connection.
         let _ = flood.fill(announced - PIECE);
         floods.push(flood);
     }
@@ -184,7 +172,7 @@ fn requests_that_are_announced_and_never_sent_take_no_memory_to_speak_of() -> Re
 
 /// Keeps S-16.
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_stop_in_the_middle_are_given_up_and_others_get_their_turn() -> Result<()> {
+async fn requests_stalled_in_the_middle_are_given_up() -> Result<()> {
     let store = dl_store::open("memory:").await?;
     let limits = Limits { patience: Duration::from_millis(500), ..Limits::default() };
     let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
@@ -209,8 +197,8 @@ async fn requests_that_stop_in_the_middle_are_given_up_and_others_get_their_turn
     Ok(())
 }
 
-/// Looks a dataset up, and again where that was refused for want of a place, as clients do: on a machine
-/// that is busy it may wait for one since before the last of the others stopped.
+/// Looks a dataset up, and repeats a lookup refused for lack of places, as clients do. A busy
+/// machine may count it as waiting from before the last stalled request.
 async fn ask(client: &Wire) -> Result<()> {
     let mut tries = 0;
     loop {
@@ -222,57 +210,9 @@ async fn ask(client: &Wire) -> Result<()> {
     }
 }
 
-/// Keeps S-16: never does nothing come for as long as the server is patient.
-#[tokio::test(flavor = "multi_thread")]
-async fn requests_that_come_a_byte_at_a_time_lose_their_places_to_others() -> Result<()> {
-    let store = dl_store::open("memory:").await?;
-    let limits = Limits { patience: Duration::from_secs(2), ..Limits::default() };
-    let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
-    prepare(&parts, Stop::Fresh).await?;
-    let server = Running::start(parts).await?;
-    let address = server.address();
-    let client = Wire::connect(address).await?;
-    client.create("ds").await?;
-    let channel = Endpoint::from_shared(format!("http://{address}"))?.connect().await?;
-    for method in ["/diesel.v1.Diesel/Stat", "/grpc.health.v1.Health/Check"] {
-        let stop = Arc::<AtomicBool>::default();
-        let stopped = Arc::clone(&stop);
-        let (start, mut started) = tokio::sync::mpsc::channel(1);
-        let trickling = std::thread::spawn(move || {
-            let mut flood = Flood::start(address, method, 1_000_000)?;
-            for _ in 0..3 {
-                flood.trickle()?;
-            }
-            start.blocking_send(())?;
-            while !stopped.load(Ordering::Relaxed) && flood.trickle().is_ok() {}
-            anyhow::Ok(STREAMS as usize - flood.open.len())
-        });
-        // It holds all places that there are until somebody else wants one.
-        started.recv().await.context("the flood failed")?;
-        let mut tries = 0;
-        loop {
-            let answered = client.dataset("ds").await.map(drop);
-            let mut health = HealthClient::new(channel.clone());
-            let asked = health.check(HealthCheckRequest::default());
-            let asked = tokio::time::timeout(Duration::from_secs(5), asked).await;
-            let asked = asked.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer")));
-            let Err(status) = answered.and(asked.map(drop)) else { break };
-            let is_expected = matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable);
-            ensure!(is_expected, "{status}");
-            tries += 1;
-            ensure!(tries < 5, "an honest client never gets its turn beside {method}");
-        }
-        stop.store(true, Ordering::Relaxed);
-        let given_up = blocking::run(move || trickling.join()).await?;
-        let given_up = given_up.map_err(|_| anyhow::anyhow!("the flood panicked"))??;
-        ensure!(given_up > 0, "all of {method} are still open");
-    }
-    Ok(())
-}
-
 /// Keeps S-16 and S-10: what a writer sends before there is memory for its chunk.
 #[test]
-fn first_messages_of_writers_that_never_end_take_no_memory_to_speak_of_heavy() -> Result<()> {
+fn endless_first_messages_take_little_memory_heavy() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let mut server = Server::start(&scene.path().join("data"))?;
     folder::fill(&scene.path().join("src"), 200, 50_000, &Dice::new(1))?;
@@ -286,7 +226,7 @@ fn first_messages_of_writers_that_never_end_take_no_memory_to_speak_of_heavy() -
                 else {
                     return 0;
                 };
-                // The server may have had enough of this connection.
+                // The server may have closed the connection.
                 let _ = flood.fill(2_000_000 - PIECE);
                 while !stop.load(Ordering::Relaxed) {
                     if flood.listen().is_err() {

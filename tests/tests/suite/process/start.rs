@@ -1,4 +1,4 @@
-//! Starts that fail, are ended while they last, or are asked for what there is not.
+//! Failed, interrupted and impossible starts of a server.
 
 use std::fs;
 use std::net::TcpListener;
@@ -28,7 +28,7 @@ fn compare(server: &Server, source: &Path, got: &Path) -> Result<()> {
 
 /// Keeps S-24.
 #[test]
-fn a_start_that_fails_leaves_the_metadata_as_it_was() -> Result<()> {
+fn a_failed_start_leaves_the_metadata_unchanged() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (data, source) = (scene.path().join("data"), scene.path().join("src"));
     folder::fill(&source, 20, 1_000, &Dice::new(1))?;
@@ -44,22 +44,22 @@ fn a_start_that_fails_leaves_the_metadata_as_it_was() -> Result<()> {
     compare(&server, &source, &scene.path().join("got"))?;
     let log = server.stop()?;
     ensure!(!log.contains(ROLLED), "{log}");
-    // What is looked for is what such a start says.
+    // Cross-check: a start after a kill does log this text.
     Server::start(&data)?.kill()?;
     let log = Server::start(&data)?.stop()?;
     ensure!(log.contains(ROLLED), "{log}");
     Ok(())
 }
 
-/// Keeps S-24 and S-11: at whatever moment of the start.
+/// Keeps S-24 and S-11: at any moment of the start.
 #[test]
-fn sigterm_ends_a_server_that_is_still_starting() -> Result<()> {
+fn sigterm_ends_a_starting_server() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (data, source) = (scene.path().join("data"), scene.path().join("src"));
     folder::fill(&source, 200, 100_000, &Dice::new(2))?;
     let server = Server::start(&data)?;
     put(&server, &source)?;
-    // Much to look for: one object under very many names.
+    // A long roll-forward: one object under very many names.
     let objects = data.join("chunks");
     let chunk = largest(&objects)?.context("a chunk was put")?;
     let name = chunk.file_name().context("it has a name")?.to_string_lossy().into_owned();
@@ -69,7 +69,7 @@ fn sigterm_ends_a_server_that_is_still_starting() -> Result<()> {
     server.kill()?;
     let (log, clock) = (scene.path().join("log"), clock());
     let mut too_late = 0;
-    // A machine that is busy may not get to the signal before all is looked at.
+    // On a busy machine a server may finish the roll-forward before the signal arrives.
     for wait in [0, 0, 0, 5, 20, 50, 100, 200] {
         let mut command = server_command()?;
         command.args(["--listen", "127.0.0.1:0", "--data"]).arg(&data);
@@ -77,19 +77,24 @@ fn sigterm_ends_a_server_that_is_still_starting() -> Result<()> {
         let mut starting = Process::start(&mut command)?;
         let until = clock.monotonic() + Duration::from_secs(30);
         while !fs::read_to_string(&log)?.contains(ROLLED) {
-            ensure!(clock.monotonic() < until, "it does not look: {}", fs::read_to_string(&log)?);
+            ensure!(
+                clock.monotonic() < until,
+                "the server does not begin its roll-forward: {}",
+                fs::read_to_string(&log)?
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
         std::thread::sleep(Duration::from_millis(wait));
         starting.signal(Signal::TERM)?;
         let code = starting.wait(Duration::from_secs(5));
-        let code = code.with_context(|| format!("{wait} ms after it began to look"))?;
+        let code =
+            code.with_context(|| format!("{wait} ms after the begin of the roll-forward"))?;
         let said = fs::read_to_string(&log)?;
-        ensure!(code == 0, "it ended with {code}: {said}");
+        ensure!(code == 0, "the server ended with exit code {code}: {said}");
         too_late += u32::from(wait == 0 && said.contains("serving"));
-        ensure!(too_late < 3, "it looks to the end first: {said}");
+        ensure!(too_late < 3, "the signal waits for the end of the roll-forward: {said}");
         if said.contains("serving") {
-            // So that the next one has to look again.
+            // The next start has to roll forward again.
             Server::start(&data)?.kill()?;
         }
     }
@@ -99,14 +104,14 @@ fn sigterm_ends_a_server_that_is_still_starting() -> Result<()> {
             fs::remove_file(path)?;
         }
     }
-    // The one that starts at last finds what the others did not get to look at.
+    // The last start completes the interrupted roll-forward.
     let server = Server::start(&data)?;
     compare(&server, &source, &scene.path().join("got"))
 }
 
-/// Keeps S-24: also while a store that it needs says nothing.
+/// Keeps S-24: during a wait for a silent store.
 #[test]
-fn sigterm_ends_a_server_that_waits_for_a_silent_store() -> Result<()> {
+fn sigterm_ends_a_server_during_a_wait_for_its_store() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let silent = TcpListener::bind("127.0.0.1:0")?;
     let meta = format!("redis://{}/0", silent.local_addr()?);
@@ -142,7 +147,7 @@ fn largest(folder: &Path) -> Result<Option<std::path::PathBuf>> {
 
 /// Keeps S-12.
 #[test]
-fn an_address_of_a_store_that_there_is_not_ends_with_2_and_makes_nothing() -> Result<()> {
+fn a_wrong_store_address_ends_with_2_and_creates_nothing() -> Result<()> {
     let scene = tempfile::tempdir()?;
     for (setting, address, advice) in [
         ("--store", "ftp://x/y", "file:///DIR"),
@@ -162,7 +167,7 @@ fn an_address_of_a_store_that_there_is_not_ends_with_2_and_makes_nothing() -> Re
 
 /// Keeps S-12.
 #[test]
-fn settings_that_no_server_can_run_with_end_with_2_and_make_nothing() -> Result<()> {
+fn impossible_settings_end_with_2_and_create_nothing() -> Result<()> {
     let scene = tempfile::tempdir()?;
     fs::write(scene.path().join("text"), "no users and no certificate\n")?;
     for (flags, told) in [
@@ -192,7 +197,7 @@ fn settings_that_no_server_can_run_with_end_with_2_and_make_nothing() -> Result<
 }
 
 #[test]
-fn a_port_that_is_not_to_be_had_is_told_with_the_way_out_of_it() -> Result<()> {
+fn an_unavailable_port_is_reported_with_a_remedy() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();
@@ -200,7 +205,7 @@ fn a_port_that_is_not_to_be_had_is_told_with_the_way_out_of_it() -> Result<()> {
         let mut server = server_command()?;
         server.args(["--listen", listen, "--without-keys", "--data", "data"]);
         if other && rustix::process::geteuid().is_root() {
-            // As a user who is root in name alone.
+            // Root without capabilities.
             let mut as_other = std::process::Command::new("setpriv");
             as_other.args(["--bounding-set", "-all", "--inh-caps", "-all"]);
             as_other.arg(server.get_program()).args(server.get_args());
@@ -220,7 +225,7 @@ fn a_port_that_is_not_to_be_had_is_told_with_the_way_out_of_it() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-11: nobody reads its log any more, as when the terminal it was started from is gone.
+/// Keeps S-11: with a closed stderr, as after the end of the terminal.
 #[test]
 fn a_server_whose_log_nobody_reads_serves_and_ends_on_sigterm() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -239,18 +244,18 @@ fn a_server_whose_log_nobody_reads_serves_and_ends_on_sigterm() -> Result<()> {
         if let Some(address) = listening {
             break address.to_owned();
         }
-        ensure!(clock().monotonic() < until, "it does not listen");
+        ensure!(clock().monotonic() < until, "the server does not listen");
         std::thread::sleep(Duration::from_millis(10));
     };
     run(dlcmd()?.args(["--server", &address, "datasets"]))?.code(0)?;
     server.signal(Signal::TERM)?;
-    ensure!(server.wait(Duration::from_secs(20))? == 0, "it ended otherwise");
+    ensure!(server.wait(Duration::from_secs(20))? == 0, "the server ended with an error");
     Ok(())
 }
 
-/// Keeps S-30: who has no key finds no way round it.
+/// Keeps S-30 and S-67: without a key, the files give no access either.
 #[test]
-fn what_a_server_makes_is_for_its_user_alone() -> Result<()> {
+fn files_of_a_server_are_private_to_its_user() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (above, source) = (scene.path().join("above"), scene.path().join("src"));
     let (data, fast, opened) =
@@ -269,10 +274,10 @@ fn what_a_server_makes_is_for_its_user_alone() -> Result<()> {
         let file = entry?.path();
         ensure!(mode(&file)? == 0o600, "{}: {:o}", file.display(), mode(&file)?);
     }
-    // A folder that is there is its admin's.
+    // An existing folder keeps its permissions.
     fs::create_dir_all(opened.join("chunks"))?;
     fs::set_permissions(opened.join("chunks"), fs::Permissions::from_mode(0o750))?;
     Server::start(&opened)?.stop()?;
-    ensure!(mode(&opened.join("chunks"))? == 0o750, "it was changed");
+    ensure!(mode(&opened.join("chunks"))? == 0o750, "the permissions were changed");
     Ok(())
 }

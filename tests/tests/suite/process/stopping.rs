@@ -1,7 +1,6 @@
-//! What is in flight when a server is asked to stop.
+//! Requests in flight at the stop of a server.
 //!
-//! Must hold: every request here is sent once, so that only the server that began it can have
-//! answered it.
+//! Must hold: each request is sent once, so only the server that received it can answer.
 
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -26,7 +25,7 @@ async fn start(store: Arc<dyn Store>) -> Result<Running> {
     Running::start(parts).await
 }
 
-/// Asks a server to stop, and waits until it takes nobody in any more.
+/// Requests a stop and waits until the server accepts no more connections.
 async fn begin_to_stop(server: Running) -> JoinHandle<Result<()>> {
     let address = server.address();
     let stopping = dl_runtime::spawn(server.stop());
@@ -42,8 +41,7 @@ fn faults() -> Faults<Kind> {
 
 /// Keeps S-11.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_asked_to_stop_answers_the_put_it_has_begun_and_ends_after_it()
--> Result<()> {
+async fn a_stopping_server_answers_a_running_put() -> Result<()> {
     let (held, faults) = (Arc::new(ManualClock::new(UNIX_EPOCH)), faults());
     let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&held);
     let store = FaultStore::new(dl_store::memory(), time, faults.clone(), CutPoint::new());
@@ -59,7 +57,7 @@ async fn a_server_that_is_asked_to_stop_answers_the_put_it_has_begun_and_ends_af
     }
 
     let stopping = begin_to_stop(server).await;
-    ensure!(!put.is_finished(), "it was answered before it was stored");
+    ensure!(!put.is_finished(), "the put was answered before its chunk was stored");
     ensure!(!stopping.is_finished(), "the server has ended before the put");
     held.advance(Duration::from_secs(1));
     put.await?.context("the put that was in flight")?;
@@ -68,11 +66,11 @@ async fn a_server_that_is_asked_to_stop_answers_the_put_it_has_begun_and_ends_af
 
 /// Keeps S-11.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_asked_to_stop_sends_the_rest_of_a_read_and_ends_after_it() -> Result<()> {
+async fn a_stopping_server_finishes_a_running_read() -> Result<()> {
     let server = start(dl_store::memory()).await?;
     let client = Wire::connect(server.address()).await?;
     let dataset = client.create("ds").await?;
-    // More than a client takes from the connection before the first of it was read.
+    // More bytes than the client's buffer for a connection.
     let dice = Dice::new(1);
     let files: Vec<_> = (0..8).map(|_| dice.bytes(1_000_000)).collect();
     let mut ids = ChunkIdMaker::new([1; 9]);

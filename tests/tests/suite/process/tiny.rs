@@ -1,5 +1,5 @@
-//! Very many tiny files, with their metadata in a Redis Cluster: all that dlcmd does to them, days
-//! apart, so that what is purged is old enough to be moved and removed.
+//! Very many tiny files with metadata in a Redis Cluster: all operations of dlcmd, days apart, so
+//! that purged data are old enough to be moved and removed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use dl_meta::redis_testing::Cluster;
 use dl_runtime::Deadline;
 use dl_tests::cluster::clock;
 use dl_tests::program::{Server, peak_of, purged, run};
-use dl_tests::shift::Shift;
+use dl_tests::shift::ClockShift;
 use dl_tests::{rounds, tell};
 
 use super::memory::{check, check_server};
@@ -18,13 +18,13 @@ use super::memory::{check, check_server};
 /// A day, in seconds.
 const DAY: i64 = 86_400;
 
-/// Files of one class of ImageNet.
+/// Files per class of ImageNet.
 const CLASS: u32 = 1_300;
 
-/// What a question about a folder may take at most, whatever was deleted below it.
+/// The time limit for a request about a folder, regardless of deletes below.
 const PROMPT: Duration = Duration::from_secs(10);
 
-/// How long Redis may keep what a deleted dataset had there.
+/// The time limit for the removal of a deleted dataset's keys from Redis.
 const EMPTIED: Duration = Duration::from_secs(60);
 
 const PURGE: [&str; 5] = ["--json", "purge", "--grace", "0s", "dl://tiny"];
@@ -33,12 +33,12 @@ const PURGE: [&str; 5] = ["--json", "purge", "--grace", "0s", "dl://tiny"];
 struct Past {
     server: Server,
     day: i64,
-    shift: Shift,
+    shift: ClockShift,
 }
 
 impl Past {
     fn start(folder: &Path, cluster: &Cluster, day: i64) -> Result<Self> {
-        let shift = Shift::new(folder, "past", day * DAY)?;
+        let shift = ClockShift::new(folder, "past", day * DAY)?;
         let (data, meta) = (folder.join("data"), ["--meta", &cluster.url()]);
         let server = Server::start_among(&data, "127.0.0.1:0", &meta, &shift.variables())?;
         Ok(Self { server, day, shift })
@@ -49,7 +49,7 @@ impl Past {
         self.shift.set(self.day * DAY)
     }
 
-    /// A command, with the most memory of both programs.
+    /// Runs a command and checks the peak memory of both programs.
     fn run(&mut self, arguments: &[&str]) -> Result<()> {
         let (clock, what) = (clock(), arguments.join(" "));
         let began = clock.monotonic();
@@ -59,7 +59,7 @@ impl Past {
         check_server("server", &mut self.server)
     }
 
-    /// Deletes a folder; what is left around it is told at once, however many files it had.
+    /// Deletes a folder, and checks that its parent is listed within the time limit.
     fn remove(&mut self, folder: &str) -> Result<()> {
         self.run(&["rm", "-r", folder])?;
         let clock = clock();
@@ -74,7 +74,7 @@ impl Past {
         check_server("server", &mut self.server)
     }
 
-    /// A purge that has something to do.
+    /// Runs a purge and checks that objects were removed.
     fn purge(&mut self) -> Result<()> {
         let clock = clock();
         let began = clock.monotonic();
@@ -86,14 +86,14 @@ impl Past {
     }
 }
 
-/// Where a file is, named as ImageNet's.
+/// The path of a file, with a name as in ImageNet.
 fn file(source: &Path, number: u32) -> PathBuf {
     let class = format!("n{:08}", 1_440_764 + number / CLASS * 17);
     let name = format!("{class}_{}.JPEG", number % CLASS);
     source.join("train").join(class).join(name)
 }
 
-/// Bytes that all primaries use.
+/// Bytes used by all primaries.
 async fn used(cluster: &Cluster) -> u64 {
     let mut used = 0;
     for server in cluster.servers() {
@@ -102,9 +102,9 @@ async fn used(cluster: &Cluster) -> u64 {
     used
 }
 
-/// Keeps S-10 and S-27: thirty thousand files, in torture 1.3 million.
+/// Keeps S-10 and S-27: with thirty thousand files (torture: 1.3 million).
 #[tokio::test(flavor = "multi_thread")]
-async fn heavy_very_many_tiny_files_in_a_redis_cluster_take_less_than_256_mib() -> Result<()> {
+async fn heavy_many_tiny_files_in_a_redis_cluster_take_256_mib() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let source = scene.path().join("src");
     let count = rounds(30_000, 1_300_000);
@@ -127,7 +127,7 @@ async fn heavy_very_many_tiny_files_in_a_redis_cluster_take_less_than_256_mib() 
     past.run(&["datasets"])?;
     cluster.flush().await;
     past.run(&["recover", "--all"])?;
-    // Half of each chunk is overwritten.
+    // Overwrites half of each chunk.
     for number in (0..count).step_by(2) {
         fs::write(file(&source, number), format!("{number} again"))?;
     }
@@ -151,7 +151,10 @@ async fn heavy_very_many_tiny_files_in_a_redis_cluster_take_less_than_256_mib() 
         if keys == 0 {
             break;
         }
-        ensure!(!deadline.remaining(&*clock()).is_zero(), "Redis keeps {keys} keys of it");
+        ensure!(
+            !deadline.remaining(&*clock()).is_zero(),
+            "Redis keeps {keys} keys of the deleted dataset"
+        );
         clock().sleep(Duration::from_millis(100)).await;
     }
     let left = used(&cluster).await.saturating_sub(empty);

@@ -1,5 +1,5 @@
-//! Wrong addresses, wrong names, damaged objects, servers in each other's way: each
-//! gets an answer that says what to do.
+//! Wrong addresses, wrong names, damaged objects, servers in conflict: each gets an answer with a
+//! remedy.
 
 use std::fs::{self, OpenOptions};
 use std::net::TcpListener;
@@ -14,8 +14,7 @@ use dl_tests::folder;
 use dl_tests::program::{Ended, Process, Server, dl, dlcmd, run, server_command};
 use rustix::process::Signal;
 
-/// What a server that is not there may cost, which is five seconds and the start of the program: less
-/// than twice that.
+/// The time limit for a missing server: five seconds and the start of the program, with a margin.
 const PATIENCE: Duration = Duration::from_secs(9);
 
 fn ask(address: &str) -> Result<Ended> {
@@ -30,10 +29,10 @@ fn ask(address: &str) -> Result<Ended> {
 
 /// Keeps S-12.
 #[test]
-fn a_server_that_is_not_there_costs_five_seconds_and_exit_code_5() -> Result<()> {
+fn a_missing_server_costs_five_seconds_and_exit_code_5() -> Result<()> {
     let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let ended = ask(&free.to_string())?;
-    let told = ended.stderr.lines().last().context("it must say why")?;
+    let told = ended.stderr.lines().last().context("an error on stderr")?;
     ensure!(told.contains("refused") && told.contains("start one with `dlserver`"), "{told}");
     ensure!(told.contains("--server") && told.matches(&free.to_string()).count() == 1, "{told}");
     Ok(())
@@ -41,7 +40,7 @@ fn a_server_that_is_not_there_costs_five_seconds_and_exit_code_5() -> Result<()>
 
 /// Keeps S-12.
 #[test]
-fn a_listener_that_never_answers_costs_five_seconds_and_exit_code_5() -> Result<()> {
+fn a_silent_listener_costs_five_seconds_and_exit_code_5() -> Result<()> {
     let silent = TcpListener::bind("127.0.0.1:0")?;
     let address = silent.local_addr()?.to_string();
     ask(&address)?;
@@ -50,13 +49,13 @@ fn a_listener_that_never_answers_costs_five_seconds_and_exit_code_5() -> Result<
 
 /// Keeps S-12.
 #[test]
-fn something_else_at_the_address_costs_five_seconds_and_exit_code_5() -> Result<()> {
+fn a_foreign_server_costs_five_seconds_and_exit_code_5() -> Result<()> {
     let other = TcpListener::bind("127.0.0.1:0")?;
     let address = other.local_addr()?.to_string();
     std::thread::spawn(move || {
         for mut stream in other.incoming().flatten() {
             use std::io::Write;
-            // The test looks at what dlcmd makes of it.
+            // The client may have closed the connection.
             let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
         }
     });
@@ -80,7 +79,7 @@ fn a_missing_dataset_is_answered_with_the_nearest_name() -> Result<()> {
 
 /// Keeps S-12.
 #[test]
-fn a_folder_where_a_file_is_meant_is_named_as_one() -> Result<()> {
+fn a_folder_in_place_of_a_file_is_reported() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let server = Server::start(&scene.path().join("data"))?;
     folder::write(scene.path(), "src/dir/file", "a")?;
@@ -94,7 +93,7 @@ fn a_folder_where_a_file_is_meant_is_named_as_one() -> Result<()> {
     Ok(())
 }
 
-/// All objects of the chunk store with this ending.
+/// All objects of the chunk store with this extension.
 fn objects(data: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     let (mut found, mut folders) = (Vec::new(), vec![data.join("chunks")]);
     while let Some(folder) = folders.pop() {
@@ -111,7 +110,7 @@ fn objects(data: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Flips one bit of the file at the place where `bytes` stand; false when they don't.
+/// Flips a bit of an object at the position of `bytes`; false if the object lacks these bytes.
 fn flip(object: &Path, bytes: &[u8]) -> Result<bool> {
     let mut content = fs::read(object)?;
     let found = content.windows(bytes.len()).position(|window| window == bytes);
@@ -138,7 +137,7 @@ fn damaged_bytes_are_named_and_all_other_files_are_served() -> Result<()> {
             flipped.push(object.file_stem().context("it has a name")?.display().to_string());
         }
     }
-    ensure!(flipped.len() == 1, "one file is in {flipped:?}");
+    ensure!(flipped.len() == 1, "the file is in the objects {flipped:?}");
     for restarted in [false, true] {
         if restarted {
             server.stop()?;
@@ -160,7 +159,7 @@ fn damaged_bytes_are_named_and_all_other_files_are_served() -> Result<()> {
 
 /// Keeps S-14.
 #[test]
-fn of_a_chunk_that_was_cut_short_all_files_before_the_cut_are_served() -> Result<()> {
+fn a_truncated_chunk_serves_its_files_before_the_cut() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (data, source) = (scene.path().join("data"), scene.path().join("src"));
     for number in 0..40 {
@@ -216,7 +215,7 @@ fn a_damaged_header_is_named_by_recover_and_the_rest_comes_back() -> Result<()> 
 
 /// Keeps S-05 and S-12.
 #[test]
-fn damaged_metadata_is_refused_with_the_way_out_of_it() -> Result<()> {
+fn damaged_metadata_are_refused_with_a_remedy() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (data, source) = (scene.path().join("data"), scene.path().join("src"));
     folder::fill(&source, 20, 1_000, &Dice::new(1))?;
@@ -226,7 +225,7 @@ fn damaged_metadata_is_refused_with_the_way_out_of_it() -> Result<()> {
     let file = data.join("meta/meta.redb");
     let whole = fs::read(&file)?;
     let (half, _) = whole.split_at(whole.len() / 2);
-    // Its first pages are good, so that it is opened.
+    // The first pages stay valid, so that the file can be opened.
     let mut behind = whole.clone();
     behind.iter_mut().skip(8192).for_each(|byte| *byte = 0xa5);
     for damaged in [Dice::new(2).bytes(100_000), half.to_vec(), behind] {
@@ -248,7 +247,7 @@ fn damaged_metadata_is_refused_with_the_way_out_of_it() -> Result<()> {
 
 /// Keeps S-15.
 #[test]
-fn a_second_server_on_the_same_folder_is_refused_with_the_reason() -> Result<()> {
+fn a_second_server_on_a_folder_is_refused_with_the_reason() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let data = scene.path().join("data");
     let server = Server::start(&data)?;
@@ -256,7 +255,7 @@ fn a_second_server_on_the_same_folder_is_refused_with_the_reason() -> Result<()>
     let second = run(second.args(["--listen", "127.0.0.1:0", "--data"]).arg(&data))?.code(1)?;
     ensure!(second.stderr.contains("another"), "{}", second.stderr);
     dl(&server, ["datasets"])?.code(0)?;
-    // The lock ends with the process, however it ends.
+    // The process's end always releases the lock.
     server.kill()?;
     Server::start(&data)?.stop()?;
     Ok(())
@@ -264,7 +263,7 @@ fn a_second_server_on_the_same_folder_is_refused_with_the_reason() -> Result<()>
 
 /// Keeps S-15.
 #[test]
-fn a_chunk_folder_is_not_served_from_the_metadata_of_two_servers() -> Result<()> {
+fn a_chunk_folder_belongs_to_the_metadata_of_one_server() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (data, other) = (scene.path().join("data"), scene.path().join("other"));
     let chunks = data.join("chunks");
@@ -280,11 +279,14 @@ fn a_chunk_folder_is_not_served_from_the_metadata_of_two_servers() -> Result<()>
         }
     }
     server.kill()?;
-    // Metadata elsewhere takes over by being recovered.
+    // Recovery binds the chunk store to other metadata.
     let chunks = chunks.to_string_lossy();
     let server = Server::start_among(&other, "127.0.0.1:0", &["--store", &chunks], &[])?;
     dl(&server, ["recover", "--all"])?.code(0)?;
-    ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a", "it was recovered");
+    ensure!(
+        dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a",
+        "the file was not recovered"
+    );
     Ok(())
 }
 
@@ -311,8 +313,7 @@ fn metadata_with_another_chunk_store_is_refused_naming_both() -> Result<()> {
     Ok(())
 }
 
-/// A pipe that nobody writes to, in a chunk's place, hangs whoever opens it as a file server does that
-/// went away.
+/// A pipe without a writer in place of a chunk: opening it hangs, as with a lost file server.
 #[test]
 fn a_server_ends_in_time_though_a_file_call_hangs() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -331,11 +332,15 @@ fn a_server_ends_in_time_though_a_file_call_hangs() -> Result<()> {
     let reader = reader.args(["get", "dl://ds"]).arg(scene.path().join("got"));
     let mut reader = Process::start(reader.stdout(Stdio::null()).stderr(Stdio::null()))?;
     std::thread::sleep(Duration::from_secs(1));
-    ensure!(reader.ended()?.is_none(), "it has read a pipe");
+    ensure!(reader.ended()?.is_none(), "the reader ended despite the pipe");
     let clock = clock();
     let began = clock.monotonic();
     server.process().signal(Signal::TERM)?;
     server.process().wait(10 * grace)?;
-    ensure!(clock.monotonic() - began < 5 * grace, "it took {:?}", clock.monotonic() - began);
+    ensure!(
+        clock.monotonic() - began < 5 * grace,
+        "the server took {:?} to stop",
+        clock.monotonic() - began
+    );
     reader.kill()
 }

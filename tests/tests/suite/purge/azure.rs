@@ -1,4 +1,4 @@
-//! A real dlserver with its chunks behind Azure's protocol purges what was written days ago.
+//! A purge of old data by a real dlserver with chunks in Azure's protocol.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ async fn a_purge_on_azurite_gives_space_back_and_changes_no_file() -> Result<()>
     let [left_chunks, _, left] = stored(&store, writer.dataset).await?;
     ensure!(left_chunks < chunks && left < bytes, "{left} of {bytes} bytes are left");
     let told = dl(&server, ["verify", "--checksums", "dl://ds"])?.code(4)?.text();
-    // One that the history brings with it.
+    // The finding of the history's file and folder.
     ensure!(told.contains(" 1 finding") && told.contains("a file and a folder"), "{told}");
     server.kill()?;
     std::fs::remove_dir_all(data.join("meta"))?;

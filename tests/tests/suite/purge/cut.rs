@@ -1,4 +1,4 @@
-//! The server dies at each write of a purge, the power goes, and another server purges again.
+//! Crashes at each write of a purge, a power cut, and a purge by another server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,16 +17,16 @@ use super::scene::{
     GRACE, NAME, SETTLED, Writer, check, check_files, history, new_clock, purge_all, serve, stored,
 };
 
-/// Where the metadata is.
+/// The place of the metadata.
 #[derive(Debug, Clone, Copy)]
 enum Metadata {
-    /// In a store of its own that outlives the server.
+    /// A separate store that survives the server.
     Survives,
-    /// On the server's disk, where unsynced writes go with the power.
+    /// The server's disk: a power cut loses unsynced writes.
     OnDisk,
 }
 
-/// What outlives a server.
+/// The surviving disks.
 struct World {
     cut: CutPoint,
     disk: VolatileDisk,
@@ -36,7 +36,7 @@ struct World {
     time: Arc<ManualClock>,
 }
 
-/// A server, and what it has open.
+/// A running server with its stores.
 struct Life {
     server: Running,
     client: Wire,
@@ -103,8 +103,8 @@ impl World {
     }
 }
 
-/// A world in which one purge has been made, so that the next one rewrites, removes and takes
-/// tombstones away; `purges` is which of them is cut.
+/// A world after `purges` undisturbed purges: with one purge, the next purge removes objects and
+/// drops tombstones.
 async fn prepare(metadata: Metadata, purges: u32) -> Result<(World, Writer)> {
     let world = World::new(metadata);
     let life = world.start().await?;
@@ -117,7 +117,7 @@ async fn prepare(metadata: Metadata, purges: u32) -> Result<(World, Writer)> {
     Ok((world, writer))
 }
 
-/// The state at the end, when nothing is cut.
+/// The final state without a cut.
 async fn undisturbed(metadata: Metadata) -> Result<[u64; 3]> {
     let (world, writer) = prepare(metadata, 0).await?;
     let life = world.start().await?;
@@ -126,7 +126,7 @@ async fn undisturbed(metadata: Metadata) -> Result<[u64; 3]> {
     stored(&life.store, writer.dataset).await
 }
 
-/// False when the purge came to its end before the cut.
+/// Cuts a purge at `point`; false if the purge ends before the cut.
 async fn cut_at(point: u64, metadata: Metadata, purges: u32, end: [u64; 3]) -> Result<bool> {
     let dice = Dice::new(point);
     let (world, writer) = prepare(metadata, purges).await?;
@@ -175,6 +175,6 @@ async fn a_purge_cut_at_any_write_loses_and_revives_nothing() -> Result<()> {
 
 /// Keeps S-27, S-01 and S-02: I1, I2, Rule 4 and Rule 10.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_purge_cut_at_any_write_loses_nothing_when_the_metadata_loses_its_end() -> Result<()> {
+async fn a_purge_cut_at_any_write_loses_nothing() -> Result<()> {
     cut_everywhere(Metadata::OnDisk, rounds(3, 1), 60).await
 }

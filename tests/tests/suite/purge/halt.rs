@@ -1,4 +1,4 @@
-//! An admin makes the servers read-only in the middle of a purge.
+//! A switch to read-only servers in the middle of a purge.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,9 +24,9 @@ async fn soon(what: &str, is_so: impl Fn() -> bool) -> Result<()> {
     anyhow::bail!("{what}: not in 10 s")
 }
 
-/// Keeps S-33 and S-27.
+/// Keeps S-33, S-27 and S-76.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_purge_stops_when_the_servers_become_read_only_and_can_be_run_again() -> Result<()> {
+async fn a_purge_stops_on_read_only_servers_and_can_be_repeated() -> Result<()> {
     let (scene, time) = (tempfile::tempdir()?, new_clock());
     let config = scene.path().join("dlserver.toml");
     std::fs::write(&config, "# nothing yet\n")?;
@@ -52,7 +52,7 @@ async fn a_purge_stops_when_the_servers_become_read_only_and_can_be_run_again() 
     let writer = history(&client, &time).await?;
     let before = stored(&inner, writer.dataset).await?;
 
-    // Its first chunk is not written before the servers are read-only, and there is more to do after it.
+    // The first write is delayed until after the switch, with further work left.
     faults.script("create", [Some(Fault::Delay(Duration::from_secs(3)))]);
     let purging = client.clone();
     let purge = dl_runtime::spawn(async move { purging.purge(NAME, Duration::ZERO).await });

@@ -1,4 +1,4 @@
-//! A real dlserver on Redis and a bucket is killed at each write of a purge, and another one purges
+//! A real dlserver on Redis and a bucket is killed at each write of a purge; another server purges
 //! again.
 
 use std::process::Stdio;
@@ -22,10 +22,10 @@ use super::scene::{
     GRACE, HOUR, NAME, SETTLED, Writer, check, check_files, history, purge_all, serve, stored,
 };
 
-/// For what takes a moment unless something is stuck.
+/// The time limit for quick steps.
 const MOMENT: Duration = Duration::from_secs(60);
 
-/// Redis and a bucket, and what stands between them and the server that is killed.
+/// Redis, a bucket, and the proxies in front of them.
 struct World {
     redis: redis_testing::Server,
     bucket: S3,
@@ -34,7 +34,7 @@ struct World {
     data: tempfile::TempDir,
 }
 
-/// What a server and those who look behind its back work on.
+/// The data of a round.
 struct Stage {
     url: String,
     store: Arc<dyn Store>,
@@ -51,7 +51,8 @@ impl World {
         Ok(Self { redis, bucket, proxy, relay, data: tempfile::tempdir()? })
     }
 
-    /// A dataset that was written two days ago, and purged so often since, each time once all is settled.
+    /// A dataset written two days ago and purged `purges` times, each time after its changes
+    /// settled.
     async fn stage(&self, purges: u32) -> Result<Stage> {
         self.redis.ask(&["FLUSHALL"]).await;
         let url = self.bucket.fresh();
@@ -74,14 +75,14 @@ impl World {
         Ok(Arc::new(ManualClock::new(then)))
     }
 
-    /// A server whose writes are counted.
+    /// A server with counted writes.
     fn start(&self, stage: &Stage) -> Result<Server> {
         let flags = ["--meta", &self.relay.url(), "--store", &stage.url];
         let variables = settings(self.proxy.address());
         Server::start_among(self.data.path(), "127.0.0.1:0", &flags, &variables)
     }
 
-    /// Kills a server at a write of its purge; false when the purge came to its end before.
+    /// Kills a server at a write of its purge; false if the purge ends before.
     fn kill_at(&self, stage: &Stage, number: u64, side: Side) -> Result<bool> {
         let mut server = self.start(stage)?;
         let point = self.proxy.point();
@@ -106,7 +107,7 @@ impl World {
         Ok(was_killed)
     }
 
-    /// Another server finds everything, purges, and finds nothing wrong.
+    /// Another server finds all files, purges, and verifies the dataset.
     async fn go_on(&self, stage: &Stage) -> Result<()> {
         let server = self.start(stage)?;
         let client = Wire::connect(server.address().parse()?).await?;
@@ -118,20 +119,20 @@ impl World {
         let deadline = Deadline::after(&*clock(), MOMENT);
         let told = loop {
             let told = dl(&server, ["verify", "--checksums", "dl://ds"])?.code(4)?.text();
-            // The rows of what the killed one was committing take two seconds.
+            // Rows of an interrupted commit expire after two seconds.
             if !told.contains("was being written to") {
                 break told;
             }
             ensure!(!deadline.remaining(&*clock()).is_zero(), "{told}");
             clock().sleep(Duration::from_millis(200)).await;
         };
-        // One that the history brings with it.
+        // The finding of the history's file and folder.
         ensure!(told.contains(" 1 finding") && told.contains("a file and a folder"), "{told}");
         server.stop()?;
         Ok(())
     }
 
-    /// What is left when hours have gone by, in which nobody disturbed the purges.
+    /// The final state after hours of undisturbed purges.
     async fn end(&self, stage: &Stage) -> Result<[u64; 3]> {
         let time = self.time_before(Duration::ZERO)?;
         time.advance(2 * SETTLED);
@@ -148,8 +149,8 @@ impl World {
     async fn kill_everywhere(&self, purges: u32, step: usize, least: u64) -> Result<()> {
         let stage = self.stage(purges).await?;
         let end = self.end(&stage).await.context("undisturbed")?;
-        // With so many writes done, in turns before the next one and after the last one: what is
-        // stored is the same. An odd step meets odd and even numbers of them, and both sides.
+        // The state after n writes equals the state before write n + 1, so the sides alternate. An
+        // odd step meets even and odd numbers.
         let sides = [Side::Before, Side::After].into_iter().cycle();
         for (done, side) in (0_u64..).step_by(step).zip(sides) {
             let number = match side {
@@ -181,14 +182,14 @@ impl World {
     }
 }
 
-/// Keeps S-27, S-01 and S-02: I1, I2 and Rule 4; live files are moved.
+/// Keeps S-27, S-01 and S-02: I1, I2 and Rule 4; the first purge moves live files.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_killed_at_any_write_of_a_first_purge_loses_and_revives_nothing() -> Result<()> {
+async fn a_kill_at_any_write_of_a_first_purge_loses_nothing() -> Result<()> {
     World::new().await?.kill_everywhere(0, rounds(5, 1), 20).await
 }
 
-/// Keeps S-27, S-01 and S-02: I1, I2 and Rule 4; what was moved is removed.
+/// Keeps S-27, S-01 and S-02: I1, I2 and Rule 4; the second purge removes moved chunks.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_killed_at_any_write_of_a_second_purge_loses_and_revives_nothing() -> Result<()> {
+async fn a_kill_at_any_write_of_a_second_purge_loses_nothing() -> Result<()> {
     World::new().await?.kill_everywhere(1, rounds(5, 1), 20).await
 }

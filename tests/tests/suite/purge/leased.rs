@@ -1,4 +1,4 @@
-//! Versions that training jobs lease, beside purges and the loss of all metadata.
+//! Versions leased by training jobs, with purges and the loss of all metadata.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ async fn beat(client: &Wire, writer: &Writer, leaving: bool) -> Result<TaskMembe
     Ok(reply.into_inner().try_into()?)
 }
 
-/// Files that can be read as the leased version has them, with the right bytes.
+/// The count of files readable by the places of the leased version, with correct bytes.
 async fn readable(client: &Wire, writer: &Writer, of: &[(FilePath, FileRecord)]) -> Result<usize> {
     let item = |record: &FileRecord| ReadItem {
         source: ReadSource::File(*record),
@@ -44,7 +44,6 @@ async fn readable(client: &Wire, writer: &Writer, of: &[(FilePath, FileRecord)])
     let request = ReadRequest {
         dataset: writer.dataset,
         items: of.iter().map(|(_, record)| item(record)).collect(),
-        check_copies: false,
         pass_copies: false,
         check_headers: false,
     };
@@ -61,7 +60,7 @@ async fn readable(client: &Wire, writer: &Writer, of: &[(FilePath, FileRecord)])
 
 /// Keeps S-45.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leased_version_stays_readable_over_purges_and_the_loss_of_all_metadata() -> Result<()> {
+async fn a_leased_version_survives_purges_and_lost_metadata() -> Result<()> {
     let (store, time) = (dl_store::open("memory:").await?, new_clock());
     let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
     let (server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;

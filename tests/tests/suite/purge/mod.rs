@@ -1,7 +1,7 @@
-//! Purge and verify, on servers over stores and a clock that a test holds in its hands.
+//! Purge and verify on servers over stores and a clock of the test.
 //!
-//! Must hold: whatever is purged, cut off and purged again, the files are those of a plain map, with
-//! the metadata kept or rebuilt, and the space of what is gone is given back.
+//! Must hold: after every purge, cut or complete, the files equal a plain map, with kept or rebuilt
+//! metadata, and the space of deleted files is freed.
 
 mod azure;
 mod cut;

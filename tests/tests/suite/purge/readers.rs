@@ -1,4 +1,4 @@
-//! Readers that looked a file up before a purge moved it.
+//! Readers with places from before a purge.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use libdiesel::{ReadItem, ShuffleOptions, SnapshotCache};
 
 use super::scene::{NAME, SETTLED, Writer, data, new_clock, serve};
 
-/// A dataset of which half was deleted, all of it old enough to be purged.
+/// A dataset with half of its files deleted, old enough for a purge.
 async fn half_deleted(client: &Wire, clock: &ManualClock) -> Result<Writer> {
     let mut writer = Writer::create(client, 9).await?;
     let files: Vec<_> = (0..20).map(|n| (format!("{n:02}"), data(n, 20_000))).collect();
@@ -26,7 +26,7 @@ async fn half_deleted(client: &Wire, clock: &ManualClock) -> Result<Writer> {
     Ok(writer)
 }
 
-/// Reads files by what was said of them; the status and the bytes of each.
+/// Reads files by path; returns status and bytes of each.
 async fn read(
     client: &Wire,
     writer: &Writer,
@@ -55,9 +55,9 @@ async fn read(
     Ok(found)
 }
 
-/// Keeps S-28: a purge goes on again and again while files are read by their paths.
+/// Keeps S-28: purges run while files are read by path.
 #[tokio::test(flavor = "multi_thread")]
-async fn files_that_are_moved_while_they_are_read_are_read() -> Result<()> {
+async fn files_moved_during_a_read_are_read() -> Result<()> {
     let (store, time) = (dl_store::open("memory:").await?, new_clock());
     let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
     let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
@@ -80,7 +80,7 @@ async fn files_that_are_moved_while_they_are_read_are_read() -> Result<()> {
         let (purged, read) = tokio::join!(client.purge(NAME, Duration::ZERO), reads);
         read.with_context(|| format!("round {round}"))?;
         moved += purged?.removed;
-        // Two holes more, so that the next purge moves the rest once more.
+        // Two more holes, so that the next purge moves the rest again.
         let last: Vec<_> = writer.files.keys().take(4).cloned().collect();
         writer.delete(&client, time.now(), |path| last.iter().any(|p| p == path)).await?;
         time.advance(SETTLED);
@@ -92,9 +92,9 @@ async fn files_that_are_moved_while_they_are_read_are_read() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-28: libdiesel looks a file up again whose chunk was purged since it was listed.
+/// Keeps S-28: libdiesel looks a file up again if a purge removed its chunk after the listing.
 #[test]
-fn libdiesel_reads_what_was_listed_before_a_purge() -> Result<()> {
+fn libdiesel_reads_files_listed_before_a_purge() -> Result<()> {
     let mut cluster = Cluster::new()?;
     let time = new_clock();
     let store = cluster.run(dl_store::open("memory:"))?;
@@ -131,10 +131,9 @@ fn libdiesel_reads_what_was_listed_before_a_purge() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-28 and S-44: an epoch goes on over a purge.
+/// Keeps S-28, S-44 and S-70: an epoch continues across a purge.
 #[test]
-fn an_epoch_that_was_begun_before_a_purge_reads_what_was_moved_and_names_what_is_gone() -> Result<()>
-{
+fn an_epoch_across_a_purge_names_only_deleted_files() -> Result<()> {
     let mut cluster = Cluster::new()?;
     let time = new_clock();
     let store = cluster.run(dl_store::open("memory:"))?;

@@ -1,4 +1,4 @@
-//! A dataset with everything in it that a purge meets, and what must be left of it.
+//! A dataset with all cases of a purge, and checks of the result.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -16,16 +16,16 @@ use dl_tests::wire::{Files, Wire, chunk, shape};
 
 pub(super) const NAME: &str = "ds";
 pub(super) const HOUR: Duration = Duration::from_secs(3_600);
-/// More than the 70 minutes for which what was written is left alone.
+/// More than the 70 minutes during which new data are left alone.
 pub(super) const SETTLED: Duration = Duration::from_secs(75 * 60);
 pub(super) const GRACE: Duration = Duration::from_secs(900);
 
-/// When the history begins.
+/// The start of the history.
 fn start() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
 }
 
-/// One clock for the whole history.
+/// The clock of the history.
 pub(super) fn new_clock() -> Arc<ManualClock> {
     Arc::new(ManualClock::new(start()))
 }
@@ -45,12 +45,12 @@ pub(super) async fn serve(
     Ok((server, client))
 }
 
-/// A writer of one dataset, and what it holds.
+/// A writer of a dataset, and the expected files.
 #[derive(Debug)]
 pub(super) struct Writer {
     pub(super) dataset: DatasetId,
     ids: ChunkIdMaker,
-    /// What can be seen.
+    /// The visible files.
     pub(super) files: Files,
 }
 
@@ -74,7 +74,7 @@ impl Writer {
         Ok(())
     }
 
-    /// A file in several parts, of which the last chunk holds 100 bytes.
+    /// Puts a file in several parts; the last chunk holds 100 bytes.
     pub(super) async fn put_large(
         &mut self,
         client: &Wire,
@@ -128,7 +128,7 @@ fn attributes() -> Attributes {
     Attributes { mode: 0o644, mtime: 1 }
 }
 
-/// Bytes that differ from file to file.
+/// Bytes that depend on the seed.
 pub(super) fn data(seed: usize, length: usize) -> Vec<u8> {
     (0..length).map(|at| (seed.wrapping_mul(31) + at / 7) as u8).collect()
 }
@@ -142,9 +142,8 @@ fn one(path: &str, bytes: &str) -> (String, Vec<u8>) {
     (path.to_owned(), bytes.as_bytes().to_vec())
 }
 
-/// Overwritten and deleted files, deleted ones that hide older versions, a file that a folder
-/// hides, large files alive and dead, and parts of an upload that nobody goes on with; then two
-/// days go by.
+/// Builds a history: overwritten and deleted files, deleted files that hide older versions, a file
+/// hidden by a folder, live and deleted large files, and an abandoned upload. Then two days pass.
 pub(super) async fn history(client: &Wire, clock: &ManualClock) -> Result<Writer> {
     use dl_runtime::Clock;
     let mut writer = Writer::create(client, 9).await?;
@@ -166,13 +165,13 @@ pub(super) async fn history(client: &Wire, clock: &ManualClock) -> Result<Writer
     writer.delete(client, now, |path| path.starts_with(b"e/1")).await?;
     writer.put(client, now, &[one("d/11", "overwritten"), one("k", "kept")]).await?;
     writer.put(client, now, &[one("h", "hidden"), one("h/i", "in a folder")]).await?;
-    // The listing does not show it as long as the folder is there.
+    // The folder hides the file in listings.
     writer.files.remove(&b"h"[..]);
     clock.advance(48 * HOUR);
     Ok(writer)
 }
 
-/// What lies in the chunk store: chunks and parts, tombstones, and bytes of all.
+/// The stored chunks and parts, tombstones, and total bytes.
 pub(super) async fn stored(store: &Arc<dyn Store>, dataset: DatasetId) -> Result<[u64; 3]> {
     let objects = store.list_sorted(&dl_store::Prefix::new(dataset.to_string())?).await?;
     let is_tombstone = |key: &dl_store::Key| key.as_str().ends_with(".t");
@@ -181,7 +180,7 @@ pub(super) async fn stored(store: &Arc<dyn Store>, dataset: DatasetId) -> Result
     Ok([objects.len() as u64 - tombstones, tombstones, bytes])
 }
 
-/// Purges until nothing is left to be done, so far apart that what was written is settled.
+/// Purges until nothing is left to do; the clock advances so that changes settle.
 pub(super) async fn purge_all(client: &Wire, clock: &ManualClock) -> Result<()> {
     for _ in 0..12 {
         let done = client.purge(NAME, GRACE).await?;
@@ -194,10 +193,10 @@ pub(super) async fn purge_all(client: &Wire, clock: &ManualClock) -> Result<()> 
     anyhow::bail!("purging comes to no end")
 }
 
-/// What counts tell of a dataset, and its version.
+/// The counts of a dataset and its version.
 type Version = (u64, u64, u64, bytes::Bytes);
 
-/// The files are there, verified, and the same after a recovery from nothing; so is the version.
+/// Checks files and verify, and compares files and version with metadata rebuilt from the chunks.
 pub(super) async fn check(
     store: &Arc<dyn Store>,
     client: &Wire,
@@ -210,8 +209,8 @@ pub(super) async fn check(
     Ok(())
 }
 
-/// The same with whatever version; gives the one of the rebuilt metadata. What was cut off in the
-/// middle may be in one of the two and not in the other.
+/// Checks the files with any version; returns the version of the rebuilt metadata. An interrupted
+/// change may be in one of the versions only.
 pub(super) async fn check_files(
     store: &Arc<dyn Store>,
     client: &Wire,

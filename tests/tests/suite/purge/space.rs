@@ -1,4 +1,4 @@
-//! Space comes back, and nothing else changes.
+//! Freed space without other changes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ async fn gives_space_back(meta: Arc<dyn MetaStore>) -> Result<()> {
     let first = client.purge(NAME, GRACE).await?;
     ensure!(first.rewritten > 1 && first.removed > 4 && first.waiting > 1, "{first:?}");
     check(&store, &client, &time, &writer).await.context("after one purge")?;
-    // Readers that looked a file up have their time.
+    // Readers with known places get their time.
     let during = stored(&store, writer.dataset).await?;
     ensure!(during[0] > 3, "{during:?} of {before:?}");
     let again = client.purge(NAME, GRACE).await?;
@@ -37,13 +37,13 @@ async fn gives_space_back(meta: Arc<dyn MetaStore>) -> Result<()> {
     let found = client.verify(NAME, true).await?;
     ensure!(found.iter().all(|one| one.problem.contains("a file and a folder")), "{found:?}");
 
-    // One chunk, and the large file: three parts and its last chunk.
+    // A chunk and the large file: three parts and its last chunk.
     let [objects, tombstones, bytes] = stored(&store, writer.dataset).await?;
     let live: usize = writer.files.values().map(Vec::len).sum();
     ensure!((objects, tombstones) == (5, 0), "{objects} objects, {tombstones} tombstones");
     ensure!(bytes < live as u64 + 64_000, "{bytes} bytes for {live}");
 
-    // What was hidden was kept, what was deleted stays deleted, and what is gone is gone.
+    // Hidden files were kept, deleted files stay deleted, removed data stay removed.
     writer.delete(&client, time.now(), |path| path == b"h/i").await?;
     writer.files.insert(b"h".to_vec(), b"hidden".to_vec());
     ensure!(client.files(writer.dataset).await? == writer.files, "the hidden file");
@@ -55,7 +55,7 @@ async fn gives_space_back(meta: Arc<dyn MetaStore>) -> Result<()> {
     check(&store, &client, &time, &writer).await.context("empty")
 }
 
-/// Keeps S-27, S-25 and S-02: Rule 4.
+/// Keeps S-27, S-25, S-02 and S-51: Rule 4.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_purge_gives_space_back_and_changes_no_file() -> Result<()> {
     gives_space_back(Arc::new(Memory::new())).await
@@ -70,7 +70,7 @@ async fn a_purge_gives_space_back_with_embedded_metadata() -> Result<()> {
     gives_space_back(Arc::new(meta)).await
 }
 
-/// Keeps S-27: on one Redis and on a cluster.
+/// Keeps S-27: on a single Redis and on a cluster.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_purge_gives_space_back_with_metadata_in_redis() -> Result<()> {
     let (server, cluster) = (Server::start(&[]).await, Cluster::start(3, 0).await);
@@ -81,9 +81,9 @@ async fn a_purge_gives_space_back_with_metadata_in_redis() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-06: what was put a moment ago may be put again.
+/// Keeps S-06: recent puts may be repeated.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_may_still_be_repeated_stays() -> Result<()> {
+async fn objects_of_possible_retries_stay() -> Result<()> {
     let (store, time) = (dl_store::open("memory:").await?, new_clock());
     let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
     let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
@@ -105,9 +105,9 @@ async fn what_may_still_be_repeated_stays() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-13: parts of an upload that goes on stay, also when that takes days.
+/// Keeps S-13: the parts of a running upload stay, even for days.
 #[tokio::test(flavor = "multi_thread")]
-async fn parts_of_an_upload_that_goes_on_stay() -> Result<()> {
+async fn parts_of_a_running_upload_stay() -> Result<()> {
     let (store, time) = (dl_store::open("memory:").await?, new_clock());
     let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
     let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
@@ -125,7 +125,7 @@ async fn parts_of_an_upload_that_goes_on_stay() -> Result<()> {
     check(&store, &client, &time, &writer).await
 }
 
-/// Keeps S-27: many small chunks become few.
+/// Keeps S-27 and S-51: small chunks are merged.
 #[tokio::test(flavor = "multi_thread")]
 async fn small_chunks_are_put_together_once() -> Result<()> {
     let (store, time) = (dl_store::open("memory:").await?, new_clock());
@@ -148,7 +148,7 @@ async fn small_chunks_are_put_together_once() -> Result<()> {
     check(&store, &client, &time, &writer).await
 }
 
-/// Keeps S-27: chunks of tiny files are full by their headers.
+/// Keeps S-27: a chunk of tiny files is full when its header is full.
 #[tokio::test(flavor = "multi_thread")]
 async fn chunks_of_tiny_files_are_put_together_once() -> Result<()> {
     let (store, time) = (dl_store::open("memory:").await?, new_clock());

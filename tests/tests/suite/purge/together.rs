@@ -1,4 +1,4 @@
-//! Purges beside writers, deletes, readers and each other, through two servers.
+//! Purges beside writers, deletes, readers and other purges, through two servers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,60 +11,60 @@ use dl_meta::redis_testing::Cluster;
 use dl_meta::{Memory, MetaStore, Redis, RedisOptions, Stop};
 use dl_runtime::{Clock, ManualClock};
 use dl_store::Store;
-use dl_tests::book::{Begun, Book, Content};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
+use dl_tests::history::{Content, HistoryChecker, PendingWrite};
 use dl_tests::wire::Wire;
 
 use super::scene::{
     HOUR, NAME, SETTLED, Writer, check, check_files, data, new_clock, purge_all, serve, stored,
 };
 
-/// How much faster time goes by: a purge of less than a second and a half acts on what it saw in
-/// less than five minutes.
+/// The speed of the clock: a purge of less than a second and a half uses a state younger than five
+/// minutes.
 const FASTER: u32 = 200;
-/// Objects that the purges remove at least while others write.
+/// The least number of objects removed during the writes.
 const REMOVED: u64 = 10;
 const PAUSE: Duration = Duration::from_millis(30);
-/// Between two questions of a reader.
+/// A reader's pause between requests.
 const SHORT_PAUSE: Duration = Duration::from_millis(3);
-/// Who writes; each below a folder of its own.
+/// The writers; each has its own folder.
 const ORIGINS: [u8; 2] = [1, 2];
-/// Paths in such a folder.
+/// Paths per folder.
 const PATHS: usize = 25;
-/// Files of one question of a reader.
+/// Files per request of a reader.
 const ASKED: usize = 8;
-/// Answers that a reader has at least.
+/// The least number of answers per reader.
 const ANSWERS: usize = 1_000;
 
-/// Tells the book that these are written now, or, with none, deleted.
+/// Reports the begin of writes to the history, or of deletes with none.
 fn begin<'a>(
-    book: &Book,
+    history: &HistoryChecker,
     writes: impl Iterator<Item = (&'a [u8], Option<Content>)>,
-) -> Result<Vec<Begun>> {
+) -> Result<Vec<PendingWrite>> {
     let begun = writes.map(|(path, content)| {
         let path = FilePath::new(path.to_vec())?;
-        anyhow::Ok(book.begin(&path, content))
+        anyhow::Ok(history.begin(&path, content))
     });
     begun.collect()
 }
 
-fn acknowledge(book: &Book, begun: Vec<Begun>) {
-    begun.into_iter().for_each(|begun| book.acknowledge(begun));
+fn acknowledge(history: &HistoryChecker, begun: Vec<PendingWrite>) {
+    begun.into_iter().for_each(|begun| history.acknowledge(begun));
 }
 
-/// One of several writers: only it writes below its folder.
+/// A writer, alone below its folder.
 async fn write(
     client: Wire,
     clock: Arc<ManualClock>,
     origin: u8,
     removed: Arc<AtomicU64>,
-    book: Arc<Book>,
+    history: Arc<HistoryChecker>,
 ) -> Result<Writer> {
     let dice = Dice::new(u64::from(origin));
     let mut writer = Writer::create(&client, origin).await?;
     let (until, mut step) = (clock.now() + SETTLED + HOUR / 6, 0);
-    // On a busy machine the purges need longer before there is something to compare.
+    // A busy machine needs more rounds until the purges have removed enough.
     let is_enough = || removed.load(Ordering::Relaxed) > REMOVED;
     while clock.now() < until || (!is_enough() && clock.now() < until + 3 * HOUR) {
         step += 1;
@@ -74,21 +74,21 @@ async fn write(
                 (format!("{origin}/{}", dice.below(PATHS)), data(step * 31 + n, dice.below(40_000)))
             })
             .collect();
-        // Of one path, the last one holds.
+        // The last write of a path wins.
         let last: BTreeMap<_, _> =
             files.iter().map(|(path, bytes)| (path.as_bytes(), Content::of(bytes))).collect();
-        let begun = begin(&book, last.into_iter().map(|(path, content)| (path, Some(content))))?;
+        let begun = begin(&history, last.into_iter().map(|(path, content)| (path, Some(content))))?;
         writer.put(&client, clock.now(), &files).await?;
-        acknowledge(&book, begun);
+        acknowledge(&history, begun);
         if dice.once_in(3) {
             let (prefix, digit) = (format!("{origin}/"), b'0' + dice.below(10) as u8);
             let is_wanted =
                 |path: &[u8]| path.starts_with(prefix.as_bytes()) && path.ends_with(&[digit]);
             let gone = writer.files.keys().map(Vec::as_slice).filter(|path| is_wanted(path));
-            let begun = begin(&book, gone.map(|path| (path, None)))?;
+            let begun = begin(&history, gone.map(|path| (path, None)))?;
             if !begun.is_empty() {
                 writer.delete(&client, clock.now(), is_wanted).await?;
-                acknowledge(&book, begun);
+                acknowledge(&history, begun);
             }
         }
         self::clock().sleep(PAUSE).await;
@@ -106,13 +106,13 @@ async fn purge(client: Wire, writers: Weak<()>, removed: Arc<AtomicU64>) -> Resu
     Ok(())
 }
 
-/// One who reads what the writers write, or looks it up: each answer is what stood there at some
-/// moment meanwhile. Gives how many answers there were.
+/// A reader that reads or looks up files: each answer must be valid at some moment of the request.
+/// Returns the count of answers.
 async fn read(
     client: Wire,
     dataset: DatasetId,
     writers: Weak<()>,
-    book: Arc<Book>,
+    history: Arc<HistoryChecker>,
 ) -> Result<usize> {
     let (dice, mut answers) = (Dice::new(3), 0);
     while writers.strong_count() > 0 {
@@ -121,16 +121,16 @@ async fn read(
             let (origin, number) = (dice.pick(&ORIGINS), dice.below(PATHS));
             paths.push(FilePath::new(format!("{origin}/{number}"))?);
         }
-        let since = book.now();
+        let since = history.now();
         let found: Vec<Option<Content>> = if dice.once_in(2) {
             let files = client.read(dataset, &paths).await?;
             files.iter().map(|bytes| bytes.as_deref().map(Content::of)).collect()
         } else {
             let items = client.stat(dataset, &paths).await?;
-            items.iter().map(Content::told).collect::<Result<_>>()?
+            items.iter().map(Content::of_item).collect::<Result<_>>()?
         };
         for (path, content) in paths.iter().zip(found) {
-            book.check(path, content, since)?;
+            history.check(path, content, since)?;
             answers += 1;
         }
         clock().sleep(SHORT_PAUSE).await;
@@ -138,7 +138,7 @@ async fn read(
     Ok(answers)
 }
 
-/// Time goes by for ids and stamps, so many times faster, and not for whoever waits.
+/// Advances the clock of ids and stamps at `FASTER` speed; waits are not affected.
 async fn pass(time: Arc<ManualClock>) {
     let (real, began) = (clock(), time.now());
     loop {
@@ -147,25 +147,25 @@ async fn pass(time: Arc<ManualClock>) {
     }
 }
 
-/// Two servers, each with its own way to the metadata.
+/// Runs two servers, each with its own metadata handle.
 async fn beside_each_other(store: &Arc<dyn Store>, metas: [Arc<dyn MetaStore>; 2]) -> Result<()> {
     let time = new_clock();
     let (_one, first) = serve(store, &metas[0], &time, Stop::Fresh).await?;
     let (_two, second) = serve(store, &metas[1], &time, Stop::Clean).await?;
     let dataset = first.create(NAME).await?;
     let passing = dl_runtime::spawn(pass(Arc::clone(&time)));
-    let (removed, book) = (Arc::new(AtomicU64::new(0)), Arc::<Book>::default());
-    // Held by whoever still writes: purges and readers go on for as long as that.
+    let (removed, history) = (Arc::new(AtomicU64::new(0)), Arc::<HistoryChecker>::default());
+    // A token of the running writers: purges and readers run until the last token is dropped.
     let running = Arc::new(());
     let writers = [&first, &second].into_iter().zip(ORIGINS).map(|(client, origin)| {
         let (client, time, running) = (client.clone(), Arc::clone(&time), Arc::clone(&running));
-        let (removed, book) = (Arc::clone(&removed), Arc::clone(&book));
+        let (removed, history) = (Arc::clone(&removed), Arc::clone(&history));
         dl_runtime::spawn(async move {
             let _running = running;
-            write(client, time, origin, removed, book).await
+            write(client, time, origin, removed, history).await
         })
     });
-    // Now: whoever goes on for as long as there are some ends when there are none.
+    // Collecting starts all writers now: otherwise purges and readers would see none and end.
     let writers: Vec<_> = writers.collect();
     let writing = Arc::downgrade(&running);
     drop(running);
@@ -173,8 +173,9 @@ async fn beside_each_other(store: &Arc<dyn Store>, metas: [Arc<dyn MetaStore>; 2
         dl_runtime::spawn(purge(client.clone(), Weak::clone(&writing), Arc::clone(&removed)))
     });
     let readers = [&first, &second].map(|client| {
-        let (client, writers, book) = (client.clone(), Weak::clone(&writing), Arc::clone(&book));
-        dl_runtime::spawn(read(client, dataset, writers, book))
+        let (client, writers, history) =
+            (client.clone(), Weak::clone(&writing), Arc::clone(&history));
+        dl_runtime::spawn(read(client, dataset, writers, history))
     });
     let mut all: Option<Writer> = None;
     for writer in writers {
@@ -195,8 +196,8 @@ async fn beside_each_other(store: &Arc<dyn Store>, metas: [Arc<dyn MetaStore>; 2
     passing.abort();
     let removed = removed.load(Ordering::Relaxed);
     ensure!(removed > REMOVED, "only {removed} were removed beside the writers");
-    // What one purge was about to remove the other one may have found and adopted: the next one
-    // sees that it is gone.
+    // An object removed by one purge may have been adopted by the other; the next purge sees that
+    // the object is gone.
     check_files(store, &second, &time, &writer).await.context("when all is quiet")?;
     time.advance(SETTLED);
     purge_all(&first, &time).await?;
@@ -211,7 +212,7 @@ async fn beside_each_other(store: &Arc<dyn Store>, metas: [Arc<dyn MetaStore>; 2
 
 /// Keeps S-03, S-17, S-19, S-27 and S-28: Rule 4.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_purges_beside_writers_deletes_and_readers_lose_and_revive_nothing() -> Result<()> {
+async fn two_purges_beside_other_requests_lose_nothing() -> Result<()> {
     let store = dl_store::open("memory:").await?;
     let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
     beside_each_other(&store, [Arc::clone(&meta), meta]).await
@@ -219,7 +220,7 @@ async fn two_purges_beside_writers_deletes_and_readers_lose_and_revive_nothing()
 
 /// Keeps S-03, S-27 and S-28.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_purges_beside_writers_and_readers_lose_nothing_on_a_redis_cluster() -> Result<()> {
+async fn two_purges_on_a_redis_cluster_lose_nothing() -> Result<()> {
     let cluster = Cluster::start(3, 0).await;
     let store = dl_store::open("memory:").await?;
     let url = cluster.url();

@@ -1,7 +1,7 @@
 //! Sibling modules don't import each other in a circle, on any level of any crate.
 //!
-//! Must hold: a re-export in a parent hides nothing (`use crate::Name` counts as the module that
-//! `Name` comes from); what only tests import doesn't count, tests may look wherever they like.
+//! Must hold: re-exports are resolved (`use crate::Name` counts as the module that defines `Name`).
+//! Imports of test code don't count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -14,21 +14,21 @@ use super::paths::{self, ModulePath, Reference};
 use super::source::{self, Item};
 
 const RULE: &str = "Sibling modules do not import each other in a circle; \
-                    move what both need into a third module, below them:";
+                    move the shared code into a third module below them:";
 
-/// The modules of one library or binary, and what they say about each other.
+/// The modules of a library or binary, and their references to each other.
 #[derive(Default)]
 pub(super) struct Modules {
     known: BTreeSet<ModulePath>,
-    /// What a name that a module imports or re-exports stands for.
+    /// The full path of each imported or re-exported name.
     aliases: BTreeMap<ModulePath, ModulePath>,
-    /// Who refers to what, and where that stands.
+    /// References: from, to, place.
     references: Vec<(ModulePath, ModulePath, String)>,
-    /// Who begins a path with which other word, and where.
+    /// First words of other paths: module, word, place.
     others: Vec<(ModulePath, String, String)>,
 }
 
-/// From each module to its siblings, with the first place that says so.
+/// From each module to its siblings, with the place of the first reference.
 type Graph = BTreeMap<ModulePath, BTreeMap<ModulePath, String>>;
 
 #[test]
@@ -83,7 +83,7 @@ fn circles_in(text: &str) -> Result<Vec<String>> {
 }
 
 impl Modules {
-    /// Those of the library or binary with this root.
+    /// The modules of the library or binary with this root.
     pub(super) fn of(root: &Path) -> Result<Self> {
         let mut modules = Self::default();
         let folder = root.parent().context("a source file stands in a folder")?;
@@ -91,7 +91,7 @@ impl Modules {
         Ok(modules)
     }
 
-    /// Those of a library with this text.
+    /// The modules of a library with this text.
     pub(super) fn of_text(text: &str) -> Result<Self> {
         let mut modules = Self::default();
         let items = source::items(source::tokens(text)?);
@@ -99,25 +99,25 @@ impl Modules {
         Ok(modules)
     }
 
-    /// The modules at the root.
+    /// The names of the modules at the root.
     pub(super) fn at_the_root(&self) -> Vec<String> {
         let names = self.known.iter().map(Vec::as_slice);
         names.filter_map(|path| <[String; 1]>::try_from(path.to_vec()).ok()).flatten().collect()
     }
 
-    /// The modules at the root that a module at the root uses, each with a place that says so.
+    /// The root modules used by a root module, each with a place.
     pub(super) fn used_by(&self, module: &str) -> Vec<(String, String)> {
         let edges = self.graph().remove(&vec![module.to_owned()]).unwrap_or_default();
         let others = edges.into_iter().map(|(to, place)| (to.join("::"), place));
         others.filter(|(to, _)| to != module).collect()
     }
 
-    /// The words that begin paths, such as the names of other crates: by whom, and where.
+    /// The first words of paths, such as names of other crates, each with its module and place.
     pub(super) fn crates(&self) -> &[(ModulePath, String, String)] {
         &self.others
     }
 
-    /// `folder` is where the files of the module's children stand.
+    /// Reads a file and its child modules, whose files lie in `folder`.
     fn read_file(&mut self, file: &Path, folder: &Path, module: &ModulePath) -> Result<()> {
         self.read(source::items_of(file)?, file, folder, module)
     }
@@ -162,10 +162,10 @@ impl Modules {
         }
     }
 
-    /// The module that a path leads to, seen from `from`. A name that a module above `from` has
-    /// from elsewhere leads there; what other modules re-export is their own affair.
+    /// The module at the end of a path, seen from `from`. Aliases count only in the modules above
+    /// `from`.
     fn resolve(&self, from: &ModulePath, path: &ModulePath) -> ModulePath {
-        // As often as a name may stand for another name; `use a::b as a` would never end.
+        // The longest chain of aliases; `use a::b as a` would never end.
         const HOPS: usize = 8;
         let mut path = path.clone();
         'hop: for _ in 0..HOPS {
@@ -202,8 +202,8 @@ impl Modules {
     }
 }
 
-/// The file of `mod name;` and the folder of its children; `None` when the compiler has it
-/// elsewhere, as with code that a build script makes.
+/// The file of `mod name;` and the folder of its children; `None` for files outside the sources,
+/// such as the output of a build script.
 fn file_of(item: &Item, name: &str, file: &Path, folder: &Path) -> Option<(PathBuf, PathBuf)> {
     let exists = |file: &PathBuf| workspace::root().join(file).is_file();
     if let Some(path) = item.attributes.iter().find_map(paths::path_attribute) {
@@ -216,7 +216,7 @@ fn file_of(item: &Item, name: &str, file: &Path, folder: &Path) -> Option<(PathB
     candidates.into_iter().find(exists).map(|file| (file, children))
 }
 
-/// One line for each circle: its modules in turn, each with the place that makes the step.
+/// A line for each circle: its modules in turn, each step with its place.
 fn circles(graph: &Graph) -> Vec<String> {
     let mut found = Vec::new();
     let mut reported = BTreeSet::new();
@@ -235,7 +235,7 @@ fn circles(graph: &Graph) -> Vec<String> {
 
 type Step<'a> = (&'a ModulePath, &'a ModulePath, &'a str);
 
-/// The shortest way from a module to itself.
+/// The shortest path from a module back to itself.
 fn way_back<'a>(graph: &'a Graph, start: &'a ModulePath) -> Option<Vec<Step<'a>>> {
     let mut came_by: BTreeMap<&ModulePath, Step<'_>> = BTreeMap::new();
     let mut reached = vec![start];

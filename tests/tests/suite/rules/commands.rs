@@ -1,9 +1,8 @@
-//! The commands that README.md and docs/*.md show are ones that the programs understand, and what
-//! they install is there.
+//! The programs accept the commands in README.md and docs/*.md, and the pages install existing
+//! programs.
 //!
-//! Must hold: none of them is carried out. dlcmd is asked for its help behind each, which it prints
-//! only where it knows the commands, flags and values before it: not seen is what is left out or
-//! doesn't go together. The settings of dlserver are put together, and nothing of it is opened.
+//! Must hold: no command is executed. `dlcmd ... --help` checks words, flags and values, but not
+//! missing or conflicting arguments. The settings of dlserver are parsed, and nothing is opened.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,10 +18,9 @@ use super::hold;
 
 const RULE: &str = "Every dlserver and dlcmd in a block for a shell is understood by the program:";
 
-const INSTALLED: &str =
-    "What a page has cargo install is all programs, of packages of this workspace:";
+const INSTALLED: &str = "`cargo install` in a page installs all programs, from this workspace:";
 
-/// A command and where it stands.
+/// A place and its command.
 type Shown = (String, Vec<String>);
 
 #[test]
@@ -37,7 +35,7 @@ fn the_commands_in_the_documents_are_understood() -> Result<()> {
 }
 
 #[test]
-fn a_command_that_is_not_understood_is_found() -> Result<()> {
+fn an_unknown_command_is_found() -> Result<()> {
     let text = "\
 ```sh
 dlcmd ls -lR dl://ds       # fine
@@ -77,20 +75,20 @@ dlcmd says this
 }
 
 #[test]
-fn what_the_documents_install_is_there() -> Result<()> {
+fn the_documents_install_existing_programs() -> Result<()> {
     let (packages, mut pages, mut found) = (workspace::packages()?, 0, Vec::new());
     for (file, text) in documents()? {
         let installs = commands_of(&file, &text, installs)?;
         pages += usize::from(!installs.is_empty());
         found.extend(missing(&installs, &packages));
     }
-    ensure!(pages > 1, "{pages} pages say how to install it");
+    ensure!(pages > 1, "{pages} pages have installation commands");
     hold(INSTALLED, &found);
     Ok(())
 }
 
 #[test]
-fn an_installation_of_what_is_not_there_is_found() -> Result<()> {
+fn an_installation_of_a_missing_program_is_found() -> Result<()> {
     let packages = workspace::packages()?;
     let found = |commands: &str| -> Result<String> {
         let text = format!("```sh\n{commands}\n```\n");
@@ -125,7 +123,7 @@ fn documents() -> Result<Vec<(PathBuf, String)>> {
     Ok(documents)
 }
 
-/// What of a page's installations is not there.
+/// The problems of a page's installation commands.
 fn missing(installs: &[Shown], packages: &[Package]) -> Vec<String> {
     let (mut found, mut programs) = (Vec::new(), BTreeSet::new());
     for (place, words) in installs {
@@ -139,7 +137,7 @@ fn missing(installs: &[Shown], packages: &[Package]) -> Vec<String> {
     if let Some((place, _)) = installs.first()
         && programs != BTreeSet::from(["dlcmd", "dlserver"])
     {
-        found.push(format!("{place}: {programs:?} are all the programs that it installs"));
+        found.push(format!("{place}: the page installs only {programs:?}"));
     }
     found
 }
@@ -157,7 +155,7 @@ fn breaches(shown: &[Shown]) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Puts together what dlserver would start with.
+/// Parses the settings of a dlserver command.
 fn settings(words: &[String]) -> Result<(), String> {
     let flags = Flags::try_parse_from(words).map_err(|refused| first_line(&refused.to_string()))?;
     if let Some(place) = &flags.config {
@@ -166,10 +164,12 @@ fn settings(words: &[String]) -> Result<(), String> {
     Config::load(flags, None).map(drop).map_err(|refused| refused.to_string())
 }
 
-/// What dlcmd has against these arguments.
+/// dlcmd's objection to these arguments, if any.
 fn help(arguments: &[String]) -> Result<Option<String>> {
     if arguments.iter().any(|argument| argument == "--") {
-        return Ok(Some("behind -- a flag is none, and it would be carried out".to_owned()));
+        return Ok(Some(
+            "behind -- the flag --help has no effect; the command would be carried out".to_owned(),
+        ));
     }
     let asked = run(dlcmd()?.args(arguments).arg("--help"))?;
     Ok((asked.code != 0).then(|| first_line(&asked.stderr)))
@@ -179,7 +179,7 @@ fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// The commands in the blocks of a page that are for a shell, as far as they are wanted.
+/// The wanted commands in the shell blocks of a page.
 fn commands_of(
     file: &Path,
     text: &str,
@@ -196,8 +196,8 @@ fn commands_of(
     Ok(shown)
 }
 
-/// What a shell is given, with the number of its first line: lines that go on are put together. In a
-/// block without a language that is what stands behind a prompt; the rest was printed.
+/// The shell lines of a text with their line numbers; continued lines are joined. In a block
+/// without a language, only lines behind a prompt are commands.
 fn shell_lines(text: &str) -> Vec<(usize, String)> {
     let (mut lines, mut language, mut begun) = (Vec::new(), None, None);
     for (index, line) in text.lines().enumerate() {
@@ -219,7 +219,7 @@ fn shell_lines(text: &str) -> Vec<(usize, String)> {
     lines
 }
 
-/// The commands of a line, each as its words, without what is redirected and without comments.
+/// The commands of a line, split into words, without redirections and comments.
 fn commands(line: &str) -> Result<Vec<Vec<String>>> {
     let tokens = Regex::new(r#"#.*|[|;&()<>]|(?:'[^']*'|"[^"]*"|[^ \t|;&()<>'"])+"#)?;
     let (mut commands, mut words, mut is_file) = (Vec::new(), Vec::new(), false);
@@ -236,8 +236,8 @@ fn commands(line: &str) -> Result<Vec<Vec<String>>> {
     Ok(commands)
 }
 
-/// The program and its arguments, if it is one of ours: behind variables, and behind the user who
-/// runs it.
+/// The program and its arguments, if the program is ours; variables and `sudo` in front are
+/// skipped.
 fn ours(words: &[String]) -> Option<&[String]> {
     let is_variable = |word: &&String| {
         let is_letter = |letter: char| letter.is_ascii_uppercase() || letter == '_';
@@ -249,7 +249,7 @@ fn ours(words: &[String]) -> Option<&[String]> {
     if at == 0 || is_as_user { command.get(at..) } else { None }
 }
 
-/// What cargo is told to install.
+/// The arguments of `cargo install`.
 fn installs(words: &[String]) -> Option<&[String]> {
     match words {
         [cargo, install, what @ ..] if cargo == "cargo" && install == "install" => Some(what),

@@ -1,7 +1,6 @@
-//! docs/CONFIGURATION.md and the settings that the programs take are the same.
+//! docs/CONFIGURATION.md lists exactly the settings of the programs.
 //!
-//! Must hold: every flag, variable and key of the file stands in the tables, and the tables name
-//! none that isn't taken.
+//! Must hold: every flag, variable and key of the file has a row, and every row has such a setting.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,7 +16,7 @@ use super::hold;
 
 const RULE: &str = "docs/CONFIGURATION.md names each setting, and no other:";
 
-/// The text under one heading.
+/// The text under a heading.
 fn section(heading: &str) -> Result<String> {
     let text = workspace::text(Path::new("docs/CONFIGURATION.md"))?.unwrap_or_default();
     let start = format!("\n## {heading}\n");
@@ -25,7 +24,7 @@ fn section(heading: &str) -> Result<String> {
     Ok(rest.split("\n## ").next().unwrap_or_default().to_owned())
 }
 
-/// A column of the table, counted from zero: what stands in backquotes, up to the first space.
+/// A table column, counted from zero: the text in backquotes, up to the first space.
 fn column(section: &str, number: usize) -> BTreeSet<String> {
     let rows = section.lines().filter(|line| line.starts_with("| `"));
     let cells = rows.filter_map(|row| row.split('|').nth(number + 1));
@@ -40,7 +39,7 @@ fn differences(what: &str, written: &BTreeSet<String>, taken: &BTreeSet<String>)
 }
 
 #[test]
-fn the_settings_of_dlserver_are_those_written() -> Result<()> {
+fn the_settings_of_dlserver_match_the_document() -> Result<()> {
     let section = section("dlserver")?;
     let command = Flags::command();
     let taken: Vec<_> =
@@ -57,7 +56,7 @@ fn the_settings_of_dlserver_are_those_written() -> Result<()> {
     Ok(())
 }
 
-/// The keys that the file may have, as its reader names them when it refuses another one.
+/// The permitted keys of the file, from the parser's error about an unknown key.
 fn keys() -> Result<BTreeSet<String>> {
     let taken = expected("no_such_key = 1\n")?;
     Ok(taken.into_iter().filter(|key| key != "live").collect())
@@ -76,7 +75,7 @@ fn load(text: Option<&str>) -> Result<Config, ConfigError> {
 }
 
 #[test]
-fn the_settings_that_change_are_those_written() -> Result<()> {
+fn the_adjustable_settings_match_the_document() -> Result<()> {
     let section = section("dlserver")?;
     let (_, text) = section.split_once("### Settings that change").context("find the part")?;
     let text = text.split("\n### ").next().unwrap_or_default();
@@ -122,7 +121,7 @@ fn the_defaults_written_are_the_defaults_taken() -> Result<()> {
 }
 
 #[test]
-fn the_variables_of_dlcmd_are_those_written() -> Result<()> {
+fn the_variables_of_dlcmd_match_the_document() -> Result<()> {
     let help = run(dlcmd()?.arg("--help"))?.code(0)?.text();
     let variable = Regex::new("DIESEL_[A-Z_]+")?;
     let taken = variable.find_iter(&help).map(|name| name.as_str().to_owned()).collect();
@@ -131,7 +130,7 @@ fn the_variables_of_dlcmd_are_those_written() -> Result<()> {
 }
 
 #[test]
-fn a_setting_that_is_not_written_and_one_that_is_not_taken_are_found() {
+fn undocumented_and_unknown_settings_are_found() {
     let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     let found = differences("flag", &set(&["--a", "--b"]), &set(&["--b", "--c"]));
     assert_eq!(found, ["flag --c is not written", "flag --a is not taken"]);

@@ -1,7 +1,7 @@
-//! Which crate may depend on which: a table, compared with what cargo reads in the manifests.
+//! The permitted dependencies of each crate: a table, compared with the manifests.
 //!
-//! Must hold: the table has one row for each crate; what tests need follows it too, with one
-//! addition: a crate may ask for itself, to switch on a feature that only its own tests use.
+//! Must hold: the table has a row for each crate. Test dependencies follow the table, too; in
+//! addition, a crate may depend on itself to enable a test feature.
 
 use anyhow::Result;
 use dl_tests::workspace::{self, Edge, Need, Package};
@@ -11,10 +11,10 @@ use super::hold;
 const RULE: &str =
     "A crate depends on the crates its row in rules/edges.rs names, and on no other:";
 
-/// The base, which every other crate may use. Its two crates use neither each other nor the rest.
+/// The base crates: each other crate may use both; neither uses the other.
 const BASE: [&str; 2] = ["dl-format", "dl-runtime"];
 
-/// Each crate with what it may use besides the base.
+/// Each crate with its permitted dependencies besides the base.
 const EDGES: &[(&str, &[&str])] = &[
     ("dl-format", &[]),
     ("dl-runtime", &[]),
@@ -69,7 +69,7 @@ fn an_edge_outside_the_table_is_found() {
 }
 
 #[test]
-fn a_row_for_a_crate_that_is_gone_is_found() {
+fn a_row_for_a_removed_crate_is_found() {
     assert_eq!(breaches(&[]).len(), EDGES.len());
 }
 
@@ -87,7 +87,7 @@ fn breaches(packages: &[Package]) -> Vec<String> {
             let own_tests = edge.need == Need::Test && to == package.name;
             if !(base || own_tests || allowed.contains(&to)) {
                 found.push(format!(
-                    "{manifest}: {} -> {to}; move what is shared into a crate that both may use",
+                    "{manifest}: {} -> {to}; move the shared code into a crate below both",
                     package.name
                 ));
             }

@@ -1,5 +1,5 @@
-//! What the fuzzers run and what the tests of format run are the same decoders. The targets are
-//! built by nothing else than cargo-fuzz, so here they are read.
+//! The fuzz targets and the tests of format run the same decoders. Only cargo-fuzz builds the
+//! targets, so the rule reads their sources.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,11 +12,11 @@ use super::hold;
 
 const RULE: &str = "Every decoder has a fuzz target, and every target calls its decoder:";
 
-/// The texts that have to agree.
+/// The compared texts.
 struct Fuzz {
     library: String,
     manifest: String,
-    /// By file name without its ending.
+    /// The targets by file name without extension.
     targets: BTreeMap<String, String>,
 }
 
@@ -47,7 +47,7 @@ fn decoders_targets_and_their_entries_agree() -> Result<()> {
 }
 
 #[test]
-fn what_does_not_agree_is_found() -> Result<()> {
+fn mismatches_are_found() -> Result<()> {
     let planted = |change: &dyn Fn(&mut Fuzz)| -> Result<Vec<String>> {
         let mut fuzz = read()?;
         change(&mut fuzz);

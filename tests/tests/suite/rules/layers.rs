@@ -1,7 +1,8 @@
-//! Which modules of the client library may use which, and which of them may talk to servers.
+//! The permitted imports among the modules of the client library, and network access of a single
+//! module.
 //!
-//! Must hold: what a reader of shared memory shares with a reader of the servers (order, snapshots,
-//! forks, errors, epochs) pulls in no network and no async runtime.
+//! Must hold: modules shared by readers of servers and of shared memory (order, snapshots, forks,
+//! errors, epochs) need no network and no async runtime.
 
 use anyhow::{Context, Result};
 use dl_tests::workspace;
@@ -12,7 +13,7 @@ use super::hold;
 const RULE: &str = "A module of the client library uses the modules that its row in rules/layers.rs \
                     names, and `remote` alone uses crates of the network:";
 
-/// Each module at the root with the modules beside it that it may use.
+/// Each root module with the root modules that may be imported.
 const LAYERS: &[(&str, &[&str])] = &[
     ("admin", &[]),
     ("format", &[]),
@@ -30,13 +31,13 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("agent", &["dataset", "error", "remote", "snapshot", "task", "worker"]),
 ];
 
-/// The module that talks to servers, and the crates that only it may use.
+/// The only module with network access, and its crates.
 const REMOTE: &str = "remote";
 const NETWORK: [&str; 7] =
     ["tokio", "tonic", "futures", "prost", "rustls", "http_body", "tokio_stream"];
 
 #[test]
-fn modules_of_the_client_library_use_each_other_only_along_the_table() -> Result<()> {
+fn client_modules_use_each_other_only_along_the_table() -> Result<()> {
     let packages = workspace::packages()?;
     let client = packages.iter().find(|package| package.name == "libdiesel");
     let root = client.and_then(|client| client.roots.iter().find(|root| root.ends_with("lib.rs")));
@@ -45,7 +46,7 @@ fn modules_of_the_client_library_use_each_other_only_along_the_table() -> Result
 }
 
 #[test]
-fn edges_outside_the_table_and_network_outside_of_remote_are_found() -> Result<()> {
+fn foreign_edges_and_network_outside_remote_are_found() -> Result<()> {
     let kept: String = LAYERS.iter().map(|(name, _)| format!("mod {name} {{}}\n")).collect();
     assert_eq!(breaches(&Modules::of_text(&kept)?), Vec::<String>::new());
     let text = kept
@@ -70,7 +71,7 @@ fn edges_outside_the_table_and_network_outside_of_remote_are_found() -> Result<(
 }
 
 #[test]
-fn a_row_for_a_module_that_is_gone_is_found() -> Result<()> {
+fn a_row_for_a_removed_module_is_found() -> Result<()> {
     assert_eq!(breaches(&Modules::of_text("")?).len(), LAYERS.len());
     Ok(())
 }
@@ -85,7 +86,7 @@ fn breaches(modules: &Modules) -> Vec<String> {
         };
         for (to, place) in modules.used_by(module) {
             if !allowed.contains(&to.as_str()) {
-                found.push(format!("{place}: {module} uses {to}; move what both need below them"));
+                found.push(format!("{place}: {module} uses {to}; move the shared code below both"));
             }
         }
     }

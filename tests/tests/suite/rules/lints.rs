@@ -1,4 +1,4 @@
-//! The lints of the workspace hold in every crate, and a crate without unsafe code forbids it.
+//! Every crate uses the lints of the workspace, and crates without unsafe code forbid unsafe code.
 
 use std::path::Path;
 
@@ -10,15 +10,15 @@ use super::hold;
 const RULE: &str = "A crate takes the lints of the workspace and forbids unsafe code at its root:";
 const INHERITED: &str = "[lints]\nworkspace = true\n";
 const FORBIDDEN: &str = "#![forbid(unsafe_code)]";
-/// Roots that have a module with unsafe code; the lints of the workspace still deny it elsewhere.
-/// The runtime sets the C allocator up, and copies with wide registers; the client library maps
-/// snapshots, shared memory, and the page that tells a fork; the agent waits for descriptors; the Python
-/// package lends memory to Python.
+/// Roots of crates with unsafe modules; elsewhere the workspace's lints deny unsafe code. The
+/// runtime configures the C allocator and copies with wide registers. The client library maps
+/// snapshots, shared memory and a fork marker. The agent waits for descriptors; the Python package
+/// lends memory to Python.
 const UNSAFE: [&str; 4] =
     ["runtime/src/lib.rs", "client/src/lib.rs", "agent/src/lib.rs", "python/src/lib.rs"];
 
 #[test]
-fn crates_take_the_lints_of_the_workspace_and_forbid_unsafe_code() -> Result<()> {
+fn crates_use_the_workspace_lints_and_forbid_unsafe_code() -> Result<()> {
     let mut found = Vec::new();
     for package in workspace::packages()? {
         let manifest = workspace::text(&package.manifest)?.unwrap_or_default();

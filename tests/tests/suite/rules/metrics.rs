@@ -1,7 +1,7 @@
-//! docs/METRICS.md and what a server says at /metrics are the same.
+//! docs/METRICS.md describes exactly the metrics of a server.
 //!
-//! Must hold: each metric has a row with its kind and its labels, and no row is of one that is not
-//! there; names end in their unit; each value of a label is explained in the section of its metric.
+//! Must hold: each metric has a row with kind and labels, and each row has a metric. Names end in a
+//! unit. Each label value is explained in the section of its metric.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -19,10 +19,10 @@ const RULE: &str = "docs/METRICS.md has a row for each metric, with its kind and
 const VALUES_RULE: &str =
     "docs/METRICS.md explains each value of a label in the section of its metric:";
 
-/// Labels whose values are explained at the beginning, for all.
+/// Labels with a common explanation at the beginning of the document.
 const EVERYWHERE: [&str; 4] = ["method", "code", "version", "le"];
 
-/// Endings that say what is counted.
+/// Permitted unit suffixes.
 const UNITS: [&str; 14] = [
     "_total",
     "_seconds",
@@ -40,14 +40,14 @@ const UNITS: [&str; 14] = [
     "_from_peers",
 ];
 
-/// Metrics that a server without training jobs has no samples of.
+/// Prefix of metrics without samples on a server without training jobs.
 const WITHOUT_SAMPLES: &str = "diesel_task_";
 
 /// Metrics, each with its kind and its labels.
 type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;
 
 #[test]
-fn the_metrics_written_are_those_of_a_server() -> Result<()> {
+fn the_documented_metrics_match_a_server() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let server = Server::start_with(scene.path(), "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
     let (status, text) = get(server.http(), "/metrics")?;
@@ -60,7 +60,7 @@ fn the_metrics_written_are_those_of_a_server() -> Result<()> {
 }
 
 #[test]
-fn a_value_of_a_label_that_no_section_explains_is_found() -> Result<()> {
+fn an_unexplained_label_value_is_found() -> Result<()> {
     let told = "a_total{x=\"y\"} 1\na_total{x=\"z\",method=\"Get\"} 1\nb_total{x=\"y\"} 1\n";
     let document = "## A\n\n`x` is `y`.\n\n| `a_total` |\n\n## B\n\n| `b_total` | | | |\n";
     let found = unexplained(document, told)?;
@@ -87,13 +87,13 @@ fn differences(written: &Metrics, told: &Metrics) -> Vec<String> {
     let unlike = told.iter().filter(|(name, metric)| !is_same(name, metric));
     let unlike = unlike.map(|(name, metric)| format!("{name} is {metric:?}"));
     let gone = written.keys().filter(|name| !told.contains_key(*name));
-    let gone = gone.map(|name| format!("{name} is not there"));
+    let gone = gone.map(|name| format!("{name}: no server has this metric"));
     let unitless = told.keys().filter(|name| !UNITS.iter().any(|unit| name.ends_with(unit)));
-    let unitless = unitless.map(|name| format!("{name} ends in no unit"));
+    let unitless = unitless.map(|name| format!("{name} has no unit suffix"));
     unlike.chain(gone).chain(unitless).collect()
 }
 
-/// Values of labels that the section of their metric doesn't name.
+/// Label values without an explanation in the section of their metric.
 fn unexplained(document: &str, text: &str) -> Result<BTreeSet<String>> {
     let label = Regex::new("([a-z_]+)=\"([^\"]*)\"")?;
     let mut found = BTreeSet::new();
@@ -129,7 +129,7 @@ fn written(document: &str) -> Result<Metrics> {
     Ok(metrics)
 }
 
-/// What the server says.
+/// The metrics in a server's answer.
 fn told(text: &str) -> Result<Metrics> {
     let label = Regex::new("([a-z_]+)=\"")?;
     let mut metrics = Metrics::new();
@@ -142,7 +142,7 @@ fn told(text: &str) -> Result<Metrics> {
         } else if !line.starts_with('#') {
             let (_, labels) = metrics.get_mut(&name).context("a sample follows its type")?;
             let found = label.captures_iter(line).map(|label| label[1].to_owned());
-            // Every histogram has it.
+            // Every histogram has the label le.
             labels.extend(found.filter(|label| label != "le"));
         }
     }

@@ -1,7 +1,7 @@
-//! The rules of CONTRIBUTING.md, held against the sources of the whole repository.
+//! The rules of CONTRIBUTING.md, checked against the sources of the whole repository.
 //!
-//! Each module keeps one rule and has two kinds of test: that the repository keeps the rule, and
-//! that a planted breach of it is found. A breach says where, which rule, and what to do.
+//! Each module checks a rule with two kinds of tests: the repository follows the rule, and a
+//! planted breach is found. A message names the place, the rule and the remedy.
 
 mod circles;
 mod commands;
@@ -12,16 +12,16 @@ mod layers;
 mod lints;
 mod metrics;
 mod openings;
-mod packages;
 mod paths;
 mod promises;
+mod prose;
 mod sizes;
 mod source;
 mod spans;
 mod words;
 mod wrappers;
 
-/// Fails with all breaches at once, one a line, so that one run is enough to mend them.
+/// Fails with all breaches at once, a line each.
 fn hold(rule: &str, breaches: &[String]) {
     let listed = breaches.join("\n  ");
     assert!(breaches.is_empty(), "{rule}\n  {listed}");

@@ -1,4 +1,4 @@
-//! Each Rust file opens with what it is for and what must hold.
+//! Each Rust file opens with its purpose and its invariants.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ const RULE: &str = "A Rust file opens with `//!`: what it is for and what must h
 const LINES: usize = 6;
 
 #[test]
-fn rust_files_open_with_what_they_are_for() -> Result<()> {
+fn rust_files_open_with_their_purpose() -> Result<()> {
     let mut found = Vec::new();
     for file in workspace::files()? {
         if file.extension().is_some_and(|extension| extension == "rs")

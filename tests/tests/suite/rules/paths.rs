@@ -1,21 +1,20 @@
-//! The paths in a file's tokens: what a module refers to by `crate::` and `super::`, and what the
-//! names mean that it imports.
+//! The paths in a file's tokens: references by `crate::` and `super::`, and imported names.
 
 use proc_macro2::{Group, TokenStream, TokenTree};
 
 use super::source::{Item, is_punct, is_word};
 
-/// The names from the crate's root down; the root itself is the empty path.
+/// The names from the crate's root down; the root is the empty path.
 pub(super) type ModulePath = Vec<String>;
 
-/// A path that a file refers to, and the line on which it stands.
+/// A path in a file, and its line.
 #[derive(Debug, PartialEq)]
 pub(super) struct Reference {
     pub(super) to: ModulePath,
     pub(super) line: usize,
 }
 
-/// One end of a path or of an import with braces.
+/// The end of a path, or of a branch of a braced import.
 struct Leaf {
     path: ModulePath,
     alias: Option<String>,
@@ -26,7 +25,7 @@ pub(super) fn join(module: &ModulePath, name: &str) -> ModulePath {
     module.iter().cloned().chain([name.to_owned()]).collect()
 }
 
-/// Everything in an item of `module` that starts with `crate` or `super`.
+/// All paths of an item of `module` with `crate` or `super` as the first word.
 pub(super) fn references(item: &Item, module: &ModulePath) -> Vec<Reference> {
     let mut found = Vec::new();
     let body = item.body.iter().cloned().map(TokenTree::Group);
@@ -35,7 +34,7 @@ pub(super) fn references(item: &Item, module: &ModulePath) -> Vec<Reference> {
     found
 }
 
-/// The words with which an item's paths begin.
+/// The first words of an item's paths, with their lines.
 pub(super) fn beginnings(item: &Item) -> Vec<(String, usize)> {
     let body = item.body.iter().cloned().map(TokenTree::Group);
     let mut found = Vec::new();
@@ -85,7 +84,7 @@ fn collect(tokens: &[TokenTree], module: &ModulePath, found: &mut Vec<Reference>
     }
 }
 
-/// The names that a `use` of `module` brings in, each with the path it stands for.
+/// The names imported by a `use` of `module`, with their full paths.
 pub(super) fn imports(head: &[TokenTree], module: &ModulePath) -> Vec<(String, ModulePath)> {
     let mut tokens = head.iter();
     tokens.find(|token| is_word(token, "use"));
@@ -99,8 +98,8 @@ pub(super) fn imports(head: &[TokenTree], module: &ModulePath) -> Vec<(String, M
         .collect()
 }
 
-/// A path from its first word on. One that starts with a crate's name is taken for a path below
-/// `base`, where it leads to nothing known.
+/// A whole path. A first word other than `crate`, `super` or `self` counts as a name below `base`;
+/// for a crate's name, no such module is known.
 fn element(tokens: &[TokenTree], base: &ModulePath, leaves: &mut Vec<Leaf>) {
     let Some((first, after)) = tokens.split_first() else { return };
     let line = first.span().start().line;
@@ -126,7 +125,7 @@ fn each_element(group: &Group, base: &ModulePath, leaves: &mut Vec<Leaf>) {
     }
 }
 
-/// Follows `::name` steps from `path`, into braces too, and gives back what comes after.
+/// Follows `::name` steps from `path`, into braces too, and returns the remaining tokens.
 fn walk<'a>(
     tokens: &'a [TokenTree],
     mut path: ModulePath,
@@ -161,7 +160,7 @@ fn parent(module: &ModulePath) -> ModulePath {
     module.split_last().map_or_else(Vec::new, |(_, parent)| parent.to_vec())
 }
 
-/// The file that `#[path = "..."]` names.
+/// The file of an attribute `#[path = "..."]`.
 pub(super) fn path_attribute(attribute: &Group) -> Option<String> {
     let tokens: Vec<_> = attribute.stream().into_iter().collect();
     match tokens.as_slice() {

@@ -1,9 +1,8 @@
-//! The promises of docs/SEMANTICS.md, the invariants and rules they come from, and the tests that
-//! hold them name each other.
+//! The promises of docs/SEMANTICS.md, their invariants and rules, and the tests name each other.
 //!
-//! Must hold: a promise has an id `S-nn`; a test keeps it by saying the id in its doc comment, or
-//! by a name that starts with it (`s_07_...`). An invariant `In` or a rule `Rule n` has a row with
-//! its promises; for each of them a test names both. Neither side has an id that the other lacks.
+//! Must hold: each promise `S-nn` has a test that names the id in its doc comment or as the prefix
+//! of its name (`s_07_...`). Each invariant `In` and each `Rule n` has a row with its promises; for
+//! each pair, a test names both. Both sides know the same ids.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -20,15 +19,15 @@ const PROMISES: &str = "docs/SEMANTICS.md";
 
 type Ids = BTreeSet<String>;
 
-/// What the document says.
+/// The ids in the document.
 #[derive(Debug, Default)]
 struct Written {
     promises: Ids,
-    /// Invariants and rules, each with the promises that keep it. One without any is not built.
+    /// Invariants and rules with their promises; without promises, an invariant is not built.
     grounds: BTreeMap<String, Ids>,
 }
 
-/// A test, and what it says that it keeps.
+/// A test and its ids.
 #[derive(Debug)]
 struct Test {
     place: String,
@@ -56,7 +55,7 @@ fn promises_and_tests_name_each_other() -> Result<()> {
 }
 
 #[test]
-fn a_promise_without_a_test_and_a_test_without_a_promise_are_found() -> Result<()> {
+fn unmatched_promises_and_tests_are_found() -> Result<()> {
     let text = "/// Keeps S-01 and S-02.\n#[test] fn a() {}\n/// Not S-08.\nfn b() {}\n\
                 proptest! { #[test] fn s_09_c(x in 1..) {} }";
     let tests = tests_of(Path::new("lib.rs"), source::items(source::tokens(text)?))?;
@@ -103,7 +102,7 @@ fn breaches(written: &Written, tests: &[Test]) -> Vec<String> {
             let through = written.grounds.get(id);
             if through.is_none_or(|through| through.is_disjoint(promises)) {
                 breaches.push(format!(
-                    "{place}: {id} is named without a promise that {PROMISES} gives for it"
+                    "{place}: {id} needs one of its promises in {PROMISES} beside it"
                 ));
             }
         }
@@ -111,7 +110,7 @@ fn breaches(written: &Written, tests: &[Test]) -> Vec<String> {
     for id in &written.promises {
         if !tests.iter().any(|test| test.promises.contains(id)) {
             breaches.push(format!(
-                "{PROMISES}: no test keeps {id}; name it in the doc comment of one that does"
+                "{PROMISES}: no test keeps {id}; name the id in the doc comment of a test"
             ));
         }
     }
@@ -124,8 +123,8 @@ fn breaches(written: &Written, tests: &[Test]) -> Vec<String> {
                     .push(format!("{PROMISES}: {id} is kept by {promise}, which is no promise"));
             } else if !tests.iter().any(is_both) {
                 breaches.push(format!(
-                    "{PROMISES}: no test names {id} beside {promise}; do so in the doc comment of \
-                     one that keeps it"
+                    "{PROMISES}: no test names {id} beside {promise}; name both in the doc comment of \
+                                         a test"
                 ));
             }
         }
@@ -133,7 +132,7 @@ fn breaches(written: &Written, tests: &[Test]) -> Vec<String> {
     breaches
 }
 
-/// The rows of the tables of the document.
+/// The rows of the document's tables.
 fn written(document: &str) -> Result<Written> {
     let mut written = Written::default();
     for row in document.lines().filter_map(|line| line.strip_prefix('|')) {
@@ -148,7 +147,7 @@ fn written(document: &str) -> Result<Written> {
     Ok(written)
 }
 
-/// The tests of a file that say what they keep.
+/// The tests of a file with their ids.
 fn tests_of(file: &Path, items: Vec<Item>) -> Result<Vec<Test>> {
     let mut tests = Vec::new();
     for test in source::all_items(items).iter().filter(|item| item.is_test()) {

@@ -1,4 +1,4 @@
-//! A source file is short enough to be read at one go.
+//! Source files are short enough for a single reading.
 
 use std::path::Path;
 
@@ -46,7 +46,7 @@ fn a_long_file_and_long_inline_tests_are_found() -> Result<()> {
     Ok(())
 }
 
-/// Generated code is behind one exception and read by nobody.
+/// Whether a file is generated: such code is not read.
 pub(super) fn is_generated(file: &Path) -> bool {
     file.iter().any(|folder| folder == "generated")
 }

@@ -1,5 +1,5 @@
-//! Rust files as tokens: enough structure for the rules to see items, modules and tests without
-//! being misled by strings and comments, and to look into macro calls, which a parser does not.
+//! Rust files as tokens: items, modules and tests without confusion by strings and comments. Unlike
+//! in a parser's output, macro calls are visible.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow};
 use dl_tests::workspace;
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
-/// One item of a module: its attributes, then everything up to its closing `;` or brace.
+/// An item of a module: attributes, then all tokens up to the closing `;` or brace.
 pub(super) struct Item {
     pub(super) attributes: Vec<Group>,
     pub(super) head: Vec<TokenTree>,
@@ -22,7 +22,7 @@ pub(super) fn items_of(file: &Path) -> Result<Vec<Item>> {
     Ok(items(tokens(&text).map_err(|error| error.context(format!("read {shown}")))?))
 }
 
-/// The tokens of a text; comments are gone, doc comments have become attributes.
+/// The tokens of a text; comments are dropped, doc comments become attributes.
 pub(super) fn tokens(text: &str) -> Result<TokenStream> {
     TokenStream::from_str(text)
         .map_err(|error| anyhow!("line {}: not Rust: {error}", error.span().start().line))
@@ -60,7 +60,7 @@ impl Item {
         std::mem::replace(self, empty)
     }
 
-    /// The word that says what the item is; `None` for a macro call.
+    /// The keyword of the item; `None` for a macro call.
     pub(super) fn keyword(&self) -> Option<&'static str> {
         const KEYWORDS: [&str; 10] =
             ["use", "mod", "fn", "struct", "enum", "union", "trait", "impl", "static", "type"];
@@ -82,7 +82,7 @@ impl Item {
         }
     }
 
-    /// Whether only tests have this item.
+    /// Whether the item exists only in tests.
     pub(super) fn is_for_tests(&self) -> bool {
         self.attributes.iter().any(|attribute| {
             let text = attribute.stream().to_string().replace(' ', "");
@@ -90,7 +90,7 @@ impl Item {
         })
     }
 
-    /// Whether this is a function that a test runner calls: `#[test]`, `#[tokio::test]`.
+    /// Whether the item is a test function: `#[test]`, `#[tokio::test]`.
     pub(super) fn is_test(&self) -> bool {
         self.keyword() == Some("fn")
             && self.attributes.iter().any(|attribute| {
@@ -119,7 +119,7 @@ impl Item {
     }
 }
 
-/// All items of a file and, below them, those of its inline modules and macro calls.
+/// All items of a file, with the items of inline modules and macro calls.
 pub(super) fn all_items(items: Vec<Item>) -> Vec<Item> {
     let mut all = Vec::new();
     for item in items {
@@ -137,7 +137,7 @@ pub(super) fn is_punct(token: &TokenTree, punct: char) -> bool {
     matches!(token, TokenTree::Punct(found) if found.as_char() == punct)
 }
 
-/// Whether the word stands anywhere in the tokens, at any depth.
+/// Whether the word occurs in the tokens, at any depth.
 pub(super) fn mentions(stream: impl IntoIterator<Item = TokenTree>, word: &str) -> bool {
     stream.into_iter().any(|token| match token {
         TokenTree::Group(group) => mentions(group.stream(), word),

@@ -1,4 +1,4 @@
-//! Every request to a server has a span, which everything that is logged for it stands in.
+//! Every request to a server has a tracing span for its log lines.
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::workspace;
@@ -48,7 +48,7 @@ impl A for B {
     Ok(())
 }
 
-/// The methods of a service, in the names that they have in Rust.
+/// The methods of a service, with their Rust names.
 fn methods(proto: &str) -> Result<Vec<String>> {
     let rpc = Regex::new(r"\n *rpc ([A-Za-z]+)\(")?;
     let snake = |name: &str| {
@@ -71,8 +71,9 @@ fn breaches(service: &str, methods: &[String]) -> Result<Vec<String>> {
             r#"#\[tracing::instrument\(name = "{method}", [^\n]*\)\]\n    async fn {method}\("#
         );
         if !Regex::new(&span)?.is_match(service) {
-            found
-                .push(format!("{SERVICE}: {method} has none; put #[tracing::instrument] above it"));
+            found.push(format!(
+                "{SERVICE}: {method} has no span; put #[tracing::instrument] above it"
+            ));
         }
     }
     Ok(found)

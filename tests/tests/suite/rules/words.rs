@@ -1,5 +1,5 @@
-//! What may not stand in a file that is done: notes to oneself, stubs, skipped tests, and the
-//! folders of somebody's machine.
+//! Forbidden text in finished files: notes to oneself, stubs, ignored tests, and folders of a
+//! private machine.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -12,22 +12,22 @@ use super::hold;
 
 const RULE: &str = "No file holds notes to oneself, stubs, skipped tests or paths of a machine:";
 
-/// Texts by others, which we don't write.
+/// Third-party texts.
 const FOREIGN: [&str; 2] = ["Cargo.lock", "LICENSE"];
 
-/// Written so that this file does not match itself.
+/// The patterns are written so that this file does not match.
 static WORDS: LazyLock<[(Regex, &str); 4]> = LazyLock::new(|| {
     let regex = |pattern| Regex::new(pattern).expect("the pattern is fixed");
     [
         (regex(r"(?-u:\b)(TOD[O]|FIXM[E]|XX[X])(?-u:\b)"), "do it, or open an issue"),
         (regex(r"(?-u:\b)(tod[o]|unimplemente[d])!"), "write it, or leave the whole thing out"),
-        (regex(r"#\[ignor[e]"), "make the test run, or let it print why it cannot and count that"),
+        (regex(r"#\[ignor[e]"), "make the test run, or skip with a printed reason"),
         (regex(r"(^|[^A-Za-z0-9_.])/(roo[t]|wor[k])/"), "name a path that every machine has"),
     ]
 });
 
 #[test]
-fn files_hold_no_notes_stubs_skipped_tests_or_paths_of_a_machine() -> Result<()> {
+fn files_hold_no_stubs_ignored_tests_or_local_paths() -> Result<()> {
     let mut found = Vec::new();
     for file in workspace::files()? {
         if !FOREIGN.iter().any(|foreign| file == Path::new(foreign))

@@ -1,8 +1,8 @@
-//! A wrapper forwards every method of its trait, those with a default too: a forgotten one works
-//! in every test and quietly goes round the inner value.
+//! A wrapper forwards every method of its trait, including methods with a default. A forgotten
+//! method would silently bypass the inner value.
 //!
-//! Must hold: what counts as a wrapper is seen in the code, by an `impl Trait for Type` where
-//! `Type` holds a `Trait`, for every trait of this workspace.
+//! Must hold: wrappers are recognized in the code: an `impl Trait for Type` whose `Type` holds a
+//! `Trait`, for every trait of the workspace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,7 +14,7 @@ use proc_macro2::TokenTree;
 use super::hold;
 use super::source::{self, Item};
 
-const RULE: &str = "A wrapper of a trait forwards all of it; put \
+const RULE: &str = "A wrapper of a trait forwards every method; put \
                     `#[deny(clippy::missing_trait_methods)]` on the impl:";
 
 #[test]
@@ -34,7 +34,7 @@ fn wrappers_forward_every_method() -> Result<()> {
 }
 
 #[test]
-fn a_wrapper_that_may_forget_a_method_is_found() -> Result<()> {
+fn a_wrapper_with_a_default_method_is_found() -> Result<()> {
     let breaches = |text: &str| {
         let text = format!("pub trait Store {{}} {text}");
         let items = source::all_items(source::items(source::tokens(&text)?));
@@ -82,8 +82,8 @@ fn breaches(file: &Path, items: &[Item], traits: &BTreeSet<String>) -> Vec<Strin
     found
 }
 
-/// Of `impl<generics> path::Trait<..> for path::Type<..> where ..`: everything but the trait and
-/// the type, then the trait's last name, then the type's.
+/// Splits `impl<generics> path::Trait<..> for path::Type<..> where ..` into the remaining tokens,
+/// the trait's last name and the type's last name.
 fn parts(item: &Item) -> Option<(Vec<TokenTree>, String, String)> {
     let middle = item.head.iter().position(|token| source::is_word(token, "for"))?;
     let (before, after) = item.head.split_at(middle);
@@ -94,7 +94,7 @@ fn parts(item: &Item) -> Option<(Vec<TokenTree>, String, String)> {
     Some((generics, implemented?, target?))
 }
 
-/// Cuts what stands in angle brackets out of a path, and gives that with the path's last name.
+/// Splits a path into its tokens in angle brackets and its last name.
 fn split_path(tokens: &[TokenTree]) -> (Vec<TokenTree>, Option<String>) {
     let mut depth = 0_usize;
     let mut generics = Vec::new();

@@ -1,4 +1,4 @@
-//! Who makes a server count the files of a dataset: those who ask for the counts, and nobody else.
+//! A server counts the files of a dataset only for requests that ask for counts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use dl_tests::cluster::{Cluster, clock, parts};
 use libdiesel::{Attributes, ChunkShape, Counts, DatasetName, DirPath, FilePath};
 
 #[test]
-fn only_who_asks_for_counts_makes_a_server_count() -> Result<()> {
+fn only_requests_for_counts_make_a_server_count() -> Result<()> {
     let mut cluster = Cluster::new()?;
     let store = cluster.run(dl_store::open("memory:"))?;
     let faults = Faults::new(Arc::new(SeededRandom::new(1)));
@@ -41,11 +41,14 @@ fn only_who_asks_for_counts_makes_a_server_count() -> Result<()> {
         ensure!(opened.get(&path)? == b"cat"[..], "a file");
         ensure!(opened.list(&DirPath::ROOT, true, false)?.count() == 1, "a listing");
         ensure!(client.dataset_names()?.found == [name.clone()], "the names");
-        ensure!(opened.count().is_err() && client.datasets().is_err(), "it is not counted");
+        ensure!(
+            opened.count().is_err() && client.datasets().is_err(),
+            "a count was answered without counting"
+        );
     }
     faults.set_rates("dataset", None);
     let counts = Counts::Known { files: 1, bytes: 3 };
-    ensure!(client.dataset(&name)?.count()?.counts == counts, "of one");
+    ensure!(client.dataset(&name)?.count()?.counts == counts, "the counts of a dataset");
     ensure!(client.datasets()?.found.iter().all(|info| info.counts == counts), "of all");
     faults.set_rates("dataset", Some(refused));
     ensure!(client.delete_dataset(&name)?.removed == 2, "the objects of both puts");

@@ -1,4 +1,4 @@
-//! The roll-forward after an unclean stop, when the chunk store fails in the middle of it.
+//! The roll-forward after an unclean stop, with a failing read of the chunk store.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use tonic::{Code, Status};
 
 use super::{id, serve_with};
 
-/// How a start went whose nth read of the chunk store was refused.
+/// The result of a start whose nth read of the chunk store fails.
 #[derive(Debug, PartialEq, Eq)]
 enum Start {
-    /// It failed: what it read says whose metadata this is.
+    /// The start failed: the identity of the store was unreadable.
     Refused,
-    /// It served so many datasets.
+    /// The start succeeded and serves this count of datasets.
     Serves(usize),
-    /// There are fewer reads.
+    /// The start makes fewer reads.
     Beyond,
 }
 
 /// Keeps S-14 and S-01.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_that_cannot_be_read_costs_its_dataset_and_not_the_start() -> Result<()> {
+async fn an_unreadable_object_costs_its_dataset_only() -> Result<()> {
     let (mut lacking, mut refused) = (0, 0);
     for read in 0..100 {
         match start(read).await.with_context(|| format!("read {read}"))? {
@@ -41,14 +41,15 @@ async fn an_object_that_cannot_be_read_costs_its_dataset_and_not_the_start() -> 
                 lacking += 1;
             }
             Start::Beyond => {
-                // The name and the chunk of each dataset; the identity, at the start and at the end.
-                ensure!(lacking >= 4, "only {lacking} objects were ever read");
+                // The name and the chunk of each dataset. The identity is read at the start and at
+                // the end.
+                ensure!(lacking >= 4, "only {lacking} reads cost a dataset");
                 ensure!(refused == 2, "{refused} reads end the start");
                 return Ok(());
             }
         }
     }
-    anyhow::bail!("it reads for ever")
+    anyhow::bail!("a start makes more than 100 reads")
 }
 
 async fn start(read: usize) -> Result<Start> {
@@ -67,12 +68,13 @@ async fn start(read: usize) -> Result<Start> {
     }
     let mut datasets = Vec::new();
     {
-        // Committed, and as good as lost from the end of the logs of the first metadata.
+        // Commits chunks with other metadata, as if the first metadata had lost the end of their
+        // logs.
         let (_server, client) = serve_with(&store, Arc::new(Memory::new())).await?;
         client.recover().await?;
         let mut ids = ChunkIdMaker::new([9; 9]);
         for name in names {
-            let dataset = client.dataset(name).await?.context("it was created")?;
+            let dataset = client.dataset(name).await?.context("the dataset exists")?;
             let object = chunk(id(&mut ids, 0), dataset, [(&b"path"[..], name.as_bytes())])?;
             client.put(dataset, &object).await?;
             datasets.push(dataset);
@@ -84,7 +86,7 @@ async fn start(read: usize) -> Result<Start> {
     let refusal = Some(Fault::Before(dl_store::Kind::Denied));
     faults.script("read", std::iter::repeat_n(None, read).chain([refusal]));
     let started = prepare(&parts, stop).await;
-    // Drops what the start did not use.
+    // Removes unused faults from the script.
     let is_beyond = (0..=read).any(|_| faults.next("read").is_some());
     if let Err(error) = started {
         let text = format!("{:#}", anyhow::Error::from(error));
@@ -96,11 +98,11 @@ async fn start(read: usize) -> Result<Start> {
     let client = Wire::connect(server.address()).await?;
     let served = check(&client, &datasets, names).await?;
     client.recover().await?;
-    ensure!(check(&client, &datasets, names).await? == 2, "recover does not bring it back");
+    ensure!(check(&client, &datasets, names).await? == 2, "recover does not restore both datasets");
     Ok(if is_beyond { Start::Beyond } else { Start::Serves(served) })
 }
 
-/// How many datasets are served, each whole; the others are refused.
+/// The count of served datasets, each complete; all other datasets must be refused.
 async fn check(client: &Wire, datasets: &[DatasetId], names: [&str; 2]) -> Result<usize> {
     let mut served = 0;
     for (dataset, name) in datasets.iter().zip(names) {
@@ -126,7 +128,7 @@ async fn check(client: &Wire, datasets: &[DatasetId], names: [&str; 2]) -> Resul
     Ok(served)
 }
 
-/// Opens metadata, once the server before has let go of it.
+/// Opens the metadata after the previous server has closed them.
 async fn open(folder: &Path) -> Result<(Arc<dyn MetaStore>, Stop)> {
     loop {
         match Embedded::open(folder, EmbeddedOptions::default(), clock()).await {

@@ -1,4 +1,4 @@
-//! Objects that are appended long after they were sealed, right before Redis loses its last writes.
+//! Objects appended long after their sealing, right before Redis loses its last writes.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -13,13 +13,13 @@ use dl_store::Store;
 use dl_tests::cluster::{Running, parts};
 use dl_tests::wire::{Wire, chunk};
 
-/// Longer than any clock may be off.
+/// Longer than any permitted clock difference.
 const LONG: Duration = Duration::from_secs(3 * 3_600);
 const FILES: u32 = 100;
 
-/// Keeps S-01 and S-02: whichever primary is set back to what it was before the recovery.
+/// Keeps S-01 and S-02: each primary in turn is set back to its state before the recovery.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_recovery_brought_in_right_before_a_failover_is_brought_in_again() -> Result<()> {
+async fn changes_adopted_right_before_a_failover_are_adopted_again() -> Result<()> {
     let cluster = Cluster::start(3, 0).await;
     for lost in 0..3 {
         cluster.flush().await;
@@ -37,11 +37,14 @@ async fn what_a_recovery_brought_in_right_before_a_failover_is_brought_in_again(
             primary.ask(&["SAVE"]).await;
         }
         client.recover().await?;
-        ensure!(client.files(dataset).await?.len() == FILES as usize, "they were not found");
+        ensure!(
+            client.files(dataset).await?.len() == FILES as usize,
+            "recover did not find the files"
+        );
         let primary = cluster.servers().get(lost).context("three primaries")?;
         primary.kill();
         primary.run().await;
-        // The server puts back by itself what may be missing.
+        // The server restores missing entries without a command.
         eventually("all is as before", || async { client.files(dataset).await.is_ok() }).await;
         let there = client.files(dataset).await?.len();
         ensure!(there == FILES as usize, "{there} files are there after {lost} was set back");
@@ -50,7 +53,7 @@ async fn what_a_recovery_brought_in_right_before_a_failover_is_brought_in_again(
     Ok(())
 }
 
-/// An object that its writer sealed and put long ago, and that no log has.
+/// Stores an object sealed long ago, unknown to every log.
 async fn put_long_ago(store: &Arc<dyn Store>, dataset: DatasetId) -> Result<()> {
     let then = SystemTime::UNIX_EPOCH
         + Duration::from_secs(

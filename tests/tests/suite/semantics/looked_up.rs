@@ -1,4 +1,4 @@
-//! How often one request asks the metadata store for the record of its dataset.
+//! The count of dataset look-ups in the metadata store per request.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use dl_server::prepare;
 use dl_tests::cluster::{Running, clock, parts};
 use dl_tests::wire::{Wire, chunk};
 
-/// The look-ups of the record since the script of them began.
+/// Counts look-ups of the dataset record by a script of faults.
 struct LookUps(Faults<Kind>);
 
 impl LookUps {
-    /// Lets so many pass; one more fails the request, which clients see.
+    /// Permits `count` look-ups; a further look-up fails the request.
     fn allow(&self, count: usize) {
         let one_more = Some(Fault::Before(Kind::Denied));
         let script = std::iter::repeat_n(None, count).chain([one_more]);
         self.0.script("record", script);
     }
 
-    /// Whether all that were allowed were made; the one beyond is taken out.
+    /// Checks that exactly the permitted look-ups were made, and clears the script.
     fn end(&self, method: &str) -> Result<()> {
         ensure!(!self.0.is_used_up("record"), "{method} looks the record up too often");
         let first = self.0.next("record");
@@ -67,7 +67,7 @@ async fn a_request_looks_the_record_of_its_dataset_up_once() -> Result<()> {
     while chunks.message().await?.is_some() {}
     look_ups.end("GetChunks")?;
 
-    // Again after a page, for a dataset whose metadata was lost meanwhile is not told as empty.
+    // The second look-up follows a page: lost metadata must not look like an empty dataset.
     look_ups.allow(2);
     let listed = wire.list(id).await?;
     look_ups.end("List")?;

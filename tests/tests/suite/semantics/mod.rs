@@ -1,5 +1,5 @@
-//! Promises of docs/SEMANTICS.md that need neither a crash nor a program, only servers over stores
-//! that a test holds in its hands.
+//! Promises of docs/SEMANTICS.md whose tests need no crash and no program, only servers over stores
+//! of the test.
 
 mod counted;
 mod forward;
@@ -21,7 +21,7 @@ use dl_store::Store;
 use dl_tests::cluster::{Running, clock, parts};
 use dl_tests::wire::Wire;
 
-/// A server with metadata of its own over `store`.
+/// A server with its own metadata over `store`.
 async fn serve(store: &Arc<dyn Store>) -> Result<(Running, Wire)> {
     serve_with(store, Arc::new(Memory::new())).await
 }
@@ -34,7 +34,7 @@ async fn serve_with(store: &Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Result<
     Ok((server, client))
 }
 
-/// The next id of a writer whose clock is off by so many seconds.
+/// The next id of a writer with a clock difference in seconds.
 fn id(writer: &mut ChunkIdMaker, seconds: i64) -> ChunkId {
     let (now, off) = (clock().now(), std::time::Duration::from_secs(seconds.unsigned_abs()));
     writer.next(if seconds < 0 { now - off } else { now + off })

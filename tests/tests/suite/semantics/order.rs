@@ -1,4 +1,4 @@
-//! Which of two changes holds.
+//! The winner among concurrent changes.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -39,7 +39,7 @@ async fn the_later_commit_wins_whatever_the_clocks_of_the_writers_say() -> Resul
     let second = client.put(dataset, &behind).await?;
     ensure!(first < second, "stamps {first:?} and {second:?}");
     ensure!(client.files(dataset).await? == of("second"), "the later commit");
-    // A late retry of the first one changes nothing.
+    // A late retry of the first put changes nothing.
     ensure!(client.put(dataset, &ahead).await? == first, "the same stamp");
     ensure!(client.files(dataset).await? == of("second"), "after a retry");
 
@@ -51,14 +51,14 @@ async fn the_later_commit_wins_whatever_the_clocks_of_the_writers_say() -> Resul
 
 /// Keeps S-22: Rule 8.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_id_a_quarter_of_an_hour_off_is_refused_unless_it_is_stored() -> Result<()> {
+async fn an_id_with_a_wrong_time_is_refused_unless_stored() -> Result<()> {
     let store = dl_store::open("memory:").await?;
     let (_server, client) = serve(&store).await?;
     let dataset = client.create("ds").await?;
     let mut writer = ChunkIdMaker::new([9; 9]);
     for seconds in [-16 * MINUTE, 16 * MINUTE] {
         let object = chunk(id(&mut writer, seconds), dataset, [(&b"path"[..], &b"x"[..])])?;
-        let refused = client.put(dataset, &object).await.err().context("it was stored")?;
+        let refused = client.put(dataset, &object).await.err().context("the chunk was stored")?;
         ensure!(refused.code() == Code::PermissionDenied, "{refused}");
         ensure!(refused.message().contains("clock"), "{refused}");
     }
@@ -66,9 +66,9 @@ async fn an_id_a_quarter_of_an_hour_off_is_refused_unless_it_is_stored() -> Resu
     Ok(())
 }
 
-/// Keeps S-22: Rule 8. The second one takes longer than a chunk may.
+/// Keeps S-22: Rule 8. The second chunk exceeds the permitted time.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_chunk_that_comes_slowly_is_judged_by_when_its_first_piece_came() -> Result<()> {
+async fn a_slow_chunk_is_judged_by_the_time_of_its_first_piece() -> Result<()> {
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
     let time = Arc::new(ManualClock::new(now));
     let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&time);
@@ -106,7 +106,7 @@ async fn a_chunk_that_comes_slowly_is_judged_by_when_its_first_piece_came() -> R
         pieces.send(PutChunkRequest { data: object.into(), ..Default::default() }).await?;
         drop(pieces);
         match put.await? {
-            Ok(_) => ensure!(minutes == 14, "it took {minutes} minutes"),
+            Ok(_) => ensure!(minutes == 14, "a chunk of {minutes} minutes was stored"),
             Err(status) => {
                 ensure!(minutes == 16 && status.code() == Code::PermissionDenied, "{status}");
                 ensure!(status.message().contains("may take 900"), "{status}");
@@ -118,7 +118,7 @@ async fn a_chunk_that_comes_slowly_is_judged_by_when_its_first_piece_came() -> R
 
 /// Keeps S-19: Rule 3.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_delete_takes_what_its_caller_saw_and_a_late_retry_no_newer_file() -> Result<()> {
+async fn a_delete_and_its_late_retry_spare_newer_files() -> Result<()> {
     let store = dl_store::open("memory:").await?;
     let (_server, client) = serve(&store).await?;
     let dataset = client.create("ds").await?;
@@ -138,7 +138,7 @@ async fn a_delete_takes_what_its_caller_saw_and_a_late_retry_no_newer_file() -> 
     put("second").await?;
     let (deletions, tombstone) = (seen(&client).await?, id(&mut ChunkIdMaker::new([5; 9]), 0));
     let stamp = client.delete(dataset, tombstone, &deletions).await?;
-    // The deleted version hides the one before it.
+    // The deleted version hides its predecessor.
     ensure!(client.files(dataset).await?.is_empty(), "an older version came to light");
     put("third").await?;
     ensure!(client.delete(dataset, tombstone, &deletions).await? == stamp, "the same stamp");
@@ -154,8 +154,7 @@ async fn a_delete_takes_what_its_caller_saw_and_a_late_retry_no_newer_file() -> 
 
 /// Keeps S-04: I4 and Rule 1.
 #[tokio::test(flavor = "multi_thread")]
-async fn of_two_writers_of_one_path_the_same_one_wins_at_every_server_and_after_recovery()
--> Result<()> {
+async fn two_writers_have_the_same_winner_everywhere() -> Result<()> {
     let store = dl_store::open("memory:").await?;
     let meta = Arc::new(Memory::new());
     let (_one, one) = serve_with(&store, Arc::<Memory>::clone(&meta) as _).await?;

@@ -1,4 +1,4 @@
-//! What the metadata and the chunk store are to each other.
+//! The relation between metadata and chunk store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use tonic::Code;
 
 use super::{id, serve, serve_with};
 
-/// Keeps S-20: Rule 5.
+/// Keeps S-20 and S-36: Rule 5.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_complete_chunk_that_the_metadata_lacks_is_adopted_and_never_removed() -> Result<()> {
+async fn an_unindexed_complete_chunk_is_adopted() -> Result<()> {
     let store = dl_store::open("memory:").await?;
     let behind: Arc<dyn MetaStore> = Arc::new(Memory::new());
     let mut writer = ChunkIdMaker::new([9; 9]);
@@ -30,7 +30,7 @@ async fn a_complete_chunk_that_the_metadata_lacks_is_adopted_and_never_removed()
         dataset
     };
     {
-        // Other metadata takes a chunk that the first one never hears of.
+        // Other metadata index a chunk unknown to the first metadata.
         let (_server, client) = serve(&store).await?;
         client.recover().await?;
         let object = chunk(id(&mut writer, 0), dataset, [(&b"two"[..], &b"2"[..])])?;
@@ -38,16 +38,16 @@ async fn a_complete_chunk_that_the_metadata_lacks_is_adopted_and_never_removed()
     }
     let everything = store.list_sorted(&Prefix::ROOT).await?;
     let (_server, client) = serve_with(&store, Arc::clone(&behind)).await?;
-    ensure!(client.files(dataset).await?.len() == 1, "it knows of the second one");
+    ensure!(client.files(dataset).await?.len() == 1, "the metadata already have the second chunk");
     prepare(&parts(Arc::clone(&store), behind), Stop::Unclean).await?;
-    ensure!(client.files(dataset).await?.len() == 2, "the second one was not adopted");
+    ensure!(client.files(dataset).await?.len() == 2, "the second chunk was not adopted");
     ensure!(store.list_sorted(&Prefix::ROOT).await? == everything, "objects came or went");
     Ok(())
 }
 
 /// Keeps S-21: Rule 6.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_dataset_takes_no_writes_and_its_name_stands_for_another_one() -> Result<()> {
+async fn a_deleted_dataset_takes_no_writes_and_frees_its_name() -> Result<()> {
     let store = dl_store::open("memory:").await?;
     let (_server, client) = serve(&store).await?;
     let old = client.create("ds").await?;
@@ -55,7 +55,7 @@ async fn a_deleted_dataset_takes_no_writes_and_its_name_stands_for_another_one()
     let object = chunk(id(&mut writer, 0), old, [(&b"path"[..], &b"old"[..])])?;
     client.put(old, &object).await?;
     client.delete_dataset("ds", old).await?;
-    ensure!(client.dataset("ds").await?.is_none(), "it is still there");
+    ensure!(client.dataset("ds").await?.is_none(), "the deleted dataset still exists");
     let new = client.create("ds").await?;
     ensure!(new != old, "the name stands for the old dataset again");
     let late = chunk(id(&mut writer, 0), old, [(&b"path"[..], &b"late"[..])])?;
@@ -63,19 +63,19 @@ async fn a_deleted_dataset_takes_no_writes_and_its_name_stands_for_another_one()
         let refused = client.put(old, object).await.err().context("a dead dataset took a chunk")?;
         ensure!(refused.code() == Code::NotFound, "{refused}");
     }
-    // A retry of the deletion means the old one.
+    // A retry of the deletion names the old id and must not delete the new dataset.
     client.delete_dataset("ds", old).await?;
-    ensure!(client.dataset("ds").await? == Some(new), "the new one was deleted");
+    ensure!(client.dataset("ds").await? == Some(new), "the retry deleted the new dataset");
     ensure!(client.files(new).await?.is_empty(), "old files in the new dataset");
     let (_other, recovered) = serve(&store).await?;
     recovered.recover().await?;
-    ensure!(recovered.dataset("ds").await? == Some(new), "recovered the old one");
+    ensure!(recovered.dataset("ds").await? == Some(new), "recover restored the old dataset");
     Ok(())
 }
 
 /// Keeps S-05: Rule 6.
 #[tokio::test(flavor = "multi_thread")]
-async fn emptied_metadata_is_refused_and_not_taken_for_an_empty_dataset() -> Result<()> {
+async fn emptied_metadata_are_not_an_empty_dataset() -> Result<()> {
     let store = dl_store::open("memory:").await?;
     let dataset = {
         let (_server, client) = serve(&store).await?;
@@ -98,7 +98,7 @@ async fn emptied_metadata_is_refused_and_not_taken_for_an_empty_dataset() -> Res
     Ok(())
 }
 
-/// Keeps S-03, I3: the store takes long, and the client does not wait.
+/// Keeps S-03, I3: the store is slow, and the client disconnects.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_whose_client_goes_away_is_done_to_its_end() -> Result<()> {
     let faults = Faults::new(Arc::new(SeededRandom::new(0)));
@@ -108,9 +108,9 @@ async fn a_change_whose_client_goes_away_is_done_to_its_end() -> Result<()> {
     let (_server, client) = serve(&store).await?;
 
     give_up(&faults, client.create("ds")).await?;
-    // Found, and not in need of recovery.
-    until("it was created", async || Ok(client.dataset("ds").await?.is_some())).await?;
-    let dataset = client.dataset("ds").await?.context("it was created")?;
+    // The dataset exists and needs no recovery.
+    until("the dataset exists", async || Ok(client.dataset("ds").await?.is_some())).await?;
+    let dataset = client.dataset("ds").await?.context("the dataset exists")?;
 
     let mut writer = ChunkIdMaker::new([9; 9]);
     let object = chunk(id(&mut writer, 0), dataset, [(&b"path"[..], &b"x"[..])])?;
@@ -118,13 +118,13 @@ async fn a_change_whose_client_goes_away_is_done_to_its_end() -> Result<()> {
     until("the chunk is there", async || Ok(client.files(dataset).await?.len() == 1)).await?;
 
     give_up(&faults, client.delete_dataset("ds", dataset)).await?;
-    until("it is not there", async || Ok(client.dataset("ds").await?.is_none())).await?;
+    until("the dataset is deleted", async || Ok(client.dataset("ds").await?.is_none())).await?;
     let late = client.put(dataset, &object).await.err().context("a dead dataset took a chunk")?;
     ensure!(late.code() == Code::NotFound, "{late}");
     Ok(())
 }
 
-/// Asks for a change, and goes away once the store, which is slow, is to create an object for it.
+/// Sends a request and disconnects while the slow store creates the object.
 async fn give_up<T>(faults: &Faults<dl_store::Kind>, asked: impl Future<Output = T>) -> Result<()> {
     faults.script("create", [Some(Fault::Delay(Duration::from_millis(500)))]);
     let begins = async {
@@ -134,12 +134,12 @@ async fn give_up<T>(faults: &Faults<dl_store::Kind>, asked: impl Future<Output =
     };
     tokio::select! {
         biased;
-        _ = asked => anyhow::bail!("it was done before its client could go"),
+        _ = asked => anyhow::bail!("the request ended before its client disconnected"),
         () = begins => Ok(()),
     }
 }
 
-/// Waits until it is so.
+/// Waits up to 20 s for a condition.
 async fn until(what: &str, is_so: impl AsyncFn() -> Result<bool>) -> Result<()> {
     let deadline = Deadline::after(&*clock(), Duration::from_secs(20));
     while !is_so().await? {
@@ -151,8 +151,7 @@ async fn until(what: &str, is_so: impl AsyncFn() -> Result<bool>) -> Result<()> 
 
 /// Keeps S-24.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_start_with_an_object_that_can_not_be_removed_serves_and_it_goes_when_it_can()
--> Result<()> {
+async fn an_undeletable_object_does_not_stop_a_start() -> Result<()> {
     let faults = Faults::new(Arc::new(SeededRandom::new(0)));
     let memory = dl_store::open("memory:").await?;
     let before = FaultStore::new(memory, clock(), faults.clone(), CutPoint::new());
@@ -174,13 +173,13 @@ async fn a_start_with_an_object_that_can_not_be_removed_serves_and_it_goes_when_
         client.delete_dataset("gone", dataset).await?;
     }
     let (_server, client) = serve_with(&store, behind).await?;
-    ensure!(client.dataset("gone").await?.is_none(), "it is still there");
+    ensure!(client.dataset("gone").await?.is_none(), "the deleted dataset still exists");
     client.create("new").await?;
     let is_left = async || {
         let all = store.list_sorted(&Prefix::ROOT).await?;
         anyhow::Ok(all.iter().any(|object| object.key.as_str().ends_with(".c")))
     };
-    ensure!(is_left().await?, "it could be removed");
+    ensure!(is_left().await?, "the object was removed despite the fault");
     refuse(0.0);
     for _ in 0..600 {
         if !is_left().await? {
@@ -188,5 +187,5 @@ async fn a_start_with_an_object_that_can_not_be_removed_serves_and_it_goes_when_
         }
         clock().sleep(Duration::from_millis(100)).await;
     }
-    anyhow::bail!("it is never removed")
+    anyhow::bail!("the object was not removed within a minute")
 }

@@ -1,4 +1,4 @@
-//! What happens at the same time: writers, a recovery, a deletion.
+//! Concurrent operations: writers, a recovery, a deletion.
 
 use std::sync::Arc;
 
@@ -20,14 +20,14 @@ async fn embedded(folder: &tempfile::TempDir, name: &str) -> Result<Arc<dyn Meta
     Ok(Arc::new(meta))
 }
 
-/// Keeps S-02: files of the writers that are acknowledged while a recovery runs.
+/// Keeps S-02 and S-38: with files acknowledged during a recovery.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recovery_among_writers_and_readers_loses_nothing_of_either() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let store = dl_store::open("memory:").await?;
     let mut expected = Files::new();
     for round in 0..rounds(4u8, 40) {
-        // Each round all metadata is new.
+        // Each round starts with new metadata.
         let meta = embedded(&folder, &round.to_string()).await?;
         let (server, client) = serve_with(&store, Arc::clone(&meta)).await?;
         if round == 0 {
@@ -35,7 +35,7 @@ async fn a_recovery_among_writers_and_readers_loses_nothing_of_either() -> Resul
         } else {
             client.recover().await?;
         }
-        let dataset = client.dataset("ds").await?.context("it was created")?;
+        let dataset = client.dataset("ds").await?.context("the dataset exists")?;
         ensure!(client.files(dataset).await? == expected, "round {round}");
         let mut writers = Vec::new();
         for writer in 0..4u8 {
@@ -56,7 +56,7 @@ async fn a_recovery_among_writers_and_readers_loses_nothing_of_either() -> Resul
         for _ in 0..4 {
             let recovered = client.recover().await?;
             ensure!(recovered.iter().all(|one| one.problems.is_empty()), "{recovered:?}");
-            // No snapshot: files may be replaced between a listing and a read.
+            // Listing only: a file may be replaced between a listing and a read.
             client.list(dataset).await?;
         }
         for writer in writers {
@@ -102,14 +102,17 @@ async fn a_dataset_deleted_under_its_writers_leaves_no_object_behind() -> Result
         }
         let left = store.list_sorted(&Prefix::new(dataset_prefix(dataset))?).await?;
         ensure!(left.is_empty(), "round {round}: {left:?}");
-        ensure!(client.dataset("ds").await?.is_none(), "round {round}: it is there again");
+        ensure!(
+            client.dataset("ds").await?.is_none(),
+            "round {round}: the deleted dataset exists again"
+        );
     }
     Ok(())
 }
 
 /// Keeps S-21 and S-02.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dataset_deleted_under_a_recovery_stays_deleted_and_its_name_is_free() -> Result<()> {
+async fn a_dataset_deleted_during_a_recovery_stays_deleted() -> Result<()> {
     for round in 0..rounds(16u64, 300) {
         race(round).await.with_context(|| format!("round {round}"))?;
     }
@@ -133,7 +136,7 @@ async fn race(round: u64) -> Result<()> {
         kept.insert(path, b"old".to_vec());
     }
     if round.is_multiple_of(2) {
-        // Nothing is known of either.
+        // The new metadata know neither dataset.
         meta = embedded(&folder, "lost").await?;
         (server, client) = serve_with(&store, Arc::clone(&meta)).await?;
     }
@@ -149,7 +152,7 @@ async fn race(round: u64) -> Result<()> {
     let (recovered, deleted) = tokio::join!(recovery, deletion);
     recovered.context("recover")?;
     deleted.context("delete")?;
-    ensure!(client.dataset("ds").await?.is_none(), "it is there again");
+    ensure!(client.dataset("ds").await?.is_none(), "the deleted dataset exists again");
 
     let new = client.create("ds").await?;
     ensure!(new != ds, "the name stands for the dead dataset");
@@ -158,7 +161,7 @@ async fn race(round: u64) -> Result<()> {
     client.put(new, &object).await?;
     let fresh = Files::from([(b"path".to_vec(), b"new".to_vec())]);
     server.stop().await?;
-    // What was kept, and what is rebuilt, say the same.
+    // Kept and rebuilt metadata must agree.
     let rebuilt = embedded(&folder, "rebuilt").await?;
     for (meta, recover) in [(meta, false), (rebuilt, true)] {
         let (_server, client) = serve_with(&store, meta).await?;

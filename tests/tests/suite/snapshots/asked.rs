@@ -1,4 +1,4 @@
-//! What is asked of servers by who has a snapshot, and by several who want one at once.
+//! Requests of readers with a snapshot, and of concurrent readers that need one snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -31,7 +31,7 @@ fn filled(server: &Server) -> Result<Dataset> {
     Ok(dataset)
 }
 
-/// How many requests of each method have ended.
+/// The count of finished requests of each method.
 fn requests(server: &Server) -> Result<BTreeMap<String, u64>> {
     let (_, text) = get(server.http(), "/metrics")?;
     let mut requests = BTreeMap::new();
@@ -43,9 +43,9 @@ fn requests(server: &Server) -> Result<BTreeMap<String, u64>> {
     Ok(requests)
 }
 
-/// Keeps S-41: by the server's own count.
+/// Keeps S-41: by the request counts of the server.
 #[test]
-fn who_has_a_snapshot_asks_for_bytes_of_files_and_nothing_else() -> Result<()> {
+fn a_snapshot_reader_asks_only_for_file_bytes() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let data = scene.path().join("data");
     let server = Server::start_with(&data, "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
@@ -64,10 +64,16 @@ fn who_has_a_snapshot_asks_for_bytes_of_files_and_nothing_else() -> Result<()> {
     ensure!(reader.stat_many(&paths)?.len() == FILES, "as many as were asked for");
     ensure!(matches!(reader.stat(&path("none")?)?, StatItem::Missing), "nothing is there");
     ensure!(listed(&reader)?.len() == FILES, "{:?}", listed(&reader)?);
-    ensure!(reader.list(DirPath::from(path("3")?), false, false)?.count() > 5, "one folder");
+    ensure!(
+        reader.list(DirPath::from(path("3")?), false, false)?.count() > 5,
+        "the listing of a folder"
+    );
     ensure!(asked_since(&before)?.is_empty(), "{:?}", asked_since(&before)?);
-    ensure!(reader.get(&paths[0])? == b"some bytes"[..], "one file");
-    ensure!(reader.get_many(&paths)?.into_iter().all(|file| file.is_ok()), "all of them");
+    ensure!(reader.get(&paths[0])? == b"some bytes"[..], "the bytes of a file");
+    ensure!(
+        reader.get_many(&paths)?.into_iter().all(|file| file.is_ok()),
+        "the bytes of all files"
+    );
     let asked = asked_since(&before)?;
     ensure!(asked == BTreeSet::from(["Read".to_owned()]), "{asked:?}");
     let before = requests(&server)?;
@@ -79,16 +85,16 @@ fn who_has_a_snapshot_asks_for_bytes_of_files_and_nothing_else() -> Result<()> {
     let asked = asked_since(&before)?;
     let of_chunks = BTreeSet::from(["GetChunks".to_owned()]);
     ensure!(count == FILES && asked == of_chunks, "{count}, {asked:?}");
-    // The count can tell: who has none asks for more.
+    // Cross-check of the counts: a handle without a snapshot sends Stat.
     let before = requests(&server)?;
     dataset.stat(&paths[0])?;
     ensure!(asked_since(&before)?.contains("Stat"), "{:?}", asked_since(&before)?);
     Ok(())
 }
 
-/// Keeps S-41.
+/// Keeps S-41 and S-71.
 #[test]
-fn processes_that_want_a_snapshot_at_once_fetch_it_once() -> Result<()> {
+fn concurrent_processes_fetch_a_snapshot_once() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let data = scene.path().join("data");
     let server = Server::start_with(&data, "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
@@ -100,7 +106,8 @@ fn processes_that_want_a_snapshot_at_once_fetch_it_once() -> Result<()> {
     };
     let ended = std::thread::scope(|scope| {
         let running: Vec<_> = (0..4).map(|_| scope.spawn(shuffle)).collect();
-        let ended = running.into_iter().map(|one| one.join().ok().context("it ended early")?);
+        let ended =
+            running.into_iter().map(|thread| thread.join().ok().context("a thread panicked")?);
         ended.collect::<Result<Vec<_>>>()
     })?;
     for one in ended {
@@ -110,19 +117,19 @@ fn processes_that_want_a_snapshot_at_once_fetch_it_once() -> Result<()> {
     let snapshots: &Path = &cache.join("diesel/snapshots");
     let left = (files_in(snapshots, "snapshot")?, files_in(snapshots, "partial")?);
     ensure!(left == (1, 0), "{left:?}");
-    // What it is, and its bytes.
+    // A request for the manifest and a request for the bytes.
     let asked = requests(&server)?.get("GetSnapshot").copied();
     ensure!(asked == Some(2), "{asked:?} requests for the snapshot");
     Ok(())
 }
 
-/// Keeps S-40 (I5): one reads a version while newer ones come into the same folder.
+/// Keeps S-40 (I5): a reader uses its version while newer versions replace the file in the cache.
 #[test]
 fn a_version_is_read_while_newer_ones_take_its_place() -> Result<()> {
     let scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"first"), ("b/c", b"2")])?;
     let length = scene.saved("saved")?.len() as u64;
-    // Room for no more than one.
+    // Room for a single snapshot.
     let cache = SnapshotCache::new(scene.folder.path().join("cache"), length + 200);
     let old = scene.client.dataset(&name()?)?.with_snapshot(&cache)?;
     let is_over = AtomicBool::new(false);
@@ -132,7 +139,7 @@ fn a_version_is_read_while_newer_ones_take_its_place() -> Result<()> {
             while !is_over.load(Ordering::Relaxed) {
                 ensure!(listed(&old)? == ["a", "b/c"], "{:?}", listed(&old)?);
                 let StatItem::File(record) = old.stat(&path("a")?)? else {
-                    anyhow::bail!("a is gone")
+                    anyhow::bail!("file a is missing")
                 };
                 ensure!(record.length == 5, "{record:?}");
                 count += 1;
@@ -147,9 +154,9 @@ fn a_version_is_read_while_newer_ones_take_its_place() -> Result<()> {
         });
         is_over.store(true, Ordering::Relaxed);
         let read = reading.join().ok().context("the reader ended early")??;
-        ensure!(read > 0, "it has read nothing");
+        ensure!(read > 0, "the reader has read nothing");
         written
     })?;
-    ensure!(files_in(cache.folder(), "snapshot")? == 1, "the others went");
+    ensure!(files_in(cache.folder(), "snapshot")? == 1, "older snapshots were removed");
     Ok(())
 }

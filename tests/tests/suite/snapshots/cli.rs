@@ -3,25 +3,21 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::folder;
-use dl_tests::program::{Ended, Server, dlcmd, run};
+use dl_tests::program::{Ended, dlcmd, run};
 use libdiesel::{Client, ConnectOptions, ShuffleOptions, SnapshotCache};
 
-struct Scene {
-    server: Server,
-    folder: tempfile::TempDir,
-}
+use super::Workplace;
 
-impl Scene {
-    fn new() -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let scene = Self { server: Server::start(&folder.path().join("data"))?, folder };
+impl Workplace {
+    /// A dataset `ds` of 40 files in three folders.
+    fn with_40_files() -> Result<Self> {
+        let scene = Self::start()?;
         for number in 0..40 {
             let path = format!("src/d{}/f{number}", number % 3);
             folder::write(scene.path(), &path, format!("file {number}"))?;
@@ -30,21 +26,8 @@ impl Scene {
         Ok(scene)
     }
 
-    fn path(&self) -> &Path {
-        self.folder.path()
-    }
-
-    fn command(&self, mut command: Command, words: &[&str]) -> Result<Ended> {
-        let cache = self.path().join("cache");
-        run(command.current_dir(self.path()).env("XDG_CACHE_HOME", cache).args(words))
-    }
-
-    fn dl(&self, words: &[&str]) -> Result<Ended> {
-        self.command(self.server.dlcmd()?, words)
-    }
-
-    /// The same where a server is to say in a second whether the snapshot is stale: on a machine that is
-    /// busy it may not.
+    /// Runs dlcmd with a snapshot whose age a server should confirm within a second. A busy server
+    /// may be late, so the command is repeated.
     fn compared(&self, words: &[&str]) -> Result<Ended> {
         let mut tries = 0;
         loop {
@@ -59,7 +42,7 @@ impl Scene {
 
 #[test]
 fn a_saved_snapshot_answers_as_the_server_does() -> Result<()> {
-    let scene = Scene::new()?;
+    let scene = Workplace::with_40_files()?;
     let saved = scene.dl(&["snapshot", "save", "dl://ds", "ds.snapshot"])?.code(0)?;
     ensure!(saved.text().contains("40 files"), "{saved:?}");
     let info = scene.dl(&["snapshot", "info", "ds.snapshot"])?.code(0)?.text();
@@ -90,7 +73,7 @@ fn a_saved_snapshot_answers_as_the_server_does() -> Result<()> {
             ensure!(took < Duration::from_secs(10), "{took:?} for {refused:?}");
             continue;
         }
-        // What needs no bytes of files needs no server, either.
+        // Commands without file bytes need no server.
         let answered = scene.command(alone, words)?.code(0)?;
         ensure!(answered.text() == asked.text(), "{words:?}: {answered:?}");
         ensure!(answered.stderr.contains("is not known"), "{answered:?}");
@@ -121,8 +104,8 @@ fn a_saved_snapshot_answers_as_the_server_does() -> Result<()> {
 
 /// Keeps S-12.
 #[test]
-fn a_stale_snapshot_is_noted_and_another_one_refused() -> Result<()> {
-    let scene = Scene::new()?;
+fn a_stale_snapshot_is_noted_and_a_foreign_snapshot_refused() -> Result<()> {
+    let scene = Workplace::with_40_files()?;
     scene.dl(&["snapshot", "save", "dl://ds", "ds.snapshot"])?.code(0)?;
     scene.dl(&["rm", "dl://ds/d0/f0"])?.code(0)?;
     let stale = scene.compared(&["ls", "dl://ds/d0", "--snapshot", "ds.snapshot"])?.code(0)?;
@@ -150,8 +133,8 @@ fn a_stale_snapshot_is_noted_and_another_one_refused() -> Result<()> {
 }
 
 #[test]
-fn shuffle_prints_each_file_once_in_an_order_of_the_seed_and_the_epoch() -> Result<()> {
-    let scene = Scene::new()?;
+fn shuffle_prints_each_file_once_by_seed_and_epoch() -> Result<()> {
+    let scene = Workplace::with_40_files()?;
     let listed = scene.dl(&["ls", "-R", "dl://ds"])?.code(0)?.text();
     let sorted = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
     let mut orders = BTreeSet::new();
@@ -184,7 +167,7 @@ fn shuffle_prints_each_file_once_in_an_order_of_the_seed_and_the_epoch() -> Resu
     forbidden.args(["shuffle", "dl://ds", "-0"]).env("XDG_CACHE_HOME", scene.path().join("file"));
     let forbidden = run(&mut forbidden)?.code(0)?;
     ensure!(forbidden.text() == newest && forbidden.stderr.contains("memory"), "{forbidden:?}");
-    // As under a service manager: without a home.
+    // As under a service manager: without a home folder.
     for (name, value) in [("PATH", "/usr/bin"), ("HOME", "relative")] {
         let mut bare = scene.server.dlcmd()?;
         bare.env_clear().env(name, value);
@@ -197,8 +180,8 @@ fn shuffle_prints_each_file_once_in_an_order_of_the_seed_and_the_epoch() -> Resu
 }
 
 #[test]
-fn shuffle_prints_what_each_rank_reads_and_goes_on_at_a_token() -> Result<()> {
-    let scene = Scene::new()?;
+fn shuffle_prints_each_rank_and_continues_at_a_token() -> Result<()> {
+    let scene = Workplace::with_40_files()?;
     let lines = |words: &[&str]| -> Result<Vec<String>> {
         let order = ["shuffle", "dl://ds", "--group-size", "3"];
         let shuffled = scene.dl(&[&order, words].concat())?.code(0)?.text();
@@ -216,9 +199,9 @@ fn shuffle_prints_what_each_rank_reads_and_goes_on_at_a_token() -> Result<()> {
     let stretches = ranks(&["--nodes", "2"])?;
     let all = |lines: &[Vec<String>]| lines.concat().into_iter().collect::<BTreeSet<_>>();
     ensure!(all(&stretches) == all(&dealt) && stretches != dealt, "{stretches:?}");
-    // Four ranks have read six each; two go on.
+    // Four ranks have read six files each; two ranks continue.
     let dealt = ["--global", "--world", "4", "--token", "6"];
-    let [token] = &lines(&dealt)?[..] else { bail!("one line") };
+    let [token] = &lines(&dealt)?[..] else { bail!("a single token line") };
     for rank in ["0", "1"] {
         let words = ["--global", "--world", "2", "--rank", rank, "--resume", token];
         let rest = scene.dl(&[&["shuffle", "dl://ds"][..], &words].concat())?.code(0)?.text();
@@ -238,8 +221,8 @@ fn shuffle_prints_what_each_rank_reads_and_goes_on_at_a_token() -> Result<()> {
 }
 
 #[test]
-fn shuffle_prints_what_ranks_of_libdiesel_read_and_their_tokens() -> Result<()> {
-    let scene = Scene::new()?;
+fn shuffle_prints_the_files_and_tokens_of_libdiesel() -> Result<()> {
+    let scene = Workplace::with_40_files()?;
     let servers = vec![scene.server.address().to_owned()];
     let client = Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?;
     let cache = SnapshotCache::new(scene.path().join("own"), 1 << 30);
@@ -264,7 +247,7 @@ fn shuffle_prints_what_ranks_of_libdiesel_read_and_their_tokens() -> Result<()> 
 
 #[test]
 fn only_regular_files_are_replaced_or_read() -> Result<()> {
-    let scene = Scene::new()?;
+    let scene = Workplace::with_40_files()?;
     let path = |name| scene.path().join(name);
     ensure!(Command::new("mkfifo").arg(path("pipe")).status()?.success(), "mkfifo");
     fs::create_dir(path("folder"))?;
@@ -275,23 +258,23 @@ fn only_regular_files_are_replaced_or_read() -> Result<()> {
         let what = if name == "pipe" { "no regular file" } else { name };
         ensure!(refused.stderr.contains(what), "{refused:?}");
     }
-    ensure!(fs::symlink_metadata(path("pipe"))?.file_type().is_fifo(), "it was replaced");
-    ensure!(fs::symlink_metadata(path("link"))?.is_symlink(), "it was replaced");
-    ensure!(fs::read(path("old"))? == b"old", "it was written to");
-    // A save that was killed.
+    ensure!(fs::symlink_metadata(path("pipe"))?.file_type().is_fifo(), "the pipe was replaced");
+    ensure!(fs::symlink_metadata(path("link"))?.is_symlink(), "the link was replaced");
+    ensure!(fs::read(path("old"))? == b"old", "the old file was changed");
+    // The leftover of a killed save.
     scene.dl(&["snapshot", "save", "dl://ds", "saved"])?.code(0)?;
     fs::rename(path("saved"), path("old.partial"))?;
     scene.dl(&["snapshot", "save", "dl://ds", "old"])?.code(0)?;
-    ensure!(!path("old.partial").exists(), "it was taken over");
+    ensure!(!path("old.partial").exists(), "the leftover still exists");
     for name in ["pipe", "folder"] {
         for words in [&["snapshot", "info", name][..], &["ls", "dl://ds", "--snapshot", name]] {
             let refused = scene.dl(words)?.code(1)?;
             ensure!(refused.stderr.contains(name), "{refused:?}");
         }
     }
-    // To read one, a link is followed.
+    // Reading follows a link.
     scene.dl(&["snapshot", "info", "link"])?.code(0)?;
-    // Nobody has memory for this one.
+    // A snapshot larger than any memory.
     fs::OpenOptions::new().write(true).open(path("old"))?.set_len(1 << 40)?;
     for words in [&["snapshot", "info", "old"][..], &["ls", "dl://ds", "--snapshot", "old"]] {
         let refused = scene.dl(words)?.code(1)?;

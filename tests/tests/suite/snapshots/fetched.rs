@@ -16,7 +16,7 @@ use libdiesel::{Dataset, DirPath, Kind, ReadItem, ShuffleOptions, SnapshotCache,
 
 use super::{Scene, files_in, listed, name, path, put};
 
-/// Keeps S-41: the metadata store answers no question any more.
+/// Keeps S-41: with a metadata store that answers no request.
 #[test]
 fn with_a_snapshot_no_metadata_is_asked_for() -> Result<()> {
     let cluster = Cluster::new()?;
@@ -43,7 +43,7 @@ fn with_a_snapshot_no_metadata_is_asked_for() -> Result<()> {
     for operation in ["lookup", "list", "objects", "log", "dataset", "outline", "record_named"] {
         faults.set_rates(operation, Some(refused));
     }
-    ensure!(scene.dataset.stat(&path("a")?).is_err(), "others are refused");
+    ensure!(scene.dataset.stat(&path("a")?).is_err(), "handles without a snapshot are refused");
     ensure!(listed(&reader)? == ["a", "b/c", "large"], "{:?}", listed(&reader)?);
     ensure!(matches!(reader.stat(&path("b")?)?, StatItem::Folder), "a folder");
     ensure!(matches!(reader.stat(&path("none")?)?, StatItem::Missing), "nothing");
@@ -61,7 +61,7 @@ fn with_a_snapshot_no_metadata_is_asked_for() -> Result<()> {
     let mut written = Vec::new();
     reader.read_to(path("large")?, &mut written)?;
     ensure!(written == large, "in pieces");
-    // What needs no bytes of files needs no server.
+    // Operations without file bytes need no server.
     scene.cluster.kill();
     ensure!(listed(&reader)? == ["a", "b/c", "large"], "without a server");
     let none = reader.list(DirPath::from(path("none")?), false, true);
@@ -69,9 +69,9 @@ fn with_a_snapshot_no_metadata_is_asked_for() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-40 (I5): a new version comes while an old one is mapped.
+/// Keeps S-40 (I5): a new version is fetched while an old version is mapped.
 #[test]
-fn a_reader_sees_its_version_for_ever_and_what_it_writes_itself() -> Result<()> {
+fn a_reader_sees_its_version_and_its_own_writes() -> Result<()> {
     let scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1"), ("b", b"2")])?;
     let old = scene.reader("cache")?;
@@ -81,8 +81,8 @@ fn a_reader_sees_its_version_for_ever_and_what_it_writes_itself() -> Result<()> 
     ensure!(listed(&old)? == ["a", "b"] && listed(&new)? == ["a", "c"], "{:?}", listed(&old)?);
     ensure!(old.get(&path("a")?)? == b"1"[..] && new.get(&path("a")?)? == b"one"[..], "a");
     ensure!(old.get(&path("b")?)? == b"2"[..], "deleted, and there for this version");
-    ensure!(old.refresh()?.version != old.info().version, "a reader can tell that it is stale");
-    // Also when nothing has the name of its file any more.
+    ensure!(old.refresh()?.version != old.info().version, "a reader sees its own staleness");
+    // The mapping survives the removal of the file's name.
     fs::remove_dir_all(scene.cache("cache").folder())?;
     ensure!(listed(&old)? == ["a", "b"], "its file was removed");
     put(&old, &[("d", b"4")])?;
@@ -99,7 +99,7 @@ fn a_snapshot_is_fetched_once_for_all_readers_of_a_user() -> Result<()> {
     let mut scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     let cache = scene.cache("cache");
-    let handle = scene.cluster.hasty_client()?.dataset(&name()?)?;
+    let handle = scene.cluster.client_with_short_timeout()?.dataset(&name()?)?;
     std::thread::scope(|scope| {
         let readers: Vec<_> =
             (0..8).map(|_| scope.spawn(|| handle.with_snapshot(&cache).map(drop))).collect();
@@ -108,21 +108,21 @@ fn a_snapshot_is_fetched_once_for_all_readers_of_a_user() -> Result<()> {
         }
         anyhow::Ok(())
     })?;
-    ensure!(files_in(cache.folder(), "snapshot")? == 1, "one file");
-    ensure!(files_in(cache.folder(), "partial")? == 0, "nothing half done");
-    // Whoever has it needs nobody.
+    ensure!(files_in(cache.folder(), "snapshot")? == 1, "the cache has one snapshot");
+    ensure!(files_in(cache.folder(), "partial")? == 0, "the cache has no partial file");
+    // A cached snapshot needs no server.
     scene.cluster.kill();
     ensure!(listed(&handle.with_snapshot(&cache)?)? == ["a", "b/c"], "from the cache");
-    // A file that is damaged at its beginning is none.
+    // A file damaged at its beginning is not used.
     fs::write(kept(&scene)?, b"no snapshot")?;
     let lost = handle.with_snapshot(&cache).err().context("from nowhere")?;
     ensure!(lost.kind() == Kind::Unreachable, "{lost:?}");
     Ok(())
 }
 
-/// Keeps S-40: what was acknowledged before it was asked for is in it.
+/// Keeps S-40: all files acknowledged before the request are included.
 #[test]
-fn a_handle_that_wrote_gets_a_snapshot_with_what_it_wrote() -> Result<()> {
+fn a_handle_gets_a_snapshot_with_its_own_writes() -> Result<()> {
     let scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1"), ("b", b"2")])?;
     let cache = scene.cache("cache");
@@ -132,14 +132,14 @@ fn a_handle_that_wrote_gets_a_snapshot_with_what_it_wrote() -> Result<()> {
         let newest = handle.with_snapshot(&cache)?;
         ensure!(newest.snapshot().is_some() && listed(&newest)? == files, "{:?}", listed(&newest)?);
         let version = handle.refresh()?.version;
-        ensure!(newest.info().version == version, "it says which version it answers from");
+        ensure!(newest.info().version == version, "the handle reports another version");
     }
     Ok(())
 }
 
-/// Keeps S-41: of those that are handed one file at once, one copies it for all.
+/// Keeps S-41: several readers get the same file at once; a single reader copies the file for all.
 #[test]
-fn a_file_that_is_handed_in_is_in_memory_once() -> Result<()> {
+fn a_snapshot_file_is_in_memory_once() -> Result<()> {
     let scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     let file = scene.folder.path().join("ds.snapshot");
@@ -148,8 +148,8 @@ fn a_file_that_is_handed_in_is_in_memory_once() -> Result<()> {
     std::thread::scope(|scope| {
         let load = || {
             let loaded = dataset.load_meta(&file, Some(&cache))?;
-            let snapshot = loaded.snapshot().context("it was loaded")?;
-            ensure!(snapshot.is_shared(), "it is in the memory of one reader");
+            let snapshot = loaded.snapshot().context("a snapshot")?;
+            ensure!(snapshot.is_shared(), "the snapshot is private to a reader");
             Ok(())
         };
         let readers: Vec<_> = (0..8).map(|_| scope.spawn(load)).collect();
@@ -158,11 +158,11 @@ fn a_file_that_is_handed_in_is_in_memory_once() -> Result<()> {
         }
         anyhow::Ok(())
     })?;
-    ensure!(files_in(cache.folder(), "given")? == 1, "one file");
+    ensure!(files_in(cache.folder(), "given")? == 1, "the cache has one copy");
     Ok(())
 }
 
-/// Keeps S-41: the snapshot is in memory then.
+/// Keeps S-41: without a cache the snapshot is in memory.
 #[test]
 fn a_full_or_forbidden_cache_costs_memory_and_nothing_else() -> Result<()> {
     let scene = Scene::new()?;
@@ -178,7 +178,7 @@ fn a_full_or_forbidden_cache_costs_memory_and_nothing_else() -> Result<()> {
     fs::write(&file, b"in the way")?;
     let forbidden = SnapshotCache::new(file.join("cache"), 1 << 30);
     let in_memory = |reader: &Dataset| -> Result<()> {
-        let snapshot = reader.snapshot().context("it has one")?;
+        let snapshot = reader.snapshot().context("a snapshot")?;
         ensure!(!snapshot.is_shared() && snapshot.files() == 30_000, "{}", snapshot.files());
         let _ = reader.shuffle(ShuffleOptions::new(1, 0, 3))?.next()?.context("a file")?.bytes?;
         Ok(())
@@ -203,13 +203,13 @@ fn a_full_or_forbidden_cache_costs_memory_and_nothing_else() -> Result<()> {
     let left = fs::read_dir(disk.join("cache")).map(Iterator::count);
     run(Command::new("umount").arg("-l").arg(&disk))?.code(0)?;
     in_memory(&full?)?;
-    ensure!(left? == 0, "what did not fit takes no room");
+    ensure!(left? == 0, "an incomplete file was left behind");
     Ok(())
 }
 
-/// Keeps S-41: also one that is damaged where no look at its beginning would tell.
+/// Keeps S-41: with damage behind the checked beginning.
 #[test]
-fn a_damaged_file_of_the_cache_is_fetched_again_and_answers_nothing() -> Result<()> {
+fn a_damaged_cache_file_is_fetched_again() -> Result<()> {
     let mut scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     let damage = || -> Result<()> {
@@ -217,7 +217,7 @@ fn a_damaged_file_of_the_cache_is_fetched_again_and_answers_nothing() -> Result<
         let mut bytes = fs::read(&file)?;
         let at = bytes.windows(3).position(|three| three == b"b/c").context("a name")?;
         bytes[at + 2] = b'x';
-        // The times of files come in steps.
+        // File times have a coarse resolution.
         std::thread::sleep(std::time::Duration::from_millis(30));
         Ok(fs::write(file, bytes)?)
     };
@@ -225,14 +225,14 @@ fn a_damaged_file_of_the_cache_is_fetched_again_and_answers_nothing() -> Result<
     damage()?;
     ensure!(listed(&scene.reader("cache")?)? == ["a", "b/c"], "fetched again");
     damage()?;
-    let handle = scene.cluster.hasty_client()?.dataset(&name()?)?;
+    let handle = scene.cluster.client_with_short_timeout()?.dataset(&name()?)?;
     scene.cluster.kill();
     let lost = handle.with_snapshot(&scene.cache("cache")).err().context("from nowhere")?;
     ensure!(lost.kind() == Kind::Unreachable, "{lost:?}");
     Ok(())
 }
 
-/// The file in the cache `cache`.
+/// The snapshot in the folder `cache`.
 fn kept(scene: &Scene) -> Result<PathBuf> {
     for entry in fs::read_dir(scene.cache("cache").folder())? {
         let path = entry?.path();
@@ -244,7 +244,7 @@ fn kept(scene: &Scene) -> Result<PathBuf> {
 }
 
 #[test]
-fn a_snapshot_in_a_file_is_checked_and_each_fault_has_its_answer() -> Result<()> {
+fn a_snapshot_file_is_checked_for_each_fault() -> Result<()> {
     let scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     let file = scene.folder.path().join("saved");
@@ -252,18 +252,22 @@ fn a_snapshot_in_a_file_is_checked_and_each_fault_has_its_answer() -> Result<()>
     let cache = scene.cache("cache");
     let loaded = scene.dataset.load_meta(&file, Some(&cache))?;
     ensure!(listed(&loaded)? == ["a", "b/c"] && loaded.get(&path("a")?)? == b"1"[..], "loaded");
-    ensure!(files_in(cache.folder(), "given")? == 1, "it is kept");
-    ensure!(files_in(cache.folder(), "snapshot")? == 0, "not as one of the servers");
-    // What happens to the file does not matter any more.
+    ensure!(files_in(cache.folder(), "given")? == 1, "the loaded snapshot is cached");
+    ensure!(files_in(cache.folder(), "snapshot")? == 0, "the loaded snapshot counts as fetched");
+    // Later changes of the file have no effect.
     let bytes = fs::read(&file)?;
     fs::write(&file, b"")?;
     ensure!(listed(&loaded)? == ["a", "b/c"], "from the cache");
     let refused = |bytes: &[u8], why: &str| -> Result<()> {
         fs::write(&file, bytes)?;
-        // What the cache has is not looked for in the file.
+        // A new cache, because a cached copy would be used instead of the file.
         let fresh = scene.cache(why);
         for cache in [None, Some(&fresh)] {
-            let error = scene.dataset.load_meta(&file, cache).err().context("it was taken")?;
+            let error = scene
+                .dataset
+                .load_meta(&file, cache)
+                .err()
+                .context("a faulty file was accepted")?;
             let told = std::error::Error::source(&error).map(ToString::to_string);
             let told = told.unwrap_or_default();
             ensure!(told.contains(why), "{why} is not in {told} of {error:?}");

@@ -1,4 +1,4 @@
-//! Snapshots of real servers: killed at work, and held to their memory.
+//! Snapshots of real servers: kills during a build or a transfer, and memory limits.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
-use dl_tests::line::SlowLine;
 use dl_tests::program::{Server, dlcmd, run};
+use dl_tests::slow_link::SlowLink;
 use dl_tests::{rounds, tell};
 use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, Dataset, FilePath, Snapshot};
 
@@ -26,31 +26,32 @@ fn fill(server: &Server, files: u32) -> Result<Dataset> {
     Ok(dataset)
 }
 
-/// Bytes a second that a snapshot comes with: one of 40,000 files takes a quarter of a second.
+/// Bandwidth of the link, in bytes per second: a snapshot of 40,000 files takes a quarter of a
+/// second.
 const LINE: u32 = 4 << 20;
 
-/// Keeps S-40 and S-11.
+/// Keeps S-40, S-11 and S-71.
 #[test]
-fn a_server_that_is_killed_while_it_builds_or_sends_costs_time_only() -> Result<()> {
+fn a_server_killed_in_a_build_or_a_transfer_costs_time_only() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("data");
     let mut server = Server::start(&data)?;
     let address = server.address().to_owned();
-    let line = SlowLine::start(address.parse()?, LINE)?;
+    let line = SlowLink::start(address.parse()?, LINE)?;
     let files = rounds(40_000, 200_000);
     fill(&server, files)?;
     let dice = Dice::new(7);
     let file = folder.path().join("saved");
     let (mut building, mut sending) = (0, 0);
     for round in 0..rounds(8, 60) {
-        let one = folder.path().join(format!("one-{round}"));
-        std::fs::write(&one, b"x")?;
-        run(server.dlcmd()?.arg("put").arg(&one).arg("dl://ds"))?.code(0)?;
+        let added = folder.path().join(format!("added-{round}"));
+        std::fs::write(&added, b"x")?;
+        run(server.dlcmd()?.arg("put").arg(&added).arg("dl://ds"))?.code(0)?;
         let mut save = dlcmd()?;
         save.arg("--server").arg(line.address().to_string());
         save.args(["snapshot", "save", "dl://ds"]).arg(&file);
         let saving = std::thread::spawn(move || run(&mut save));
-        // It is there once the snapshot is asked for, and grows once that is built.
+        // The partial file exists from the request on, and grows once the snapshot is built.
         let received = || file.with_added_extension("partial").metadata().map(|file| file.len());
         let wanted = if round % 2 == 0 { 0..1 } else { 1..u64::MAX };
         while !saving.is_finished() && !received().is_ok_and(|bytes| wanted.contains(&bytes)) {
@@ -64,7 +65,7 @@ fn a_server_that_is_killed_while_it_builds_or_sends_costs_time_only() -> Result<
         }
         server.kill()?;
         server = Server::start_with(&data, &address, &[])?;
-        let saved = saving.join().map_err(|_| anyhow::anyhow!("it ended early"))??;
+        let saved = saving.join().map_err(|_| anyhow::anyhow!("the thread panicked"))??;
         let saved = saved.code(0).with_context(|| format!("round {round}"))?;
         ensure!(saved.text().contains(&format!("{} files", files + 1 + round)), "{saved:?}");
         Snapshot::check(&file)?;
@@ -73,7 +74,7 @@ fn a_server_that_is_killed_while_it_builds_or_sends_costs_time_only() -> Result<
         ensure!(std::fs::read(&file)? == std::fs::read(&again)?, "round {round}: not the same");
     }
     ensure!(building > 0 && sending > 0, "killed {building} times at one, {sending} at the other");
-    ensure!(left_in(&data.join("scratch"))? == 0, "files without a name are gone with a process");
+    ensure!(left_in(&data.join("scratch"))? == 0, "a temporary file outlived its process");
     Ok(())
 }
 
@@ -81,18 +82,18 @@ fn left_in(folder: &Path) -> Result<usize> {
     if folder.exists() { Ok(std::fs::read_dir(folder)?.count()) } else { Ok(0) }
 }
 
-/// Keeps S-10: a hundred thousand tiny files, in torture 1.3 million.
+/// Keeps S-10: with a hundred thousand tiny files (torture: 1.3 million).
 #[test]
-fn heavy_building_a_snapshot_keeps_within_the_memory_of_a_server() -> Result<()> {
+fn heavy_a_snapshot_build_keeps_the_memory_limit() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let mut server = Server::start(&folder.path().join("data"))?;
     let files = rounds(100_000, 1_281_167);
     let dataset = fill(&server, files)?;
-    let before = server.process().peak_memory().context("it runs")?;
+    let before = server.process().peak_memory().context("the server runs")?;
     let began = clock().monotonic();
     let snapshot = dataset.save_meta(&folder.path().join("saved"))?;
     let took = clock().monotonic().saturating_sub(began).as_secs_f64();
-    let peak = server.process().peak_memory().context("it runs")?;
+    let peak = server.process().peak_memory().context("the server runs")?;
     tell(format_args!(
         "{files} files in {took:.2} s, {:.1} bytes a file, {} MiB, {} MiB before",
         snapshot.length() as f64 / f64::from(files),
@@ -103,7 +104,7 @@ fn heavy_building_a_snapshot_keeps_within_the_memory_of_a_server() -> Result<()>
     Ok(())
 }
 
-/// Keeps S-10: three hundred paths as long as a path may be, each through two thousand folders.
+/// Keeps S-10 and S-57: three hundred paths of maximal length, each with two thousand folders.
 #[test]
 fn heavy_the_deepest_folders_take_memory_for_their_names_only() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -117,7 +118,7 @@ fn heavy_the_deepest_folders_take_memory_for_their_names_only() -> Result<()> {
     }
     let _ = dataset.flush()?.check()?;
     let snapshot = dataset.save_meta(&folder.path().join("saved"))?;
-    let peak = server.process().peak_memory().context("it runs")?;
+    let peak = server.process().peak_memory().context("the server runs")?;
     ensure!(snapshot.files() == 300 && peak < 256 << 20, "{} MiB", peak >> 20);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Very many files: in one folder, and in as many as a large dataset has.
+//! Very many files: in a single folder, and in a large dataset.
 
 use std::process::Command;
 
@@ -19,9 +19,9 @@ fn mixed(count: u32) -> Vec<u32> {
     numbers
 }
 
-/// Keeps S-10 and S-41: what a listing holds is of each chunk, not of each file.
+/// Keeps S-10 and S-41: a listing holds a state per chunk, not per file.
 #[test]
-fn heavy_a_long_folder_is_listed_from_a_snapshot_in_order_and_in_little_memory() -> Result<()> {
+fn heavy_a_long_folder_is_listed_in_order_in_little_memory() -> Result<()> {
     let scene = Scene::new()?;
     let count = rounds(50_000, 1_000_000);
     let padding = "x".repeat(200);
@@ -46,7 +46,7 @@ fn heavy_a_long_folder_is_listed_from_a_snapshot_in_order_and_in_little_memory()
     ensure!(listed.lines().is_sorted(), "in byte order");
     ensure!(listed.lines().count() as u32 == count + 1, "{} lines", listed.lines().count());
     ensure!(listed.lines().nth(4) == Some(folder.as_str()), "{:?}", listed.lines().nth(4));
-    // It has the whole snapshot in memory, too.
+    // This process has the whole snapshot in memory, too.
     let least = peak_of(&mut command(&["stat", "dl://ds/long"])?)?;
     for words in [&["ls", "-lR", "dl://ds"][..], &["ls", "dl://ds/long"], &["du", "dl://ds"]] {
         let more = peak_of(&mut command(words)?)?.saturating_sub(least);
@@ -56,15 +56,15 @@ fn heavy_a_long_folder_is_listed_from_a_snapshot_in_order_and_in_little_memory()
     Ok(())
 }
 
-/// Keeps S-10: a build holds no more for more files, in whatever order they were put.
+/// Keeps S-10: the memory of a build does not depend on count and order of the files.
 #[test]
-fn heavy_a_snapshot_of_very_many_files_is_built_in_less_than_256_mib() -> Result<()> {
+fn heavy_a_snapshot_of_many_files_is_built_in_256_mib() -> Result<()> {
     let file = |number: u32| {
         let class = 1_440_764 + number / 1_300 * 7;
         path(&format!("train/n{class:08}/n{class:08}_{}.JPEG", 10_026 + number % 1_300))
     };
     let count = rounds(200_000, 10_000_000);
-    // Folder by folder; and mixed, where nearly each file is a run of its own.
+    // Folder by folder, then shuffled: almost every file is its own run.
     for (is_mixed, most) in [(false, 40.0), (true, 60.0)] {
         let order = if is_mixed { mixed(count) } else { (0..count).collect() };
         let scene = tempfile::tempdir()?;
@@ -79,7 +79,7 @@ fn heavy_a_snapshot_of_very_many_files_is_built_in_less_than_256_mib() -> Result
         let saved = dataset.save_meta(&scene.path().join("saved"))?;
         ensure!(saved.files() == count, "{} files", saved.files());
         let bytes = saved.length() as f64 / f64::from(count);
-        let peak = server.process().peak_memory().context("the server is gone")?;
+        let peak = server.process().peak_memory().context("the server runs")?;
         let figures = format!("{bytes:.1} bytes each, at most {} MiB", peak >> 20);
         tell(format_args!("{count} files, mixed {is_mixed}: {figures}"));
         ensure!(bytes < most && peak < 256 << 20, "{figures}");

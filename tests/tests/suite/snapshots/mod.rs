@@ -1,6 +1,6 @@
-//! Snapshots from the log of a dataset to its readers: built, stored, fetched and answered from.
+//! Snapshots from the log of a dataset to its readers: build, storage, transfer and answers.
 //!
-//! Must hold: a snapshot is one cut of the log, and never changes.
+//! Must hold: a snapshot is a single cut of the log and never changes.
 
 mod asked;
 mod cli;
@@ -11,7 +11,9 @@ mod report;
 mod stored;
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
 use dl_format::snapshot::Manifest;
@@ -20,6 +22,8 @@ use dl_meta::{Memory, MetaStore, Stop};
 use dl_server::{Parts, prepare};
 use dl_store::{Prefix, Store, StoreExt};
 use dl_tests::cluster::{Cluster, parts};
+use dl_tests::program::{Ended, Server, run};
+use libdiesel::admin::{PurgeProgress, PurgeRequest, RecoverRequest};
 use libdiesel::{Attributes, ChunkShape, Client, Dataset, DatasetName, FilePath, SnapshotCache};
 
 /// Servers in this process, and a dataset `ds` of small chunks.
@@ -32,7 +36,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// One server over stores in memory.
+    /// A server over stores in memory.
     fn new() -> Result<Self> {
         let cluster = Cluster::new()?;
         let store = cluster.run(dl_store::open("memory:"))?;
@@ -40,7 +44,7 @@ impl Scene {
         Self::over(cluster, 1, Arc::clone(&store), parts(store, meta))
     }
 
-    /// Servers with these parts, over this store.
+    /// Servers with these parts over `store`.
     fn over(
         mut cluster: Cluster,
         count: usize,
@@ -54,12 +58,12 @@ impl Scene {
         Ok(Self { cluster, store, client, dataset, folder: tempfile::tempdir()? })
     }
 
-    /// A cache of this scene, by its name.
+    /// The cache in the folder `name`.
     fn cache(&self, name: &str) -> SnapshotCache {
         SnapshotCache::new(self.folder.path().join(name), 1 << 30)
     }
 
-    /// The dataset as it is now, with a snapshot.
+    /// The current dataset with a snapshot.
     fn reader(&self, cache: &str) -> Result<Dataset> {
         Ok(self.client.dataset(&name()?)?.with_snapshot(&self.cache(cache))?)
     }
@@ -71,7 +75,7 @@ impl Scene {
         Ok(std::fs::read(file)?)
     }
 
-    /// What is stored of snapshots.
+    /// The stored objects of snapshots.
     fn stored(&self) -> Result<Vec<(dl_store::Key, SnapshotObject)>> {
         let below = Prefix::new(snapshots_prefix(self.dataset.info().id))?;
         let objects = self.cluster.run(self.store.list_sorted(&below))?;
@@ -93,12 +97,55 @@ impl Scene {
         Ok(manifests)
     }
 
-    /// Removes what is stored of snapshots.
+    /// Removes the stored objects of snapshots.
     fn forget(&self) -> Result<()> {
         for (key, _) in self.stored()? {
             self.cluster.run(self.store.delete(&key))?;
         }
         Ok(())
+    }
+
+    /// Replaces the server by a server whose metadata are recovered from the chunks.
+    fn rebuild_metadata(&mut self) -> Result<()> {
+        self.cluster.kill();
+        let parts = parts(Arc::clone(&self.store), Arc::new(Memory::new()));
+        self.cluster.run(prepare(&parts, Stop::Fresh))?;
+        self.cluster.start(&parts, 1)?;
+        self.client = self.cluster.client()?;
+        self.client.recover(RecoverRequest { dataset: None, since: None }, &mut |_| ())?;
+        Ok(())
+    }
+
+    fn purge(&self, grace: Duration) -> Result<Vec<PurgeProgress>> {
+        let dataset = Some(name()?);
+        let request = PurgeRequest { dataset, grace, dry_run: false, force: false };
+        Ok(self.client.purge(request, &mut |_| ())?)
+    }
+}
+
+/// A server process, and a working folder for dlcmd.
+struct Workplace {
+    server: Server,
+    folder: tempfile::TempDir,
+}
+
+impl Workplace {
+    fn start() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        Ok(Self { server: Server::start(&folder.path().join("data"))?, folder })
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn command(&self, mut command: Command, words: &[&str]) -> Result<Ended> {
+        let cache = self.path().join("cache");
+        run(command.current_dir(self.path()).env("XDG_CACHE_HOME", cache).args(words))
+    }
+
+    fn dl(&self, words: &[&str]) -> Result<Ended> {
+        self.command(self.server.dlcmd()?, words)
     }
 }
 

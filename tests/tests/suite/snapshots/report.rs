@@ -1,28 +1,24 @@
-//! `dlcmd shuffle --report`: what it says of datasets that were put sorted by class, and shuffled.
+//! `dlcmd shuffle --report` for datasets stored by class and for shuffled datasets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::folder;
-use dl_tests::program::{Ended, Server, dlcmd, run, run_with_stdin};
+use dl_tests::program::{dlcmd, run, run_with_stdin};
 use dl_tests::workspace;
 use serde_json::Value;
+
+use super::Workplace;
 
 const CLASSES: usize = 6;
 const FILES: usize = 384;
 const PER_CHUNK: usize = 16;
 
-struct Scene {
-    server: Server,
-    folder: tempfile::TempDir,
-}
-
-impl Scene {
+impl Workplace {
     /// Datasets `sorted` and `mixed` of the same files, 24 chunks each.
-    fn new() -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let scene = Self { server: Server::start(&folder.path().join("data"))?, folder };
+    fn with_classes() -> Result<Self> {
+        let scene = Self::start()?;
         let paths: Vec<String> = (0..FILES)
             .map(|number| format!("train/c{}/f{number}", number * CLASSES / FILES))
             .collect();
@@ -33,28 +29,19 @@ impl Scene {
         for chunk in 0..chunks {
             let sorted = &paths[chunk * PER_CHUNK..(chunk + 1) * PER_CHUNK];
             scene.put("sorted", &sorted.join("\n"))?;
-            // 7 is prime to the 384 files: each comes once.
+            // 7 is coprime to the 384 files: each file comes once.
             let mixed = (0..PER_CHUNK).map(|n| paths[(n * chunks + chunk) * 7 % FILES].as_str());
             scene.put("mixed", &mixed.collect::<Vec<_>>().join("\n"))?;
         }
         Ok(scene)
     }
 
-    /// One put, so one chunk.
+    /// Puts the listed files as one chunk.
     fn put(&self, dataset: &str, list: &str) -> Result<()> {
         let mut command = self.server.dlcmd()?;
         command.args(["put", "-", &format!("dl://{dataset}")]).current_dir(self.path().join("src"));
         run_with_stdin(&mut command, list.as_bytes())?.code(0)?;
         Ok(())
-    }
-
-    fn path(&self) -> &Path {
-        self.folder.path()
-    }
-
-    fn dl(&self, words: &[&str]) -> Result<Ended> {
-        let cache = self.path().join("cache");
-        run(self.server.dlcmd()?.env("XDG_CACHE_HOME", cache).current_dir(self.path()).args(words))
     }
 
     fn report(&self, dataset: &str, words: &[&str]) -> Result<Value> {
@@ -68,8 +55,8 @@ fn number(of: &Value, field: &str) -> Result<f64> {
 }
 
 #[test]
-fn small_groups_of_a_sorted_dataset_are_warned_of_with_what_to_do() -> Result<()> {
-    let scene = Scene::new()?;
+fn small_groups_of_a_sorted_dataset_cause_a_warning() -> Result<()> {
+    let scene = Workplace::with_classes()?;
     let report = scene.report("dl://sorted", &["--group-size", "2"])?;
     ensure!(report["type"] == "shuffle-report" && report["schema"] == 1, "{report}");
     ensure!(report["files"] == 384 && report["chunks"] == 24 && report["classes"] == 6, "{report}");
@@ -85,7 +72,7 @@ fn small_groups_of_a_sorted_dataset_are_warned_of_with_what_to_do() -> Result<()
     let small = text(&small)?;
     ensure!(small.text().contains(warning) && small.stderr.is_empty(), "{small:?}");
 
-    // As large as it says, written in another order, or all files of one class: nothing to warn of.
+    // Large groups, a mixed dataset, or a single class: no reason for a warning.
     for words in [
         &["dl://sorted", "--group-size", &advised, "--window", "32"][..],
         &["dl://sorted", "--window", "32"],
@@ -97,7 +84,7 @@ fn small_groups_of_a_sorted_dataset_are_warned_of_with_what_to_do() -> Result<()
         ensure!(!fine.contains("warning"), "{words:?}: {fine}");
         ensure!(fine.contains("classes in "), "{words:?}: {fine}");
     }
-    // Of one class nothing is said that could be taken for good.
+    // A single class has no measurable mix.
     let of_class = ["dl://sorted/train/c3", "--group-size", "1"];
     let one = text(&of_class)?.text();
     ensure!(one.contains("mix:       nothing is known") && !one.contains("advice"), "{one}");
@@ -110,7 +97,7 @@ fn small_groups_of_a_sorted_dataset_are_warned_of_with_what_to_do() -> Result<()
 
 #[test]
 fn the_files_of_several_folders_are_shuffled_together() -> Result<()> {
-    let scene = Scene::new()?;
+    let scene = Workplace::with_classes()?;
     let shuffled = |words: &[&str]| scene.dl(&[&["shuffle", "--seed", "3"], words].concat());
     let order = |words: &[&str]| -> Result<Vec<String>> {
         Ok(shuffled(words)?.code(0)?.text().lines().map(str::to_owned).collect())
@@ -136,8 +123,8 @@ fn the_files_of_several_folders_are_shuffled_together() -> Result<()> {
 }
 
 #[test]
-fn a_report_is_of_the_order_that_shuffle_prints() -> Result<()> {
-    let scene = Scene::new()?;
+fn a_report_describes_the_order_of_shuffle() -> Result<()> {
+    let scene = Workplace::with_classes()?;
     let settings = ["--seed", "3", "--epoch", "2", "--group-size", "5"];
     let report = scene.report("dl://sorted/train", &settings)?;
     let order = scene.dl(&[&["shuffle", "dl://sorted/train"][..], &settings].concat())?.code(0)?;
@@ -175,10 +162,10 @@ fn a_report_is_of_the_order_that_shuffle_prints() -> Result<()> {
 }
 
 #[test]
-fn every_field_of_a_report_is_in_the_document_and_wrong_usage_is_told() -> Result<()> {
-    let scene = Scene::new()?;
+fn every_report_field_is_in_the_document() -> Result<()> {
+    let scene = Workplace::with_classes()?;
     let report = scene.report("dl://sorted", &["--group-size", "2", "--class-depth", "2"])?;
-    let document = workspace::text(Path::new("docs/JSON.md"))?.context("it is text")?;
+    let document = workspace::text(Path::new("docs/JSON.md"))?.context("docs/JSON.md is UTF-8")?;
     let (_, section) = document.split_once("## `shuffle-report`").context("its heading")?;
     let section = section.split("\n## ").next().unwrap_or_default();
     let objects = ["", "/order", "/full", "/chunk_by_chunk", "/advice"];

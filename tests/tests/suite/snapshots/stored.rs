@@ -7,23 +7,23 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use dl_format::{SnapshotObject, dataset_prefix};
-use dl_meta::{Memory, MetaStore, Stop};
+use dl_meta::{Memory, MetaStore};
 use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_runtime::{Clock, ManualClock, SeededRandom, SystemClock};
-use dl_server::{Parts, prepare};
+use dl_server::Parts;
 use dl_store::{CountStore, FaultStore, Prefix, Store, StoreExt};
 use dl_tests::cluster::{Cluster, clock, parts};
 use dl_tests::rounds;
-use libdiesel::admin::{PurgeRequest, RecoverRequest, VerifyRequest};
+use libdiesel::admin::{RecoverRequest, VerifyRequest};
 use libdiesel::{Dataset, FilePath, Kind, StatItem};
 
 use super::{Scene, listed, name, path, put};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// Keeps S-40 (I5): both files of a pair are put in one chunk, again and again.
+/// Keeps S-40 (I5): both files of a pair are replaced in one chunk, many times.
 #[test]
-fn a_pair_that_is_replaced_in_one_chunk_is_never_seen_mixed() -> Result<()> {
+fn a_pair_replaced_in_a_chunk_is_never_seen_mixed() -> Result<()> {
     let scene = Scene::new()?;
     let is_over = Arc::new(AtomicBool::new(false));
     let (dataset, over) = (scene.dataset.clone(), Arc::clone(&is_over));
@@ -44,11 +44,11 @@ fn a_pair_that_is_replaced_in_one_chunk_is_never_seen_mixed() -> Result<()> {
     let mut versions = std::collections::BTreeSet::new();
     for round in 0..rounds(30, 500) {
         let reader = scene.reader(&format!("cache-{}", round % 3))?;
-        let snapshot = reader.snapshot().context("it has one")?;
+        let snapshot = reader.snapshot().context("a snapshot")?;
         versions.insert(snapshot.version());
         let [left, right] = [snapshot.stat(&path("left")?)?, snapshot.stat(&path("right")?)?];
         let (StatItem::File(left), StatItem::File(right)) = (left, right) else {
-            anyhow::bail!("round {round}: one of the pair is missing")
+            anyhow::bail!("round {round}: a file of the pair is missing")
         };
         let of = |file: libdiesel::FileRecord| (file.length, file.crc, file.version.stamp);
         ensure!(of(left) == of(right), "round {round}: {left:?} and {right:?}");
@@ -59,7 +59,8 @@ fn a_pair_that_is_replaced_in_one_chunk_is_never_seen_mixed() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-40, S-02: Rule 7. Objects in another order, and other metadata, show in no byte.
+/// Keeps S-40, S-02: Rule 7. The bytes depend neither on the order of the objects nor on the
+/// metadata store.
 #[test]
 fn rebuilt_metadata_gives_the_same_snapshot_to_the_byte() -> Result<()> {
     let mut scene = Scene::new()?;
@@ -70,17 +71,11 @@ fn rebuilt_metadata_gives_the_same_snapshot_to_the_byte() -> Result<()> {
     }
     scene.dataset.delete(&[path("a/3")?, path("c")?])?;
     let before = scene.saved("before")?;
-    ensure!(scene.saved("again")? == before, "it was stored");
+    ensure!(scene.saved("again")? == before, "the stored snapshot differs");
     scene.forget()?;
-    ensure!(scene.saved("anew")? == before, "it was built again");
+    ensure!(scene.saved("anew")? == before, "the rebuilt snapshot differs");
     scene.forget()?;
-    scene.cluster.kill();
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let parts = parts(Arc::clone(&scene.store), meta);
-    scene.cluster.run(prepare(&parts, Stop::Fresh))?;
-    scene.cluster.start(&parts, 1)?;
-    scene.client = scene.cluster.client()?;
-    scene.client.recover(RecoverRequest { dataset: None, since: None }, &mut |_| ())?;
+    scene.rebuild_metadata()?;
     ensure!(scene.saved("after")? == before, "the metadata was rebuilt");
     Ok(())
 }
@@ -112,12 +107,12 @@ fn however_many_ask_a_snapshot_is_built_and_stored_once() -> Result<()> {
         anyhow::Ok(())
     })?;
     let created = counters.counts().creates - before;
-    ensure!(created == 2, "{created} objects: one part and the manifest");
+    ensure!(created == 2, "{created} objects, not a part and a manifest");
     Ok(())
 }
 
 #[test]
-fn servers_that_build_the_same_snapshot_at_once_agree() -> Result<()> {
+fn concurrent_builds_of_a_snapshot_agree() -> Result<()> {
     let cluster = Cluster::new()?;
     let store = cluster.run(dl_store::open("memory:"))?;
     let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
@@ -132,7 +127,7 @@ fn servers_that_build_the_same_snapshot_at_once_agree() -> Result<()> {
             let readers: Vec<_> = (0..3).map(reads).collect();
             let mut saved = Vec::new();
             for reader in readers {
-                saved.push(reader.join().map_err(|_| anyhow::anyhow!("it ended early"))??);
+                saved.push(reader.join().map_err(|_| anyhow::anyhow!("the thread panicked"))??);
             }
             ensure!(saved.iter().all(|bytes| *bytes == saved[0]), "round {round}");
             anyhow::Ok(())
@@ -141,12 +136,12 @@ fn servers_that_build_the_same_snapshot_at_once_agree() -> Result<()> {
     Ok(())
 }
 
-/// Times that a client asks for a snapshot while what comes is for nothing.
+/// Requests of a client for a snapshot that can't be built.
 const ATTEMPTS: usize = 3;
 
-/// Keeps S-40: whatever is cut off before the manifest, or damaged later, is built again.
+/// Keeps S-40: after a crash before the manifest, or later damage, the snapshot is built again.
 #[test]
-fn a_snapshot_that_is_not_whole_is_never_handed_out() -> Result<()> {
+fn an_incomplete_snapshot_is_never_handed_out() -> Result<()> {
     let cluster = Cluster::new()?;
     let inner = cluster.run(dl_store::open("memory:"))?;
     let faults = Faults::new(Arc::new(SeededRandom::new(1)));
@@ -158,11 +153,11 @@ fn a_snapshot_that_is_not_whole_is_never_handed_out() -> Result<()> {
     let expected = scene.saved("first")?;
     for step in 0..2 {
         scene.forget()?;
-        // The server "dies" at the part, or at the manifest, as often as a client tries.
+        // The server fails at the part or at the manifest, in each attempt of the client.
         let mut script = vec![None; step];
         script.push(Some(Fault::Before(dl_store::Kind::Corrupt)));
         faults.script("create", [(); ATTEMPTS].iter().flat_map(|()| script.clone()));
-        let refused = scene.saved("refused").err().context("it was stored all the same")?;
+        let refused = scene.saved("refused").err().context("a snapshot was returned")?;
         ensure!(scene.manifests()?.is_empty(), "step {step}: {refused:?}");
         ensure!(scene.saved("after")? == expected, "step {step}");
     }
@@ -193,19 +188,13 @@ fn a_snapshot_that_is_not_whole_is_never_handed_out() -> Result<()> {
     Ok(())
 }
 
-/// Snapshots lie among the objects of their dataset, and nobody takes them for some.
+/// Snapshots lie beside the objects of their dataset but are no objects.
 #[test]
-fn snapshots_are_no_objects_of_a_dataset_and_go_with_it() -> Result<()> {
+fn snapshots_are_no_objects_and_go_with_their_dataset() -> Result<()> {
     let mut scene = Scene::new()?;
-    // Of an empty dataset, whose metadata nobody misses.
+    // A snapshot of an empty dataset, whose metadata are not missed.
     ensure!(listed(&scene.reader("empty")?)?.is_empty(), "an empty snapshot");
-    scene.cluster.kill();
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let parts = parts(Arc::clone(&scene.store), meta);
-    scene.cluster.run(prepare(&parts, Stop::Fresh))?;
-    scene.cluster.start(&parts, 1)?;
-    scene.client = scene.cluster.client()?;
-    scene.client.recover(RecoverRequest { dataset: None, since: None }, &mut |_| ())?;
+    scene.rebuild_metadata()?;
     scene.dataset = scene.client.dataset(&name()?)?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     scene.reader("first")?;
@@ -219,13 +208,7 @@ fn snapshots_are_no_objects_of_a_dataset_and_go_with_it() -> Result<()> {
     let recovered = scene.client.recover(request, &mut |_| ())?;
     ensure!(recovered.len() == 1 && recovered[0].listed == 1, "{recovered:?}");
     ensure!(recovered[0].problems.is_empty(), "{recovered:?}");
-    let request = PurgeRequest {
-        dataset: Some(name()?),
-        grace: Duration::ZERO,
-        dry_run: false,
-        force: false,
-    };
-    let purged = scene.client.purge(request, &mut |_| ())?;
+    let purged = scene.purge(Duration::ZERO)?;
     ensure!(purged.iter().all(|one| one.problems.is_empty()), "{purged:?}");
     ensure!(scene.manifests()?.len() == 2, "both are young");
 
@@ -234,9 +217,9 @@ fn snapshots_are_no_objects_of_a_dataset_and_go_with_it() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-12: without what the chunk says, which versions of its files hold is not known.
+/// Keeps S-12: a missing chunk header hides the winners of its files.
 #[test]
-fn a_lost_chunk_is_named_with_what_brings_snapshots_back() -> Result<()> {
+fn a_lost_chunk_is_named_with_a_remedy() -> Result<()> {
     let scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1")])?;
     put(&scene.dataset, &[("b", b"2")])?;
@@ -245,7 +228,7 @@ fn a_lost_chunk_is_named_with_what_brings_snapshots_back() -> Result<()> {
     let lost = objects.into_iter().find(|object| object.key.as_str().ends_with(".c"));
     let lost = lost.context("there are two chunks")?.key;
     scene.cluster.run(scene.store.delete(&lost))?;
-    let refused = scene.saved("lost").err().context("it was built")?;
+    let refused = scene.saved("lost").err().context("a snapshot was built")?;
     let told = format!("{refused:#}");
     let (verify, again) = ("`dlcmd verify dl://ds`", "`dlcmd put --checksum SRC dl://ds`");
     for words in [lost.as_str(), verify, again, "`dlcmd purge dl://ds`"] {
@@ -254,22 +237,16 @@ fn a_lost_chunk_is_named_with_what_brings_snapshots_back() -> Result<()> {
     let kind = refused.downcast_ref().map(libdiesel::Error::kind);
     ensure!(kind == Some(Kind::Corrupt), "{refused:?}");
     put(&scene.dataset, &[("a", b"1"), ("b", b"2")])?;
-    ensure!(scene.saved("put again").is_err(), "the log has it still");
-    let request = PurgeRequest {
-        dataset: Some(name()?),
-        grace: Duration::ZERO,
-        dry_run: false,
-        force: false,
-    };
-    scene.client.purge(request, &mut |_| ())?;
+    ensure!(scene.saved("put again").is_err(), "the log no longer has the lost chunk");
+    scene.purge(Duration::ZERO)?;
     scene.saved("purged")?;
     ensure!(listed(&scene.reader("cache")?)? == ["a", "b"], "both are there");
     Ok(())
 }
 
-/// The clock is the servers'.
+/// Uses a manual clock for the servers.
 #[test]
-fn a_lost_chunk_is_not_looked_for_again_at_once_by_everybody_who_connects() -> Result<()> {
+fn a_lost_chunk_is_not_searched_for_by_every_connection() -> Result<()> {
     let cluster = Cluster::new()?;
     let inner = cluster.run(dl_store::open("memory:"))?;
     let (store, counters) = CountStore::new(Arc::clone(&inner));
@@ -291,20 +268,20 @@ fn a_lost_chunk_is_not_looked_for_again_at_once_by_everybody_who_connects() -> R
     let reads = || counters.counts().ranges;
     let refused = |file| -> Result<(String, u64)> {
         let before = reads();
-        let refused = scene.saved(file).err().context("it was built")?;
+        let refused = scene.saved(file).err().context("a snapshot was built")?;
         Ok((format!("{refused:#}"), reads() - before))
     };
     let (first, many) = refused("first")?;
     let (again, few) = refused("again")?;
     ensure!(again == first && many >= 20 && few < 20, "{many} and {few} reads: {again}");
-    // It may be there again, without anything that tells.
+    // The chunk may return without a notification.
     scene.cluster.run(scene.store.create(&lost, bytes))?;
     time.advance(Duration::from_secs(11));
     scene.saved("restored")?;
     Ok(())
 }
 
-/// The clock is the servers'.
+/// Uses a manual clock for the servers.
 #[test]
 fn snapshots_of_older_versions_go_after_an_hour() -> Result<()> {
     let cluster = Cluster::new()?;
@@ -320,25 +297,16 @@ fn snapshots_of_older_versions_go_after_an_hour() -> Result<()> {
     scene.reader("cache")?;
     let both = scene.manifests()?;
     ensure!(both.len() == 2, "{both:?}");
-    let purge = || -> Result<()> {
-        // Nothing is removed.
-        let request = PurgeRequest {
-            dataset: Some(name()?),
-            grace: 1_000 * HOUR,
-            dry_run: false,
-            force: false,
-        };
-        scene.client.purge(request, &mut |_| ())?;
-        Ok(())
-    };
+    // A grace time long enough that no object is removed.
+    let grace = 1_000 * HOUR;
     time.advance(HOUR - Duration::from_secs(60));
-    purge()?;
+    scene.purge(grace)?;
     ensure!(scene.manifests()?.len() == 2, "before the hour is over");
-    // Of the second one it counts from when there was another one: the first of these purges puts the
-    // two chunks together.
+    // The hour of the second version starts with its replacement: the first of these purges merges
+    // the two chunks.
     for _ in 0..2 {
         time.advance(2 * HOUR);
-        purge()?;
+        scene.purge(grace)?;
         scene.reader("cache")?;
     }
     let left = scene.manifests()?;
@@ -348,9 +316,9 @@ fn snapshots_of_older_versions_go_after_an_hour() -> Result<()> {
     Ok(())
 }
 
-/// Many files, of which some are replaced, deleted or hidden by folders, go through several batches.
+/// Many files in several batches; some files are replaced, deleted or hidden by folders.
 #[test]
-fn a_snapshot_of_many_chunks_holds_what_the_servers_list() -> Result<()> {
+fn a_snapshot_of_many_chunks_matches_the_listing() -> Result<()> {
     let scene = Scene::new()?;
     let mut files: Vec<(FilePath, Vec<u8>)> = Vec::new();
     for number in 0..rounds(6_000_u32, 60_000) {
@@ -359,15 +327,15 @@ fn a_snapshot_of_many_chunks_holds_what_the_servers_list() -> Result<()> {
     }
     write(&scene.dataset, &files)?;
     write(&scene.dataset, &files[..500])?;
-    // A folder is there, and a file of its name that it hides.
+    // Hides a file behind the folder of the same name.
     write(&scene.dataset, &[(path("3/007")?, b"hidden".to_vec())])?;
     let gone: Vec<FilePath> = files.iter().step_by(5).map(|(path, _)| path.clone()).collect();
     scene.dataset.delete(&gone)?;
     let reader = scene.reader("cache")?;
-    let snapshot = reader.snapshot().context("it has one")?;
+    let snapshot = reader.snapshot().context("a snapshot")?;
     let (mut told, mut count) = (scene.dataset.list(&libdiesel::DirPath::ROOT, true, false)?, 0);
     for entry in reader.list(&libdiesel::DirPath::ROOT, true, false)? {
-        let (entry, expected) = (entry?, told.next().context("one too many")??);
+        let (entry, expected) = (entry?, told.next().context("the snapshot has an extra entry")??);
         let (
             libdiesel::ListEntry::File(path, Some(found)),
             libdiesel::ListEntry::File(other, Some(record)),
@@ -399,12 +367,13 @@ fn write(dataset: &Dataset, files: &[(FilePath, Vec<u8>)]) -> Result<()> {
 }
 
 #[test]
-fn a_snapshot_of_a_deleted_dataset_is_refused_and_leaves_nothing() -> Result<()> {
+fn a_snapshot_of_a_deleted_dataset_is_refused() -> Result<()> {
     let scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1")])?;
     let old = scene.client.dataset(&name()?)?;
     scene.client.delete_dataset(&name()?)?;
-    let refused = old.with_snapshot(&scene.cache("cache")).err().context("it was given")?;
+    let refused =
+        old.with_snapshot(&scene.cache("cache")).err().context("a snapshot was returned")?;
     ensure!(refused.kind() == Kind::NotFound, "{refused:?}");
     ensure!(scene.stored()?.is_empty(), "{:?}", scene.stored()?);
     Ok(())

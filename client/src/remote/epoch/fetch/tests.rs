@@ -1,4 +1,4 @@
-//! Chunks of an epoch from servers that follow a script: by a range of the chunk, or file by file.
+//! Chunks of an epoch from scripted servers: as a range of the chunk, or file by file.
 
 use bytes::Bytes;
 use dl_format::snapshot::LiveFile;
@@ -14,7 +14,7 @@ const FILES: u32 = 20;
 const LENGTH: u32 = 1_000;
 const CHUNK: ChunkId = ChunkId::from_bytes([8; 16]);
 
-/// The first byte of a file in the object, and behind the last one.
+/// The offset of the first file in the object.
 const START: u32 = 4_096;
 
 fn object() -> Bytes {
@@ -26,7 +26,7 @@ fn content(number: u32) -> Bytes {
     object().slice(from..from + LENGTH as usize)
 }
 
-/// A chunk of files that lie next to each other; one is empty.
+/// A chunk of adjacent files, with an empty file.
 fn snapshot() -> Arc<Snapshot> {
     let holder =
         EntryVersion { stamp: Stamp::new(5), chunk: CHUNK, entry: EntryVersion::UNKNOWN_ENTRY };
@@ -39,23 +39,20 @@ fn snapshot() -> Arc<Snapshot> {
     Arc::new(snapshot_of(vec![files.chain([file(FILES, START, b"")]).collect()]))
 }
 
-/// What a server was asked for.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
-    /// A range of the chunk.
     Range(u32, u32),
-    /// Ranges of files.
     Files(Vec<(u32, u32)>),
 }
 
-/// How a server answers what it is asked for of the chunk.
+/// The server's answer to a request for ranges of the chunk.
 type Answer = fn(&GetChunksRequest) -> Result<Vec<ChunkPiece>, Status>;
 
 fn piece(data: Result<Bytes, WireKind>) -> ChunkPiece {
     ChunkPiece { range: 0, data: data.map_err(|kind| (kind, "on purpose".to_owned())) }
 }
 
-/// In pieces of a length that is none of files.
+/// Pieces with a length unequal to the length of files.
 fn well(request: &GetChunksRequest) -> Result<Vec<ChunkPiece>, Status> {
     let range = request.ranges[0];
     let from = range.offset as usize;
@@ -74,8 +71,8 @@ fn read(request: &dl_proto::ReadRequest) -> Vec<Result<pb::ReadReply, Status>> {
     vec![Ok(pb::ReadReply { pieces: answer.collect() })]
 }
 
-/// A source over a server that answers so, and what that was asked for.
-fn scene(answer: Answer) -> (Source, Arc<Mutex<Vec<Asked>>>) {
+/// A source with a scripted server, and the record of its requests.
+fn scene(answer: Answer) -> (EpochSource, Arc<Mutex<Vec<Asked>>>) {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let (of_chunks, of_files) = (Arc::clone(&asked), Arc::clone(&asked));
     let chunks = move |request: GetChunksRequest| {
@@ -101,16 +98,17 @@ fn scene(answer: Answer) -> (Source, Arc<Mutex<Vec<Asked>>>) {
     let script = Script { chunks: Box::new(chunks), read: Box::new(read), ..Script::default() };
     let dataset = dataset(script);
     let (session, info) = (dataset.remote().session().unwrap(), dataset.info().clone());
-    let source = Source { session, info, snapshot: snapshot(), is_old: AtomicBool::new(false) };
+    let source =
+        EpochSource { session, info, snapshot: snapshot(), is_old: AtomicBool::new(false) };
     (source, asked)
 }
 
-/// Fetches these files, and checks that all are what was written.
-fn fetch(source: &Source, numbers: &[u32]) {
+/// Fetches files, and compares their content.
+fn fetch(source: &EpochSource, numbers: &[u32]) {
     let contents = source.session.wait(source.fetch(numbers)).unwrap();
-    for (number, became) in numbers.iter().zip(contents) {
+    for (number, result) in numbers.iter().zip(contents) {
         let expected = if *number == FILES { Bytes::new() } else { content(*number) };
-        assert!(matches!(&became, Content::Bytes(bytes) if *bytes == expected), "{number}");
+        assert!(matches!(&result, Content::Bytes(bytes) if *bytes == expected), "{number}");
     }
 }
 
@@ -125,7 +123,7 @@ fn a_chunk_is_one_range_from_the_first_to_the_last_wanted_file() {
 }
 
 #[test]
-fn few_files_of_a_chunk_are_asked_for_by_themselves() {
+fn few_files_of_a_chunk_are_requested_separately() {
     let (source, asked) = scene(well);
     fetch(&source, &[0, 5, 19]);
     let files = [0, 5, 19].map(|number| (START + number * LENGTH, LENGTH)).to_vec();
@@ -133,7 +131,7 @@ fn few_files_of_a_chunk_are_asked_for_by_themselves() {
 }
 
 #[test]
-fn damaged_files_are_asked_for_again_and_the_others_are_not() {
+fn only_damaged_files_are_requested_again() {
     let (source, asked) = scene(|request| {
         let mut pieces = well(request)?;
         pieces[1].data = Ok(Bytes::from(vec![0; 2_700]));
@@ -146,7 +144,7 @@ fn damaged_files_are_asked_for_again_and_the_others_are_not() {
 }
 
 #[test]
-fn a_chunk_that_is_gone_is_read_file_by_file_and_the_next_one_by_a_range_again() {
+fn a_missing_chunk_is_read_file_by_file() {
     let (source, asked) = scene(|_| Ok(vec![piece(Err(WireKind::NotFound))]));
     for _ in 0..2 {
         fetch(&source, &[0, 1]);
@@ -156,7 +154,7 @@ fn a_chunk_that_is_gone_is_read_file_by_file_and_the_next_one_by_a_range_again()
 }
 
 #[test]
-fn a_server_that_does_not_know_ranges_of_chunks_is_asked_for_them_once() {
+fn a_server_without_ranges_of_chunks_is_asked_once() {
     let (source, asked) = scene(|_| Err(Status::unimplemented("this server knows no such method")));
     for _ in 0..2 {
         fetch(&source, &[0, 1]);

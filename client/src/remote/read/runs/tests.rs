@@ -1,5 +1,4 @@
-//! Files that lie next to each other against servers that follow a script: they are asked for as
-//! one, and no file pays for another one.
+//! Neighbouring files with scripted servers: a shared range, and separate failures.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,10 +12,10 @@ use crate::error::Kind;
 use crate::remote::ReadItem;
 use crate::remote::testing::{Script, data, dataset, path, record};
 
-/// Where a range was asked for, and its bytes.
+/// The offset and length of each requested range.
 type Asked = Vec<(u32, u32)>;
 
-/// Files of these places and lengths in one chunk, the bytes of which are in `chunk`.
+/// Files at the given offsets and lengths in a chunk.
 fn files(chunk: &[u8], places: &[(u32, u32)]) -> Vec<ReadItem> {
     let file = |(number, (offset, length)): (usize, &(u32, u32))| {
         let bytes = &chunk[*offset as usize..(*offset + *length) as usize];
@@ -33,7 +32,7 @@ fn place(source: &ReadSource) -> (u32, u32) {
     }
 }
 
-/// Serves ranges of a chunk as `answer` says; remembers what each request asked for.
+/// Serves ranges of a chunk through `answer`, and records the ranges of each request.
 fn serving(
     chunk: Vec<u8>,
     answer: impl Fn(usize, (u32, u32), Vec<u8>) -> Result<Vec<u8>, dl_proto::Kind>
@@ -59,7 +58,6 @@ fn serving(
     (Script { read: Box::new(read), ..Script::default() }, requests)
 }
 
-/// What came of each item.
 fn read(script: Script, items: &[ReadItem]) -> Vec<Result<Vec<u8>, Kind>> {
     let mut came = vec![None; items.len()];
     dataset(script).read_files(items.to_vec(), &mut |item, file| {
@@ -77,10 +75,10 @@ fn expected(chunk: &[u8], places: &[(u32, u32)]) -> Vec<Result<Vec<u8>, Kind>> {
 }
 
 #[test]
-fn neighbours_are_asked_for_as_one_range_and_come_back_as_files() {
+fn neighbours_are_requested_as_one_range_and_arrive_as_files() {
     let chunk = data(2 << 20, 3);
     let far = 8_192 + 300 + GAP_BYTES + 1;
-    // In any order, one of them twice, one empty, one too long to share a range.
+    // Unordered, with a repeated file, an empty file, and a file too long to share a range.
     let places = [
         (8_192, 300),
         (4_096, 4_096),
@@ -107,7 +105,7 @@ fn neighbours_are_asked_for_as_one_range_and_come_back_as_files() {
 }
 
 #[test]
-fn one_damaged_file_is_asked_for_again_alone_and_the_others_are_there() {
+fn a_damaged_file_is_requested_again_alone() {
     let chunk = data(64 << 10, 3);
     let places = [(4_096, 1_000), (5_120, 1_000), (6_144, 1_000)];
     let items = files(&chunk, &places);
@@ -128,11 +126,11 @@ fn one_damaged_file_is_asked_for_again_alone_and_the_others_are_there() {
 }
 
 #[test]
-fn what_is_said_of_a_range_is_no_verdict_on_its_files() {
+fn the_failure_of_a_range_does_not_condemn_its_files() {
     let chunk = data(64 << 10, 3);
     let places = [(4_096, 1_000), (5_120, 1_000), (6_144, 1_000)];
     let items = files(&chunk, &places);
-    // One file can't be read, and so no range with it.
+    // A range with the unreadable file fails.
     let (script, requests) = serving(chunk.clone(), |_, (offset, length), bytes| {
         let holds_bad = (offset..offset + length).contains(&5_120);
         if holds_bad { Err(dl_proto::Kind::Corrupt) } else { Ok(bytes) }
@@ -144,7 +142,7 @@ fn what_is_said_of_a_range_is_no_verdict_on_its_files() {
 }
 
 #[test]
-fn a_range_that_comes_short_fails_the_files_it_leaves_out() {
+fn a_short_range_fails_only_the_missing_files() {
     let chunk = data(64 << 10, 3);
     let places = [(4_096, 1_000), (5_120, 1_000)];
     let items = files(&chunk, &places);

@@ -1,4 +1,4 @@
-//! Servers that say nothing, from the start or from some moment on.
+//! Servers without answers, from the start or from a later time on.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::remote::ConnectOptions;
 use crate::remote::testing::{Answer, Script, open, options, silent, start};
 
 #[test]
-fn a_silent_server_is_passed_over() {
+fn a_silent_server_is_avoided() {
     let objects = Objects::default();
     let (_listener, silent) = silent();
     let servers = [silent, start(keeping(&objects))];
@@ -29,7 +29,7 @@ fn a_silent_server_is_passed_over() {
 }
 
 #[test]
-fn why_a_server_failed_is_told_also_when_it_has_been_silent_since() {
+fn a_cause_is_reported_although_the_server_is_silent_later() {
     let is_first = AtomicBool::new(true);
     let put = move |_| -> Answer<()> {
         if is_first.swap(false, Ordering::Relaxed) {
@@ -47,7 +47,7 @@ fn why_a_server_failed_is_told_also_when_it_has_been_silent_since() {
 }
 
 #[test]
-fn when_all_servers_fall_silent_a_write_fails_in_time_and_says_who_was() {
+fn with_silent_servers_a_write_fails_in_time_and_names_them() {
     let put = |_| Box::pin(std::future::pending()) as _;
     let server = start(Script { put: Box::new(put), ..Script::default() });
     let patience = Duration::from_secs(1);

@@ -1,0 +1,149 @@
+//! The folder for finding the agent of a task, and the start of the agent by its first worker.
+//!
+//! Must hold: each task and user has a single agent. The socket file of an ended agent does not
+//! block a new agent. An agent inherits nothing from its starter except the listener and the lock.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use dl_runtime::since_boot;
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::message::Servers;
+use super::socket::{Socket, bind_at};
+use crate::task::TaskOptions;
+
+/// Time for the program that starts the agent.
+const SPAWN_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Time between two checks of the program.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The socket and the lock of the agent of a task and user.
+#[derive(Debug, Clone)]
+pub(crate) struct AgentAddress {
+    folder: PathBuf,
+    name: String,
+}
+
+impl AgentAddress {
+    /// The address for a task. Workers with different keys have different agents.
+    pub(crate) fn of(task: &TaskOptions, servers: &Servers) -> Self {
+        let key = servers.key.as_deref().unwrap_or_default();
+        let words =
+            [task.name.as_str(), &servers.user, key].map(|word| word.len().to_string() + word);
+        let name = format!("{:032x}", xxh3_128(words.concat().as_bytes()));
+        Self { folder: task.folder.clone(), name }
+    }
+
+    fn path(&self, ending: &str) -> PathBuf {
+        self.folder.join(format!("{}.{ending}", self.name))
+    }
+
+    /// Connects to the agent, if one listens.
+    pub(crate) fn connect(&self) -> io::Result<Socket> {
+        check(&self.folder)?;
+        Socket::connect(&self.path("sock"))
+    }
+
+    /// The process id of the agent, from the lock file.
+    pub(crate) fn holder(&self) -> Option<u32> {
+        fs::read_to_string(self.path("lock")).ok()?.trim().parse().ok()
+    }
+
+    /// Starts an agent; false if another process starts or runs the agent.
+    pub(crate) fn start(&self, task: &TaskOptions) -> io::Result<bool> {
+        let Some((listener, lock)) = self.claim()? else { return Ok(false) };
+        spawn(task, listener.into(), lock.into())?;
+        Ok(true)
+    }
+
+    /// The right to be the agent: the listener, and the lock that holds the right while open. None
+    /// while another agent has the right.
+    pub(crate) fn claim(&self) -> io::Result<Option<(OwnedFd, OwnedFd)>> {
+        let made = fs::DirBuilder::new().mode(0o700).create(&self.folder);
+        if let Err(why) = made
+            && why.kind() != io::ErrorKind::AlreadyExists
+        {
+            return Err(why);
+        }
+        check(&self.folder)?;
+        let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits() as i32;
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(flags)
+            .open(self.path("lock"))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            locked => locked?,
+        }
+        let path = self.path("sock");
+        match fs::remove_file(&path) {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+            _ => {}
+        }
+        Ok(Some((bind_at(&path)?, lock.into())))
+    }
+}
+
+/// Checks for a folder of the user alone, because processes trust the memory behind its sockets.
+fn check(folder: &Path) -> io::Result<()> {
+    let found = fs::symlink_metadata(folder)?;
+    let user = rustix::process::geteuid().as_raw();
+    if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    let why = format!("{} is not a folder of the user alone", folder.display());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
+/// Runs the program that starts the agent and then ends, so the agent has no parent.
+fn spawn(task: &TaskOptions, listener: Stdio, lock: Stdio) -> io::Result<()> {
+    let mut command = Command::new(program(task));
+    command.args(["agent", "spawn", "--task", &task.name]);
+    command.args(&task.arguments);
+    let variables = ["LD_PRELOAD", "DIESEL_KEY", "DIESEL_TASK"];
+    variables.iter().for_each(|variable| _ = command.env_remove(variable));
+    command.stdin(listener).stdout(lock).stderr(Stdio::null()).current_dir("/");
+    let mut child = command.spawn()?;
+    let until = since_boot().saturating_add(SPAWN_PATIENCE);
+    loop {
+        match child.try_wait() {
+            Ok(Some(ended)) if ended.success() => return Ok(()),
+            Ok(Some(ended)) => {
+                return Err(io::Error::other(format!(
+                    "the agent did not start: {ended}; see `dlcmd agent run`"
+                )));
+            }
+            // The program ignores SIGCHLD, so the kernel discards exit statuses.
+            Err(why) if why.raw_os_error() == Some(Errno::CHILD.raw_os_error()) => return Ok(()),
+            Err(why) => return Err(why),
+            Ok(None) if since_boot() >= until => {
+                let _ = child.kill();
+                let why = "the agent did not start in time; see `dlcmd agent run`";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
+            Ok(None) => std::thread::sleep(LOOK),
+        }
+    }
+}
+
+/// The program of the agent: from the task, else `dlcmd` beside the running program, else from
+/// PATH.
+fn program(task: &TaskOptions) -> PathBuf {
+    let beside = || {
+        let beside = std::env::current_exe().ok()?.with_file_name("dlcmd");
+        File::open(&beside).is_ok().then_some(beside)
+    };
+    task.program.clone().or_else(beside).unwrap_or_else(|| PathBuf::from("dlcmd"))
+}

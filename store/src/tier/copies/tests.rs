@@ -1,0 +1,134 @@
+//! Copies alone, as a cache without a slow store behind it.
+
+use std::time::UNIX_EPOCH;
+
+use dl_runtime::{ManualClock, Random, SeededRandom};
+
+use super::*;
+use crate::{ByteRange, StoreExt, memory};
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(ManualClock::new(UNIX_EPOCH))
+}
+
+async fn opened(store: &Arc<dyn Store>, quota: u64) -> Copies {
+    let copies = Copies::new(Arc::clone(store), quota, clock());
+    copies.quiet().await;
+    copies
+}
+
+async fn read(copies: &Copies, key: &Key, start: u64, end: u64) -> Option<Bytes> {
+    let range = ByteRange::exact(start, end).unwrap();
+    copies.read(&[ObjectRange { key: key.clone(), range }]).await.remove(0)
+}
+
+#[tokio::test]
+async fn an_offered_object_is_read_also_after_a_restart() {
+    let store = memory();
+    let (copies, a) = (opened(&store, 100).await, key("a"));
+    assert_eq!(read(&copies, &a, 0, 2).await, None);
+    // Offers at the same time make one copy.
+    for _ in 0..3 {
+        copies.offer(&a, "body".into());
+    }
+    copies.quiet().await;
+    let mut copies = copies;
+    for restarts in 0..2 {
+        assert_eq!(read(&copies, &a, 1, 4).await.unwrap(), "ody");
+        assert_eq!(read(&copies, &a, 1, 5).await, None, "past the end");
+        let (made, used) = (copies.counts().made, copies.counts().used);
+        assert_eq!((made, used), (1 - restarts, 4));
+        assert_eq!(store.list_sorted(&Prefix::ROOT).await.unwrap().len(), 1);
+        copies = opened(&store, 100).await;
+    }
+    // With a smaller quota, the copy goes at the start.
+    let copies = opened(&store, 3).await;
+    assert_eq!((copies.counts().used, read(&copies, &a, 0, 2).await), (0, None));
+    assert_eq!(store.list_sorted(&Prefix::ROOT).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_copy_that_is_begun_and_not_filled_is_none() {
+    let (copies, a) = (opened(&memory(), 100).await, key("a"));
+    let pending = copies.begin(&a, 1).unwrap();
+    assert!(copies.begin(&a, 1).is_none() && copies.knows(&a));
+    drop(pending);
+    assert!(!copies.knows(&a));
+    // Invalidated or deleted before it is filled.
+    for invalidate in [true, false] {
+        let pending = copies.begin(&a, 1).unwrap();
+        match invalidate {
+            true => copies.invalidate(&a),
+            false => copies.remove(&a).await,
+        }
+        pending.fill("old".into()).await;
+        copies.quiet().await;
+        assert_eq!((read(&copies, &a, 0, 1).await, copies.counts().used), (None, 0));
+    }
+}
+
+/// The quota holds in the store at any time, whatever is offered, kept, invalidated and read.
+#[tokio::test]
+async fn copies_never_exceed_the_quota() {
+    let (store, random) = (memory(), SeededRandom::new(7));
+    let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
+    let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+    let copies = Copies::new(Arc::clone(&store), 1_000, time);
+    copies.quiet().await;
+    let stored = async || {
+        let listed = store.list_sorted(&Prefix::ROOT).await.unwrap();
+        listed.iter().map(|copy| copy.size).sum::<u64>()
+    };
+    for _ in 0..2_000 {
+        let number = random.u64() % 40;
+        let key = key(&format!("{}/{number}", number % 3));
+        match random.u64() % 8 {
+            0 => copies.invalidate(&key),
+            1 => copies.keep(vec![Prefix::new((random.u64() % 3).to_string()).unwrap()]),
+            2 => clock.advance(KEPT / 4),
+            3 | 4 => drop(read(&copies, &key, 0, 1).await),
+            _ => copies.offer(&key, vec![number as u8; 50 + number as usize].into()),
+        }
+        if random.u64() % 4 == 0 {
+            copies.quiet().await;
+        }
+        let (stored, used) = (stored().await, copies.counts().used);
+        assert!(stored <= 1_000 && stored <= used, "{stored} bytes stored, {used} counted");
+    }
+    copies.quiet().await;
+    assert_eq!(stored().await, copies.counts().used);
+    assert!(copies.counts().made > 100);
+}
+
+#[test]
+fn each_copy_in_the_way_is_removed_by_one_task_and_counts_until_it_is() {
+    let mut index = Index::new(300);
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(key);
+    let now = Duration::from_secs(1);
+    let name = |key: &Key| name_of(key).unwrap();
+    for key in [&a, &b] {
+        assert!(index.begin(key, name(key), false));
+        assert_eq!(index.reserve(key, 150, now), Some(Vec::new()));
+        assert!(index.written(key, now));
+    }
+    let later = now + KEPT;
+    assert!(index.begin(&c, name(&c), false) && index.begin(&d, name(&d), false));
+    assert_eq!(index.reserve(&c, 100, later), Some(vec![a.clone()]));
+    // That of the other task is still there, so this one has to remove more itself.
+    assert_eq!(index.reserve(&d, 100, later), None, "there are 400 bytes, and 150 may go");
+    assert!(!index.claim(&a), "somebody removes it");
+    index.removed(&a);
+    assert_eq!(index.used(), 250);
+    assert_eq!(index.reserve(&d, 100, later), Some(vec![b.clone()]));
+    assert!(!index.begin(&d, name(&d), false));
+    index.unclaim(&b);
+    index.abandon(&d);
+    assert_eq!(index.used(), 250);
+    assert!(index.claim(&b));
+    index.removed(&b);
+    assert_eq!(index.used(), 100);
+}
