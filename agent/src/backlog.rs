@@ -1,5 +1,5 @@
-//! Chunks to be fetched without a waiting reader or a near need: the chunks of prefetches, and with
-//! the policy `oneshot` all chunks of all datasets.
+//! Chunks to be fetched without a waiting reader or a near need. They are the chunks of prefetches
+//! and, with the policy `oneshot`, all chunks of all datasets.
 //!
 //! Must hold: prefetches come first, in the order of their requests. A list is walked once: a chunk
 //! is checked again only after leaving memory.

@@ -24,8 +24,8 @@ use crate::status;
 /// Interval between two calls while no server answers.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// After a change of the member list, the next `SOON` calls come after a fifth of the usual
-/// interval, because the members of a job start together. Larger jobs keep the usual interval.
+/// Number of calls at a fifth of the usual interval after a change of the member list. The members
+/// of a job start together; larger jobs keep the usual interval.
 const SOON: u32 = 3;
 const SOON_PART: u32 = 5;
 const SOON_MEMBERS_MAX: usize = 64;

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_reported_once_with_a_count_and_the_first_ten_names() {
+    fn a_cause_is_reported_once_with_its_count_and_ten_names() {
         let causes = Causes::default();
         for number in 0..12_241 {
             causes.add("store", format!("f{number}"), format!("chunk {number:022}: it is full"));

@@ -58,9 +58,9 @@ impl FileRecord {
         (self.version, self.holder) > (other.version, other.holder)
     }
 
-    /// Whether an index replaces its record `other` of the same path by this record. A record of
-    /// the same entry of the same object always replaces the older record, because the object's
-    /// stamp may differ from the stamp indexed first.
+    /// True if an index replaces its record `other` of the same path by this record. A record of
+    /// the same entry of the same object always replaces the older record. The object's stamp may
+    /// differ from the stamp indexed first.
     pub fn replaces(&self, other: &Self) -> bool {
         let (holder, known) = (self.holder, other.holder);
         (holder.chunk, holder.entry) == (known.chunk, known.entry) || self.supersedes(other)

@@ -84,8 +84,8 @@ id! {
 }
 
 id! {
-    /// The id of a training job of one user: the first 16 bytes of a SHA-256, so that nobody can
-    /// construct another job with the same id.
+    /// The id of a training job of one user: the first 16 bytes of a SHA-256. A hash prevents the
+    /// construction of another job with the same id.
     TaskId
 }
 id! {

@@ -32,7 +32,8 @@ pub enum InvalidPath {
 }
 
 /// The path of a file in its dataset: 1 to 4,096 bytes in components of 1 to 255 bytes between
-/// single slashes; no NUL, no `.`, no `..`, not absolute. Ordered by its bytes. Cheap to clone.
+/// single slashes. A path has no NUL, `.` or `..`, and is not absolute. Paths are ordered by their
+/// bytes and cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FilePath(Bytes);
 

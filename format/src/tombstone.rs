@@ -1,5 +1,5 @@
-//! Tombstones: objects that delete entries. Entries are identified by the version seen by the
-//! caller, so a delete commutes with all changes and a late retry can't delete a newer file.
+//! Tombstones: objects that delete entries. The version seen by the caller identifies an entry. A
+//! delete therefore commutes with all changes, and a late retry can't delete a newer file.
 //!
 //! Must hold: a set of deletions has exactly one encoding. An [`EntrySet`] never ends with a zero
 //! byte, and [`Deletions`] contain no empty set.

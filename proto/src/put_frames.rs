@@ -1,5 +1,5 @@
-//! The messages of PutChunk as frames of a connection, without copying the object: the bytes before
-//! each piece are encoded here, the piece itself is shared.
+//! The messages of PutChunk as frames of a connection, without a copy of the object. This module
+//! encodes the bytes before each piece; the frames share the piece itself.
 //!
 //! Must hold: the frames equal the encoding of the generated types.
 

@@ -1,5 +1,5 @@
-//! A message of Read or GetChunks as frames of a connection, without copying long pieces: the bytes
-//! around each piece are encoded here, the piece itself is shared.
+//! A message of Read or GetChunks as frames of a connection, without a copy of long pieces. This
+//! module encodes the bytes around each piece; the frames share the piece itself.
 //!
 //! Must hold: the frames equal the encoding of the generated types.
 

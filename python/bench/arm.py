@@ -1,7 +1,7 @@
-"""One measurement in an interpreter of its own: reads a job from the standard input, and writes
-what came out to the file that the job names.
+"""One measurement in a separate interpreter: reads a job from the standard input, and writes the
+result to the file that the job names.
 
-Libraries print, start workers and keep memory; here none of it reaches another side.
+Libraries print, start workers and keep memory; a separate process keeps the sides independent.
 """
 
 import importlib
@@ -17,17 +17,17 @@ import peers
 
 
 def files_of(job):
-    """The files that a job stores or reads."""
+    """Files that a job stores or reads."""
     kind, what = job["source"]
     return data.Tree(what) if kind == "tree" else data.Bytes(*what)
 
 
 def side(job):
-    """The peer of a job."""
+    """Peer of a job."""
     return peers.PEERS[job["side"]](job["folder"])
 
 
-# What a writer imports is there before its time begins to run.
+# Imports of a writer precede its measured time.
 IMPORTS = {
     "ours": "libdiesel",
     "lmdb": "lmdb",
@@ -39,7 +39,7 @@ IMPORTS = {
 
 
 def write(job):
-    """Stores all files: in how many seconds, and how many a second."""
+    """Stores all files; returns the seconds and the files a second."""
     importlib.import_module(IMPORTS[job["side"]])
     files = files_of(job)
     began = time.perf_counter()
@@ -52,9 +52,9 @@ def write(job):
 
 
 def read(job):
-    """Reads whole passes: how many samples a second. All files have to come out, and whole.
+    """Reads whole passes; returns samples a second, and checks the number of files and bytes.
 
-    Libraries that deal samples out to ranks may leave a few out, or give a few twice.
+    A library that distributes samples over ranks may omit or repeat a few.
     """
     files = job["files"] = files_of(job)
     if job["side"] == "ours":
@@ -69,9 +69,9 @@ def read(job):
 
 
 def decode(job):
-    """Decodes pictures in two workers: seconds to the first batch, pictures a second of one epoch.
+    """Decodes pictures in two workers; returns the seconds to the first batch, and pictures a second.
 
-    Both times begin after the imports and before the dataset is opened.
+    Both times begin after the imports and before the open of the dataset.
     """
     import torch
     from torch.utils.data import DataLoader
@@ -101,12 +101,12 @@ def decode(job):
 
 
 def token(job):
-    """Takes the token from which `resume` goes on."""
+    """Returns the token from which `resume` continues."""
     return {"token": ours.token(job)}
 
 
 def resume(job):
-    """Opens the dataset, goes on from a token, and takes one batch: seconds after the imports."""
+    """Opens the dataset, resumes from a token, and reads one batch; returns the seconds after the imports."""
     importlib.import_module("libdiesel.torch")
     began = time.perf_counter()
     batch = ours.resumed(job)
@@ -114,7 +114,7 @@ def resume(job):
 
 
 def main():
-    """Does one job."""
+    """Runs one job."""
     job = json.load(sys.stdin)
     done = {"write": write, "read": read, "decode": decode, "token": token, "resume": resume}
     result = done[job["do"]](job)

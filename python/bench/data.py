@@ -1,4 +1,4 @@
-"""The files that every side stores and reads: the same bytes for all, made from fixed seeds."""
+"""Files of every side: the same bytes for all, made from fixed seeds."""
 
 import io
 import os
@@ -6,13 +6,13 @@ import os
 import numpy as np
 from PIL import Image
 
-# Of as many pictures there is one more encoding; the rest differ in the number at their end.
+# Number of encodings; pictures of the same encoding differ in the number at their end.
 DISTINCT = 256
 CLASSES = 100
 
 
 class Bytes:
-    """Files of one size with random bytes, cut out of one block. Nothing of it lies on disk."""
+    """Files of one size with random bytes from one block in memory."""
 
     def __init__(self, count, size=4096):
         self.count, self.size = count, size
@@ -22,15 +22,15 @@ class Bytes:
         return self.count
 
     def bytes(self):
-        """The bytes of all files together."""
+        """Bytes of all files together."""
         return self.count * self.size
 
     def name(self, number):
-        """The path of a file, which sorts as its number does."""
+        """Path of a file; paths sort like file numbers."""
         return f"part{number // 1000:05}/{number:08}.bin"
 
     def __getitem__(self, number):
-        """The contents of a file; no two files have the same."""
+        """Contents of a file; no two files have the same contents."""
         at = number * 8191 % (len(self.block) - self.size)
         head = number.to_bytes(8, "little")
         return head + self.block[at : at + self.size - 8]
@@ -42,7 +42,7 @@ class Bytes:
 
 
 class Tree:
-    """The files of a folder `train/CLASS/NAME`, as ImageFolder wants them."""
+    """Files of a folder `train/CLASS/NAME`, the layout of ImageFolder."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -57,15 +57,15 @@ class Tree:
         return len(self.names)
 
     def bytes(self):
-        """The bytes of all files together."""
+        """Bytes of all files together."""
         return sum(os.path.getsize(os.path.join(self.folder, name)) for name in self.names)
 
     def name(self, number):
-        """The path of a file below the folder."""
+        """Path of a file below the folder."""
         return self.names[number]
 
     def __getitem__(self, number):
-        """The contents of a file."""
+        """Contents of a file."""
         with open(os.path.join(self.folder, self.names[number]), "rb") as file:
             return file.read()
 

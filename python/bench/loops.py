@@ -1,4 +1,4 @@
-"""The loops that read: the same ones for every side. Each touches the length of every sample."""
+"""Reading loops, the same for every side. Each loop uses the length of every sample."""
 
 import random
 import time
@@ -7,19 +7,19 @@ BATCH = 256
 
 
 def shuffled(count, seed=0):
-    """The numbers below `count` in a random order."""
+    """Numbers below `count` in a random order."""
     order = list(range(count))
     random.Random(seed).shuffle(order)
     return order
 
 
 def batches(order, size=BATCH):
-    """The order in pieces of one batch."""
+    """Order in pieces of one batch."""
     return [order[at : at + size] for at in range(0, len(order), size)]
 
 
 def one_by_one(get, keys):
-    """Gets one sample after the other: how many, and their bytes."""
+    """Gets single samples in sequence; returns their number and bytes."""
     total = 0
     for key in keys:
         total += len(get(key))
@@ -27,7 +27,7 @@ def one_by_one(get, keys):
 
 
 def many(get_many, groups):
-    """Gets the samples of one batch after the other."""
+    """Gets batches in sequence."""
     count = total = 0
     for group in groups:
         for sample in get_many(group):
@@ -37,7 +37,7 @@ def many(get_many, groups):
 
 
 def places(get_into, groups):
-    """As `many`, where a batch comes as the slices of a buffer that its samples fill."""
+    """As `many`, with batches as slices of one buffer."""
     count = total = 0
     for group in groups:
         for place in get_into(group):
@@ -47,7 +47,7 @@ def places(get_into, groups):
 
 
 def epoch(samples):
-    """Takes the samples of one epoch."""
+    """Reads the samples of one epoch."""
     count = total = 0
     for sample in samples:
         total += len(sample)

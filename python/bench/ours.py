@@ -1,6 +1,6 @@
-"""Our side: a dlserver of our own, the cache of the node, and the loops over the package.
+"""Our side: a separate dlserver, the cache of the node, and the loops over the package.
 
-Whatever of the package's interface the benchmark uses is in this module.
+Only this module uses the interface of the package.
 """
 
 import json
@@ -21,7 +21,7 @@ class Store:
     def __init__(self, programs, folder, memory="4GiB"):
         self.folder = folder
         self.dlcmd = os.path.abspath(os.path.join(programs, "dlcmd"))
-        # The path of a Unix socket may have 107 bytes, so its folder is named shortly.
+        # A Unix socket path has at most 107 bytes, so the folder gets a short name.
         runtime = os.path.join(folder, "run")
         os.makedirs(runtime, mode=0o700)
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("DIESEL_")}
@@ -82,12 +82,12 @@ class Store:
                                f"of {status['chunks']}")
 
     def job(self, **more):
-        """What a process needs to know to read from here."""
+        """Connection parameters of a reading process."""
         return {"server": self.address, "task": TASK, **more}
 
 
 def connect(job, create=False):
-    """The dataset, read through the agent of the task; a writer has no task."""
+    """Opens the dataset through the agent of the task; a writer has no task."""
     import libdiesel
 
     task = False if create else job["task"]
@@ -95,7 +95,7 @@ def connect(job, create=False):
 
 
 def write(job, files):
-    """Puts all files one by one, until they are on disk."""
+    """Puts all files one by one; returns with all files on disk."""
     ds = connect(job, create=True)
     for name, data in files:
         ds.put(name, data)
@@ -104,14 +104,14 @@ def write(job, files):
 
 
 def get_by_number(job):
-    """One get after the other, by number."""
+    """Single gets by number."""
     ds = connect(job)
     order = loops.shuffled(len(ds))
     return lambda: loops.one_by_one(ds.get, order)
 
 
 def get_by_path(job):
-    """One get after the other, by path."""
+    """Single gets by path."""
     ds = connect(job)
     files = job["files"]
     paths = [files.name(number) for number in loops.shuffled(len(files))]
@@ -126,7 +126,7 @@ def get_many(job):
 
 
 def get_into(job):
-    """Batches into one buffer, which is used again for each."""
+    """Batches into one reused buffer."""
     ds = connect(job)
     groups = loops.batches(loops.shuffled(len(ds)))
     buffer = bytearray(loops.BATCH * job["files"].size)
@@ -154,12 +154,12 @@ def epochs(job, loader=bytes):
 
 
 def epochs_of_views(job):
-    """The same without a copy of the bytes."""
+    """Epochs without a copy of the bytes."""
     return epochs(job, loader=lambda view: view)
 
 
 def folder(job, transform):
-    """The dataset of torch that stands in for ImageFolder, and the sampler of its indices."""
+    """The torch dataset that replaces ImageFolder, and the sampler of its indices."""
     from libdiesel.torch import ChunkSampler, Folder
 
     found = Folder(
@@ -169,7 +169,7 @@ def folder(job, transform):
 
 
 def token(job):
-    """The text that says where an epoch stands after nine tenths of its batches."""
+    """Token of an epoch after nine tenths of its batches."""
     from libdiesel.torch import Epochs
 
     ds = connect(job)
@@ -177,7 +177,7 @@ def token(job):
 
 
 def resumed(job):
-    """The first batch after a restart from a token."""
+    """First batch after a restart from a token."""
     from libdiesel.torch import Epochs
 
     samples = iter(Epochs(connect(job), batch_size=loops.BATCH, seed=0, resume=job["token"]))

@@ -1,4 +1,4 @@
-"""What is measured, and the bars: the arms of each part, and how these have to stand."""
+"""Measured arms and their bars."""
 
 import dataclasses
 
@@ -7,28 +7,28 @@ SMALL, PICTURES, RESTART = 200_000, 6_000, 1_280_000
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One side of a comparison: whose it is, what its process does, and how."""
+    """One side of a comparison: owner, work of its process, and options."""
 
     label: str
     side: str
     do: str = "read"
     how: str = ""
     options: tuple = ()
-    # A task that no agent runs for, as after a machine was restarted.
+    # A task without an agent, as after a restart of the machine.
     fresh: bool = False
 
     @property
     def ours(self):
-        """Whether the package is measured, and not a peer."""
+        """True for the package, false for a peer."""
         return self.side == "ours"
 
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """How an arm of ours has to stand to the best of some peers.
+    """Required result of one of our arms relative to the best peer.
 
     `times`: at least `limit` times their rate. `later`: at most `limit` seconds more until the
-    first batch. `seconds`: at most `limit` seconds until the first batch, beside nothing.
+    first batch. `seconds`: at most `limit` seconds until the first batch, without a peer.
     """
 
     arm: str
@@ -39,7 +39,7 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Arms that are measured in turns over the same files."""
+    """Arms that run in turns over the same files."""
 
     name: str
     what: str
@@ -50,7 +50,7 @@ class Part:
 
     @property
     def written(self):
-        """Whether the arms read what is written before, and don't write it themselves."""
+        """True for arms that read files written earlier."""
         return self.name != "write"
 
 
@@ -91,7 +91,7 @@ def many():
 
 
 def datasets():
-    """Epochs of raw bytes, in the process that trains."""
+    """Epochs of raw bytes in the training process."""
     return (
         Arm("libdiesel Epochs", "ours", how="epochs"),
         Arm("libdiesel Epochs, views", "ours", how="epochs of views"),
@@ -115,7 +115,7 @@ def epochs():
 
 
 def pictures():
-    """Epochs of files as large as pictures."""
+    """Epochs of picture-sized files."""
     bars = (
         Bar("libdiesel Epochs, views", ("LMDB, buffers",), 1),
         Bar("libdiesel Epochs", ("MDS", "WebDataset"), 5),
@@ -148,7 +148,7 @@ def write():
 
 
 def restart():
-    """Going on within an epoch."""
+    """Resumption within an epoch."""
     arms = (
         Arm("libdiesel, the agent runs", "ours", do="resume"),
         Arm("libdiesel, no agent", "ours", do="resume", fresh=True),
@@ -167,10 +167,10 @@ PARTS = {
 
 
 def verdict(bar, results):
-    """How a bar stands. `results` has for each arm one result for each run.
+    """Evaluates a bar. `results` has for each arm one result for each run.
 
-    Gives our median, that of the best peer, the median over the runs of what the bar limits, and
-    whether the bar is met.
+    Returns our median, the median of the best peer, the median of the limited value over the runs,
+    and True for a met bar.
     """
     key = "rate" if bar.kind == "times" else "first"
     best = max if bar.kind == "times" else min
@@ -191,7 +191,7 @@ def verdict(bar, results):
 
 
 def median(values):
-    """The middle one, or the mean of the two in the middle."""
+    """Median; the mean of the two middle values for an even number."""
     ordered = sorted(values)
     half = len(ordered) // 2
     if len(ordered) % 2:

@@ -1,8 +1,8 @@
-"""The libraries beside which the package is measured: how each one writes the files and reads them.
+"""The peer libraries: how each one writes and reads the files.
 
-`write` makes a dataset below a folder out of what `data.py` gives; it returns when the library says
-that the dataset is complete. A reader is made of an opened dataset and gives one pass over it: a
-function that returns how many samples it took, and their bytes.
+`write` makes a dataset below a folder from the files of `data.py`; it returns with a complete
+dataset. A reader takes an opened dataset and returns one pass over it: a function that returns the
+number of samples and their bytes.
 """
 
 import glob
@@ -10,7 +10,7 @@ import os
 
 import loops
 
-# Of a shard, where a library lets one choose: MosaicML Streaming's and LitData's usual size.
+# Bytes of a shard, for configurable libraries: the default size of MosaicML Streaming and LitData.
 SHARD = 64 << 20
 
 
@@ -22,7 +22,7 @@ class Lmdb:
 
     @staticmethod
     def key(number):
-        """The key of a file."""
+        """Key of a file."""
         return number.to_bytes(8, "big")
 
     def write(self, files):
@@ -43,11 +43,11 @@ class Lmdb:
         return self.env.begin(buffers=buffers)
 
     def keys(self):
-        """All keys in a shuffled order, made before anything is measured."""
+        """All keys in a shuffled order, made before the measurement."""
         return [self.key(number) for number in loops.shuffled(self.env.stat()["entries"])]
 
     def get(self, buffers=False):
-        """One get after the other."""
+        """Single gets in sequence."""
         txn = self.begin(buffers)
         keys = self.keys()
         return lambda: loops.one_by_one(txn.get, keys)
@@ -63,14 +63,14 @@ class Lmdb:
         return lambda: loops.many(get_many, groups)
 
     def epoch(self, buffers=False):
-        """A dataset of torch, as one writes it around LMDB, and a random order."""
+        """A typical torch dataset around LMDB, and a random order."""
         from torch.utils.data import Dataset
 
         txn = self.begin(buffers)
         keys = [self.key(number) for number in range(self.env.stat()["entries"])]
 
         class Stored(Dataset):
-            """The samples by number."""
+            """Samples by number."""
 
             def __getitem__(self, number):
                 return txn.get(keys[number])
@@ -81,13 +81,13 @@ class Lmdb:
 
 
 class Mds:
-    """MosaicML Streaming: shards of its own format, read where they lie."""
+    """MosaicML Streaming: shards of its own format, read in place."""
 
     def __init__(self, folder):
         self.folder = os.path.join(folder, "mds")
 
     def write(self, files):
-        """Writes one sample after the other."""
+        """Writes the samples in sequence."""
         from streaming import MDSWriter
 
         with MDSWriter(out=self.folder, columns={"data": "bytes"}, size_limit=SHARD) as out:
@@ -95,7 +95,7 @@ class Mds:
                 out.write({"data": data})
 
     def epoch(self):
-        """Epochs in its usual shuffled order."""
+        """Epochs in the default shuffled order."""
         from streaming import StreamingDataset
 
         dataset = StreamingDataset(local=self.folder, shuffle=True, batch_size=loops.BATCH)
@@ -103,13 +103,13 @@ class Mds:
 
 
 class LitData:
-    """LitData: chunks written by `optimize`, read where they lie."""
+    """LitData: chunks written by `optimize`, read in place."""
 
     def __init__(self, folder):
         self.folder = os.path.join(folder, "litdata")
 
     def write(self, files):
-        """Writes with as many workers as LitData takes by itself: one for each core."""
+        """Writes with LitData's default number of workers, one for each core."""
         from litdata import optimize
 
         optimize(
@@ -118,7 +118,7 @@ class LitData:
         )
 
     def epoch(self):
-        """Epochs in its usual shuffled order."""
+        """Epochs in the default shuffled order."""
         from litdata import StreamingDataset
 
         dataset = StreamingDataset(self.folder, shuffle=True)
@@ -132,7 +132,7 @@ class WebDataset:
         self.folder = os.path.join(folder, "webdataset")
 
     def write(self, files):
-        """Writes one sample after the other."""
+        """Writes the samples in sequence."""
         import webdataset
 
         os.makedirs(self.folder)
@@ -142,7 +142,7 @@ class WebDataset:
                 out.write({"__key__": f"{number:08}", "bin": data})
 
     def epoch(self):
-        """Epochs through the buffer that shuffles."""
+        """Epochs through the shuffle buffer."""
         import webdataset
 
         shards = sorted(glob.glob(os.path.join(self.folder, "*.tar")))
@@ -176,7 +176,7 @@ class Lance:
         lance.write_dataset(rows(), self.folder, schema=schema)
 
     def taken(self):
-        """A function that takes a batch, and the batches in a shuffled order."""
+        """A function that reads a batch, and the batches in a shuffled order."""
         import lance
 
         dataset = lance.dataset(self.folder)
@@ -193,7 +193,7 @@ class Lance:
         return lambda: loops.many(take, groups)
 
     def epoch(self):
-        """Samples one by one out of batches."""
+        """Single samples from batches."""
         take, groups = self.taken()
         return lambda: loops.epoch(sample for group in groups for sample in take(group))
 

@@ -28,7 +28,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Sources:
-    """The files of one kind, and the datasets that are made of them when a side asks first."""
+    """Files of one kind, and their datasets, made at the first use by a side."""
 
     def __init__(self, kind, count, folder, options):
         self.folder, self.options = folder, options
@@ -45,13 +45,13 @@ class Sources:
             self.source = ("bytes", (count, size))
 
     def close(self):
-        """Ends what runs, and frees the disk."""
+        """Ends the processes, and frees the disk."""
         if self.store:
             self.store.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def job(self, arm, **more):
-        """What the process of an arm reads."""
+        """Dataset of an arm."""
         job = {
             "side": arm.side, "do": arm.do, "how": arm.how, "options": dict(arm.options),
             "source": self.source, "folder": os.path.join(self.folder, "datasets"),
@@ -60,7 +60,7 @@ class Sources:
         return self.store.job(**job) if arm.ours else job
 
     def prepare(self, arm):
-        """Writes the dataset that an arm reads, unless it is there."""
+        """Writes the dataset of an arm, unless it exists."""
         if arm.side in self.sides or arm.side == "imagefolder":
             return
         self.sides.add(arm.side)
@@ -89,7 +89,7 @@ class Sources:
         }
 
     def start(self, arm, **more):
-        """Does what an arm does, in a process of its own, and gives its result."""
+        """Runs an arm in a separate process, and returns its result."""
         result = os.path.join(self.folder, "result.json")
         if os.path.exists(result):
             os.remove(result)
@@ -104,7 +104,7 @@ class Sources:
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"{arm.label} took more than {self.options.limit} s") from None
         finally:
-            # Workers that a library left behind end with it.
+            # The group kill also ends leftover workers of a library.
             try:
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -116,7 +116,7 @@ class Sources:
             return json.load(file)
 
     def write(self, arm):
-        """Writes the dataset of one side anew, and removes it. All earlier writes are on disk."""
+        """Writes the dataset of one side again, and removes it. All earlier writes are on disk."""
         again = Sources("bytes", 1, os.path.join(self.folder, "again"), self.options)
         again.files, again.source = self.files, self.source
         try:
@@ -129,7 +129,7 @@ class Sources:
             again.close()
 
     def resume(self, arm, number):
-        """Goes on from a token that an earlier process took, with the agent or without one."""
+        """Resumes from the token of an earlier process, with or without the agent."""
         if self.token is None:
             self.token = self.start(parts.Arm(arm.label, "ours", do="token"))["token"]
         if not arm.fresh:
@@ -148,7 +148,7 @@ class Sources:
 
 
 def measure(part, sources, options):
-    """All runs of all arms of a part, in turns. An arm that fails has no results."""
+    """All runs of all arms of a part, in turns. A failed arm has no results."""
     arms = [arm for arm in part.arms if not (options.peers and arm.ours)]
     results = {arm.label: [] for arm in arms}
 
@@ -175,14 +175,14 @@ def measure(part, sources, options):
 
 
 def shown(value, key):
-    """A figure as a person reads it."""
+    """A figure as text for people."""
     if key == "first":
         return f"{value:.2f} s"
     return f"{value / 1000:,.1f} k/s" if value >= 10_000 else f"{value:,.0f}/s"
 
 
 def arms_told(part, files, results):
-    """Prints the figures of the arms of a part. Gives a line for each of them."""
+    """Prints the figures of the arms of a part; returns one line for each arm."""
     lines = []
     for label, runs in results.items():
         if runs is None:
@@ -199,7 +199,7 @@ def arms_told(part, files, results):
 
 
 def bars_told(part, files, results):
-    """Prints the bars of a part. Gives a line for each of them."""
+    """Prints the bars of a part; returns one line for each bar."""
     lines = []
     for bar in part.bars:
         if bar.arm not in results:
@@ -223,14 +223,14 @@ def bars_told(part, files, results):
 
 
 def kept(lines, options):
-    """Adds the lines to the file that is to have them."""
+    """Appends the lines to the output file."""
     if options.out:
         with open(options.out, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def machine():
-    """What this machine is."""
+    """Description of this machine."""
     model = platform.processor() or platform.machine()
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
@@ -246,7 +246,7 @@ def machine():
 
 
 def wanted(arguments):
-    """The parts that were asked for, those over the same files together."""
+    """Selected parts; parts over the same files are adjacent."""
     names = arguments or list(parts.PARTS)
     for name in names:
         if name not in parts.PARTS:
@@ -259,7 +259,7 @@ def wanted(arguments):
 
 
 def arguments():
-    """What was asked for."""
+    """Command line arguments."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("parts", nargs="*", help=f"some of {', '.join(parts.PARTS)}; all by default")
     asked.add_argument("--programs", default="", help="the folder of dlserver and dlcmd")
@@ -276,7 +276,7 @@ def arguments():
 
 
 def main():
-    """Measures all that was asked for."""
+    """Measures all selected parts."""
     options = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     about = machine()

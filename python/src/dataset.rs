@@ -158,9 +158,9 @@ impl Dataset {
     }
 
     /// Reads many files, by paths or by numbers, in their order, and returns a list of bytes. With
-    /// ``into``, a writable buffer (``bytearray``, NumPy's arrays, tensors in host memory, pinned
-    /// ones too), the files are written there one behind the other, and the list has the slice of
-    /// each.
+    /// ``into``, the files are written into this buffer one after another, and the list has the
+    /// slice of each file. A buffer is a writable ``bytearray``, NumPy array, or tensor in host
+    /// memory, pinned or not.
     ///
     /// :raises InvalidError: if the buffer is too short
     #[pyo3(signature = (files, into=None))]
@@ -225,8 +225,9 @@ impl Dataset {
         Ok(matches!(self.stats(py, path)?, StatItem::File(_)))
     }
 
-    /// The entry at a path: ``type`` ("file" or "folder"), and of a file ``size`` in bytes,
-    /// ``mtime`` in seconds, ``mode``, ``crc32c``, and ``number`` if the handle has a snapshot.
+    /// The entry at a path, with its ``type`` ("file" or "folder"). A file also has ``size`` in
+    /// bytes, ``mtime`` in seconds, ``mode`` and ``crc32c``, and ``number`` for a handle with a
+    /// snapshot.
     ///
     /// :raises NotFoundError: if the path does not exist
     fn stat<'py>(&self, py: Python<'py>, path: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {

@@ -226,8 +226,8 @@ impl Epoch {
     }
 }
 
-/// The token of a task of ``world`` ranks on ``nodes`` machines that started at a token, after each
-/// rank has read the given number of further files.
+/// The token of a task that started at a token, after each rank has read the given number of
+/// further files. The task has ``world`` ranks on ``nodes`` machines.
 #[pyfunction]
 pub(crate) fn token_after(
     py: Python<'_>,

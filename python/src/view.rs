@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PySliceMethods};
 
 /// The bytes of a file, without a copy. A view works wherever a buffer does (``memoryview``,
 /// ``numpy.frombuffer``, ``io.BytesIO``, ``bytes``). A view stays valid as long as Python holds it,
-/// even after the dataset is closed; meanwhile its chunk stays in the memory of the node.
+/// even after the dataset is closed. Meanwhile its chunk stays in the memory of the node.
 #[pyclass(frozen, module = "libdiesel")]
 pub(crate) struct View(pub(crate) libdiesel::View);
 

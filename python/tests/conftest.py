@@ -1,4 +1,4 @@
-"""What the tests share."""
+"""Fixtures of the tests."""
 
 import io
 import os
@@ -41,7 +41,7 @@ def scene(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def contents():
-    """What `files` holds."""
+    """Contents of `files`."""
     paths = [f"{number % 7:03}/{number:05}.bin" for number in range(FILES)]
     return {path: bytes_of(path, length_of(at)) for at, path in enumerate(paths)}
 
@@ -61,7 +61,7 @@ def plain(scene):
 
 
 def png(number: int) -> bytes:
-    """An image whose pixels say its number, long enough for several chunks."""
+    """An image whose pixels contain its number, long enough for several chunks."""
     pixels = numpy.random.default_rng(number).integers(0, 255, (90, 90, 3), numpy.uint8)
     pixels[0, 0] = (number % 256, number // 256, 77)
     file = io.BytesIO()

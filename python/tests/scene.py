@@ -1,4 +1,4 @@
-"""A real dlserver, and programs beside it, for the tests."""
+"""A real dlserver and its client programs for the tests."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ class Scene:
     def __init__(self, folder: Path, memory: str = MEMORY):
         self.folder = folder
         self.memory = memory
-        # Names of sockets are short.
+        # Socket paths have a length limit.
         self.runtime = Path(tempfile.mkdtemp(prefix="dl-"))
         self.runtime.chmod(0o700)
         self.tasks: set[str] = set()
@@ -31,7 +31,7 @@ class Scene:
         self.start()
 
     def start(self):
-        """Starts the server, at the address that it had before."""
+        """Starts the server at its earlier address."""
         program = PROGRAMS / "dlserver"
         assert program.is_file(), f"{program} is missing: run `make test-python`"
         self.server = subprocess.Popen(
@@ -51,16 +51,16 @@ class Scene:
         self.server.stdout.close()
 
     def pause(self):
-        """Stops the server, so that it answers nothing."""
+        """Pauses the server; a paused server answers nothing."""
         os.kill(self.server.pid, signal.SIGSTOP)
         wait_for(lambda: state_of(self.server.pid) == "T")
 
     def go_on(self):
-        """Ends a pause."""
+        """Continues a paused server."""
         os.kill(self.server.pid, signal.SIGCONT)
 
     def environment(self) -> dict[str, str]:
-        """Variables for programs of their own."""
+        """Environment of other programs."""
         return {
             "DIESEL_SERVER": self.address,
             "DIESEL_RUNTIME_DIR": str(self.runtime),
@@ -68,7 +68,7 @@ class Scene:
         }
 
     def connect(self, name: str, **options) -> libdiesel.Dataset:
-        """A handle of a dataset."""
+        """Opens a handle of a dataset."""
         options = {"server": self.address, "timeout": 20.0, **options}
         if options.get("task"):
             self.tasks.add(options["task"])
@@ -82,7 +82,7 @@ class Scene:
             dataset.flush()
 
     def damage(self, data: bytes):
-        """Changes a byte of a file where it lies in the store."""
+        """Changes a byte of a file in the store."""
         for object in (self.folder / "data/chunks").rglob("*"):
             if object.is_file() and (at := object.read_bytes().find(data)) >= 0:
                 with open(object, "r+b") as file:
@@ -92,7 +92,7 @@ class Scene:
         raise AssertionError("no object holds the file")
 
     def dlcmd(self, *arguments) -> str:
-        """What dlcmd prints."""
+        """Output of dlcmd."""
         command = [PROGRAMS / "dlcmd", *arguments]
         environment = os.environ | self.environment()
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
@@ -100,7 +100,7 @@ class Scene:
         return done.stdout
 
     def agents(self) -> list[int]:
-        """The processes that are agents of this scene."""
+        """Agent processes of this scene."""
         found = []
         for lock in self.runtime.glob("*.lock"):
             with contextlib.suppress(ValueError, FileNotFoundError):
@@ -110,7 +110,7 @@ class Scene:
         return found
 
     def end(self):
-        """Ends all that was started."""
+        """Ends all started processes."""
         for pid in self.agents():
             os.kill(pid, signal.SIGKILL)
         self.stop()
@@ -120,7 +120,7 @@ class Scene:
 
 
 def state_of(pid: int) -> str:
-    """The state of a process, one letter; empty when it is gone."""
+    """State of a process as one letter; empty after its end."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0]
     except FileNotFoundError:
@@ -128,7 +128,7 @@ def state_of(pid: int) -> str:
 
 
 def wait_for(holds, seconds: float = 20):
-    """Waits until something holds."""
+    """Waits for a condition."""
     until = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < until, "it does not come true"
@@ -136,13 +136,13 @@ def wait_for(holds, seconds: float = 20):
 
 
 def bytes_of(path: str, length: int) -> bytes:
-    """The content of a file, which follows from its path."""
+    """Content of a file, computed from its path."""
     word = f"{path}#".encode(errors="surrogateescape")
     return (word * (length // len(word) + 1))[:length]
 
 
 def private_bytes() -> int:
-    """Memory of this process that it shares with no other one."""
+    """Private memory of this process."""
     with open("/proc/self/smaps_rollup") as file:
         words = [line.split() for line in file if line.startswith("Private")]
     return sum(int(size) for _, size, _ in words) << 10

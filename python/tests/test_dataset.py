@@ -19,7 +19,7 @@ from libdiesel import errors
 
 @pytest.fixture(params=["cached", "plain"])
 def dataset(request):
-    """A handle of either kind."""
+    """A handle with or without an agent."""
     return request.getfixturevalue(request.param)
 
 
@@ -201,7 +201,7 @@ def test_a_wait_ends_by_ctrl_c_and_lets_other_threads_run(scene):
         turns, pressed, took = [], [], []
 
         def press():
-            # A thread of Python's, which runs meanwhile.
+            # A Python thread runs meanwhile.
             for _ in range(20):
                 time.sleep(0.01)
                 turns.append(1)
@@ -220,7 +220,7 @@ def test_a_wait_ends_by_ctrl_c_and_lets_other_threads_run(scene):
         finally:
             scene.go_on()
         assert len(turns) == 60
-        # A machine at work may be late once.
+        # A busy machine may be late once.
         assert sorted(took)[1] < 0.1 and max(took) < 2, took
         assert dataset.get(0)
 

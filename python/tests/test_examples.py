@@ -1,4 +1,4 @@
-"""The examples run, and what the documents say is true."""
+"""The examples run, and the documents are correct."""
 
 import doctest
 import importlib
@@ -35,7 +35,7 @@ def test_the_python_in_documents_runs(scene, document, digits):
 
 @pytest.fixture(scope="module")
 def digits(scene, tmp_path_factory):
-    """A folder to work in, and the dataset `digits`."""
+    """Working folder and the dataset `digits`."""
     folder = tmp_path_factory.mktemp("digits")
     done = run(folder, EXAMPLE, "--put")
     assert "1797 images" in done.stdout, done.stderr
@@ -43,14 +43,14 @@ def digits(scene, tmp_path_factory):
 
 
 def run(folder, *arguments):
-    """A Python program in a folder, to its end."""
+    """Runs a Python program in a folder to its end."""
     return subprocess.run(
         [sys.executable, "-B", *arguments], cwd=folder, capture_output=True, text=True, timeout=120
     )
 
 
 def steps(file):
-    """What a trace says of each step; a step that was done again says the same."""
+    """Values of each step in a trace; a repeated step has the same values."""
     found = {}
     for line in file.read_text().splitlines():
         step, checksum = line.split()

@@ -1,4 +1,4 @@
-"""What must never happen: a crash, a hang, a leak, wrong bytes."""
+"""Robustness: crashes, hangs, leaks and wrong bytes never happen."""
 
 import gc
 import os
@@ -90,7 +90,7 @@ def test_misuse_is_an_exception(misused, name, arguments, named):
 
 @pytest.fixture(scope="module")
 def misused(scene):
-    """A handle of a dataset that nobody else needs."""
+    """Opens a separate handle of a dataset."""
     scene.put("misused", {f"003/{number:05}.bin": b"x" * number for number in range(50)})
     with scene.connect("misused", task="misused", timeout=5.0) as dataset:
         yield dataset
@@ -145,7 +145,7 @@ libdiesel.kept = (ds, views, memory, epoch)
 
 
 class Weighed(torch.utils.data.IterableDataset):
-    """The private memory of a worker that has read a part of an epoch."""
+    """Private memory of a worker after a part of an epoch."""
 
     def __init__(self, data):
         self.data = data
@@ -158,7 +158,7 @@ class Weighed(torch.utils.data.IterableDataset):
 
 
 def weigh(data, method) -> int:
-    """The private memory of workers."""
+    """Private memory of workers."""
     loader = DataLoader(
         Weighed(data), batch_size=None, num_workers=2, multiprocessing_context=method
     )
@@ -167,7 +167,7 @@ def weigh(data, method) -> int:
 
 @pytest.fixture(scope="module")
 def many(scene):
-    """A dataset of very many files."""
+    """Dataset of very many files."""
     with scene.connect("many", create=True) as dataset:
         for number in range(MANY):
             dataset.put(f"{number // 5000:04}/{number:08}.bin", b"%d" % number)
@@ -187,7 +187,7 @@ def test_a_worker_needs_little_memory(scene, many, method):
 
 @pytest.fixture(scope="module")
 def damaged(scene):
-    """A dataset of three classes, in which the bytes of two files are damaged in the store."""
+    """Dataset of three classes with two damaged files in the store."""
     files = {
         f"{name}/{number:03}.bin": f"{name} {number}#".encode() * 1000
         for name in ("ant", "bee", "cat")
@@ -210,11 +210,11 @@ def test_a_damaged_file_is_an_error_or_has_a_substitute(scene, damaged, caplog):
     read = dict(zip(range(len(folder)), folder.__getitems__(range(len(folder)))))
     assert len(read) == 120
     assert read[first][0].startswith(b"bee 9#") and read[first + 1][0].startswith(b"bee 9#")
-    # One warning for each file, however often it is read.
+    # Each damaged file gives one warning, for any number of reads.
     assert folder[first] == read[first]
     warned = [record.message for record in caplog.records if "replaces it" in record.message]
     assert len(warned) == 2 and "bee/007.bin" in warned[0]
-    # The same in each order, by any number of workers, and in the middle of an epoch.
+    # The warning is the same in each order, with any number of workers, and within an epoch.
     expected = [read[index] for index in ChunkSampler(folder, seed=3)]
     for workers in (0, 2):
         data = Epochs(folder, batch_size=BATCH, seed=3)

@@ -1,4 +1,4 @@
-"""States at the corners: between epochs, before the first batch, of runs that went on, of workers that persist."""
+"""States at boundaries: between epochs, before the first batch, of resumed runs, of persistent workers."""
 
 import itertools
 import os
@@ -23,7 +23,7 @@ ALL = -(-600 // BATCH)
 
 
 def stateful(dataset, workers, every=1, persistent=False):
-    """torchdata's loader."""
+    """The loader of torchdata."""
     return StatefulDataLoader(
         dataset,
         batch_size=BATCH,
@@ -36,7 +36,7 @@ def stateful(dataset, workers, every=1, persistent=False):
 
 @pytest.fixture(scope="module")
 def orders(scene):
-    """The batches of some epochs."""
+    """Batches of several epochs."""
     found = {}
     for epoch in range(3):
         dataset = epochs(scene, epoch=epoch)
@@ -109,7 +109,7 @@ def test_a_run_that_went_on_is_saved_and_goes_on_again(scene, orders, workers):
     dataset = epochs(scene, epoch=0, resume=resume(state))
     loader = DataLoader(dataset, batch_size=BATCH, num_workers=workers, collate_fn=collate)
     assert list(loader) == orders[0][at:]
-    # The place was gone on from; what follows is a whole epoch.
+    # The run had passed this position; a whole epoch follows.
     assert list(loader) == orders[0]
     dataset.load_state_dict(dataset.state_dict(batches=ALL + 5))
     assert len(dataset) == 0 and list(loader) == []
@@ -121,7 +121,7 @@ def test_what_can_not_go_on_exactly_is_refused(scene, orders):
     dataset.set_epoch(2)
     with pytest.raises(ConflictError, match="set_epoch"):
         dataset.load_state_dict(state)
-    # A loader with other batches than the dataset was told.
+    # The loader has another batch size than the dataset.
     loader = StatefulDataLoader(epochs(scene), batch_size=4, num_workers=2, collate_fn=collate)
     for _ in zip(range(3), loader):
         pass
@@ -130,7 +130,7 @@ def test_what_can_not_go_on_exactly_is_refused(scene, orders):
 
 
 def test_a_call_that_is_interrupted_loses_no_file_of_an_epoch(scene, contents, monkeypatch):
-    # Less than the dataset: a reader soon waits for the server.
+    # Memory for a part of the dataset: a reader soon waits for the server.
     monkeypatch.setenv("DIESEL_AGENT_MEMORY", "6MiB")
     for task in ("interrupted", False):
         with scene.connect("files", task=task, timeout=20.0) as dataset:
@@ -166,7 +166,7 @@ def test_the_error_of_an_interrupted_flush_is_raised_later(tmp_path):
             dataset.flush()
         press.join()
         os.kill(own.server.pid, signal.SIGKILL)
-        # The flush goes on without its caller, for as long as a request may take.
+        # The flush continues without its caller until the timeout of a request.
         time.sleep(4)
         with pytest.raises((ConnectionError, TimeoutError, OSError)):
             dataset.flush()

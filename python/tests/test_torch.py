@@ -1,4 +1,4 @@
-"""PyTorch: folders, samplers, epochs, and states that go on exactly."""
+"""PyTorch: folders, samplers, epochs, and exact resumption of states."""
 
 import itertools
 import multiprocessing
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 
 def number_of(picture) -> int:
-    """The number that an image says."""
+    """Number in the pixels of an image."""
     low, high, _ = picture.getpixel((0, 0))
     return low + 256 * high
 
 
 def folder(scene, **options):
-    """The same, from the dataset."""
+    """Number in the pixels of an image of the dataset."""
     return Folder("dl://images/train", number_of, server=scene.address, task="torch", **options)
 
 
@@ -80,23 +80,23 @@ def test_a_tensor_shares_the_memory_of_a_view(scene, contents):
 
 
 def epochs(scene, **options):
-    """The paths of the files of an epoch are their content's beginning."""
+    """Paths of the files of an epoch, from the beginning of their contents."""
     options = {"batch_size": BATCH, "seed": 5, "epoch": 1, "group": 2, "task": "torch", **options}
     return Epochs("dl://files", server=scene.address, loader=name_of, **options)
 
 
 def name_of(view) -> str:
-    """The path of a file of `files`."""
+    """Path of a file of `files`."""
     return bytes(view).partition(b"#")[0].decode()
 
 
 def collate(batch):
-    """A batch as it is."""
+    """Returns a batch unchanged."""
     return list(batch)
 
 
 def loaders(scene, kind, ranks, workers, state=None, token=None):
-    """A loader and its dataset for each rank."""
+    """Loader and dataset of each rank."""
     made = []
     for rank in range(ranks):
         dataset = epochs(scene, rank=rank, world=ranks, nodes=1, resume=token)
@@ -108,13 +108,13 @@ def loaders(scene, kind, ranks, workers, state=None, token=None):
 
 
 def steps(made, count=None):
-    """What all ranks read, step by step."""
+    """Files read by all ranks, step by step."""
     batches = [itertools.islice(loader, count) for _, loader in made]
     return [[name for batch in step for name in batch] for step in zip(*batches)]
 
 
 def global_order(scene, ranks):
-    """The sequence of an undisturbed run: the files of each step of all ranks, as a set."""
+    """Sequence of an undisturbed run: the files of each step of all ranks, as a set."""
     return steps(loaders(scene, DataLoader, ranks, 0))
 
 

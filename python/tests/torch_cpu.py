@@ -1,10 +1,10 @@
 """Makes the torch of this Python usable on a machine without a GPU.
 
 The torch on the package index links NVIDIA's libraries, which are several gigabytes large, and does not load
-without them, not even for the CPU. Here each library that is missing gets a stand-in of the same name: a small
-library with the symbols that torch looks for. Every function in it says that there is no device, so
-torch finds no GPU, also where there is one, and computes on the CPU. The stand-ins lie in torch's own
-folder of libraries, where the loader looks without being told to.
+without them, not even for the CPU. Each missing library gets a stand-in of the same name: a small
+library with the symbols that torch imports. Every function in it reports that no device exists. torch
+then finds no GPU on any machine, and computes on the CPU. The stand-ins are in torch's own library
+folder, which the loader searches by default.
 """
 
 import argparse
@@ -19,17 +19,17 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
-# What NVIDIA's libraries, and the symbols of those without versions, are called.
+# Names of NVIDIA's libraries, and of their symbols without versions.
 LIBRARY = re.compile(r"lib(cuda|cudart|cublas|cudnn|cufft|cufile|cupti|curand|cusolver|cusparse|nccl|nv)")
 SYMBOL = re.compile(r"_*(cu|nccl|nv)\w+")
 
-# Functions that return a text, and not a number.
+# Functions that return a text instead of a number.
 TEXT = re.compile(r"Get(LastError|Error|ErrorName|ErrorString|StatusName|StatusString)$")
 
 # CUDA's number for "no device".
 NO_DEVICE = 100
 
-# What `readelf -W --dynamic --version-info --dyn-syms` prints.
+# Patterns of the output of `readelf -W --dynamic --version-info --dyn-syms`.
 NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]")
 FROM_FILE = re.compile(r"\s+\w+: Version: \d+\s+File: (\S+)")
 FROM_VERSION = re.compile(r"\s+\w+:\s+Name: (\S+)\s+Flags:")
@@ -41,7 +41,7 @@ DYNAMIC = re.compile(
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Symbol:
-    """What a library has to export: a function, or data when `data` is set."""
+    """Exported symbol of a library: a function, or data when `data` is set."""
 
     name: str
     version: str
@@ -50,19 +50,19 @@ class Symbol:
 
 @dataclasses.dataclass
 class Linked:
-    """What a library exports, and what it wants of others."""
+    """Exports of a library, and its imports from other libraries."""
 
     needed: set[str] = dataclasses.field(default_factory=set)
-    # Which library each version of a symbol comes from.
+    # Library of each symbol version.
     file_of: dict[str, str] = dataclasses.field(default_factory=dict)
     wanted: set[Symbol] = dataclasses.field(default_factory=set)
     exported: set[str] = dataclasses.field(default_factory=set)
 
 
 def read(path: pathlib.Path) -> Linked:
-    """What the dynamic section of the library at `path` says, as Linked."""
+    """Reads the dynamic section of the library at `path` as Linked."""
     command: list[str | pathlib.Path] = ["readelf", "-W", "--dynamic", "--version-info", "--dyn-syms", path]
-    # The words of readelf are translated otherwise.
+    # The C locale prevents translated words of readelf.
     lines = run(command, env=os.environ | {"LC_ALL": "C"}).splitlines()
     linked, file = Linked(), ""
     for line in lines:
@@ -82,7 +82,7 @@ def read(path: pathlib.Path) -> Linked:
 
 
 def missing(torch: pathlib.Path) -> dict[str, set[Symbol]]:
-    """The symbols of each of NVIDIA's libraries that torch, in its folder `torch`, links and does not bring."""
+    """Symbols of each of NVIDIA's libraries that torch links but its folder `torch` lacks."""
     paths = [path for path in [*torch.glob("lib/*.so*"), *torch.glob("*.so")] if path.is_file()]
     own = {path.name for path in paths}
     linked = [read(path) for path in paths]
@@ -96,7 +96,7 @@ def missing(torch: pathlib.Path) -> dict[str, set[Symbol]]:
             if symbol.version:
                 files = absent & {each.file_of.get(symbol.version, "")}
             elif SYMBOL.fullmatch(symbol.name) and symbol.name not in exported:
-                # Nothing tells which library it comes from, and the loader takes it from any.
+                # The file names no library for it, and the loader accepts any.
                 files = absent
             else:
                 files = set()
@@ -119,7 +119,7 @@ def source(symbols: set[Symbol]) -> str:
 
 
 def versions(symbols: set[Symbol]) -> str:
-    """The linker's script that gives `symbols` their versions; empty when none has one."""
+    """Linker script that gives `symbols` their versions; empty without versions."""
     nodes: dict[str, list[str]] = {}
     for symbol in sorted(symbols):
         if symbol.version:
@@ -141,7 +141,7 @@ def build(name: str, symbols: set[Symbol], folder: pathlib.Path) -> pathlib.Path
 
 
 def run(command: Sequence[str | pathlib.Path], env: Mapping[str, str] | None = None) -> str:
-    """What the program prints; ends this one, with what it said, when it fails."""
+    """Output of the program; a failure ends this process with its message."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     if done.returncode != 0:
         sys.exit(f"torch_cpu: {' '.join(map(str, command))} failed:\n{done.stderr}")
@@ -149,7 +149,7 @@ def run(command: Sequence[str | pathlib.Path], env: Mapping[str, str] | None = N
 
 
 def installed() -> pathlib.Path:
-    """The folder of the torch that this Python would import."""
+    """Folder of the torch that this Python imports."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         sys.exit(f"torch_cpu: there is no torch for {sys.executable}")
@@ -168,9 +168,9 @@ def main() -> None:
         sys.exit(f"torch_cpu: {torch} has no folder lib")
     with tempfile.TemporaryDirectory() as folder:
         for name, symbols in sorted(missing(torch).items()):
-            # Copied and not moved: the temporary folder may lie on another disk.
+            # A copy works where a move fails: the temporary folder may be on another disk.
             shutil.copy(build(name, symbols, pathlib.Path(folder)), torch / "lib" / name)
-    # -P: no file of the current folder is taken for a module.
+    # -P: files of the current folder are no modules.
     check = "import torch; assert torch.ones(2).sum() == 2 and not torch.cuda.is_available()"
     if arguments.torch is None:
         run([sys.executable, "-P", "-c", check])

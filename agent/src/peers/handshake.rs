@@ -1,5 +1,5 @@
-//! Mutual proof that both ends of a connection belong to the same job: each end shows knowledge of
-//! the secret given by the servers to members only.
+//! Mutual proof that both ends of a connection belong to the same job. The servers give a secret to
+//! members only, and each end shows its knowledge of the secret.
 //!
 //! Must hold: an unproven caller gets 32 random bytes, may send 64 bytes within two seconds, and
 //! gets nothing more. A proof is useless on another connection, and for another member, dataset or

@@ -21,9 +21,10 @@ use crate::time;
 ///
 /// Moves the live files of chunks with many deleted files into full chunks, and removes unneeded
 /// objects, while the dataset is read and written. Objects younger than 70 minutes are left alone.
-/// Recently replaced objects stay for --grace, and as long as a server keeps a snapshot that names
-/// them, about an hour; --grace 0s waits for neither. Run purge again after that time. Versions
-/// leased by training jobs stay as long as these jobs run: a note names the jobs, and --grace 0s is
+/// Recently replaced objects stay for --grace, and about an hour for the snapshots that servers
+/// keep; --grace 0s waits for neither. Run purge again after that time. Versions leased by training
+/// jobs stay as long as these jobs run. A note names the jobs, and --grace 0s is refused without
+/// --force. --dry-run shows the bytes to reclaim.
 /// refused without --force. --dry-run shows the bytes to reclaim.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").args(["dataset", "all"]).required(true), after_help = "Examples:

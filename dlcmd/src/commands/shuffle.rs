@@ -33,15 +33,15 @@ use crate::text::write_escaped;
 /// epoch and group size give the same order everywhere, for the same version of the dataset.
 ///
 /// With --world and --rank, prints the files of one rank of a task. Each rank has its own chunks,
-/// as in libdiesel; with --nodes, the ranks of a node share theirs, and with --global all ranks
-/// share all chunks. --resume continues at a resume token, also with another number of ranks; a
-/// token may be edited to skip files (docs/ORDER.md). --token prints the token of a task whose
-/// ranks have each read the given number of files.
+/// as in libdiesel. With --nodes, the ranks of a node share their chunks, and with --global all
+/// ranks share all chunks. --resume continues at a resume token, also with another number of ranks.
+/// Edit a token to skip files (docs/ORDER.md). --token prints the token of a task whose ranks have
+/// each read the given number of files.
 ///
-/// With --report, compares the order with a full shuffle: how far files move, how well mixed their
-/// classes (the folders with the files) are, and how much memory the groups take. Names the
-/// smallest group with a good mix, and warns when files were put sorted by class and the groups are
-/// too small.
+/// With --report, compares the order with a full shuffle: how far files move, how well their
+/// classes are mixed, and how much memory the groups take. A class is a folder of files. The report
+/// names the smallest group with a good mix. It warns of groups that are too small for files put
+/// sorted by class.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd shuffle dl://imagenet --seed 7 --epoch 3

@@ -194,8 +194,8 @@ impl Root {
             openat(folder, name, OPEN.union(OFlags::NOFOLLOW), Mode::empty())
         };
         let descriptor = match opened {
-            // The errors for a link when links are not followed, for a link that may lead out, and
-            // of a kernel or a sandbox without the system call.
+            // Errors in this order: a refused link, a link that may lead out, and a kernel or
+            // sandbox without the system call.
             Err(
                 Errno::LOOP
                 | Errno::XDEV

@@ -77,8 +77,8 @@ pub(crate) struct Arguments {
     #[arg(short = '0', long)]
     null: bool,
 
-    /// Skip a file only if its contents are the same too; reads every file, here and back from the
-    /// dataset: a file with damaged or lost bytes is stored again
+    /// Skip a file only if its contents are equal too: reads every file from disk and from the
+    /// dataset, and stores files with damaged or lost bytes again
     #[arg(long)]
     checksum: bool,
 
