@@ -74,7 +74,7 @@ fn wiped_metadata_is_refused_and_recover_brings_everything_back() -> Result<()> 
     ensure!(dl(&server, ["datasets"])?.code(0)?.text() == "one\ntwo\n", "datasets differ");
     let after = dl(&server, ["--json", "ls", "-lR", "dl://one"])?.code(0)?.text();
     ensure!(before == after, "a listing with upload times and places differs");
-    ensure!(version(&server)? == version_before, "it is another version");
+    ensure!(version(&server)? == version_before, "the version changed");
     // Nothing is left to adopt.
     let again = dl(&server, ["--json", "recover", "--all"])?.code(0)?.text();
     ensure!(again.lines().all(|line| line.contains("\"adopted\":0")), "{again}");

@@ -81,7 +81,7 @@ impl Scene {
 
     async fn damage(&self, key: &Key) -> Result<()> {
         let mut bytes = self.store.read_all(key).await?.to_vec();
-        *bytes.get_mut(200).context("it is shorter")? ^= 1;
+        *bytes.get_mut(200).context("the object is too short")? ^= 1;
         self.store.delete(key).await?;
         Ok(self.store.create(key, bytes.into()).await?)
     }
@@ -112,7 +112,7 @@ async fn what_a_lost_tombstone_deleted_is_deleted_again() -> Result<()> {
         scene.time.advance(SETTLED);
         scene.client.purge(NAME, Duration::ZERO).await?;
     }
-    ensure!(scene.tombstones().await?.is_empty(), "they go as others do");
+    ensure!(scene.tombstones().await?.is_empty(), "tombstones are left");
     check(&scene.store, &scene.client, &scene.time, &scene.writer).await
 }
 
@@ -266,7 +266,7 @@ async fn what_was_deleted_of_a_chunk_that_is_put_back_is_deleted_again() -> Resu
         time.advance(SETTLED);
         client.purge(NAME, Duration::ZERO).await?;
     }
-    ensure!(scene.tombstones().await?.is_empty(), "all of it is gone");
+    ensure!(scene.tombstones().await?.is_empty(), "tombstones are left");
     ensure!(!scene.chunks().await?.contains(&purged), "the chunk is gone");
     scene.store.create(&purged, bytes).await?;
     client.recover().await?;

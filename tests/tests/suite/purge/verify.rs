@@ -43,7 +43,7 @@ impl Scene {
     async fn chunk_of(&self, path: &str) -> Result<ChunkId> {
         let listed = self.client.list(self.writer.dataset).await?;
         let found = listed.into_iter().find(|(listed, _)| listed.as_bytes() == path.as_bytes());
-        Ok(found.context("it is not listed")?.1.holder.chunk)
+        Ok(found.context("the file is not listed")?.1.holder.chunk)
     }
 
     fn key(&self, chunk: ChunkId) -> Result<Key> {
@@ -55,7 +55,7 @@ impl Scene {
         let key = self.key(chunk)?;
         let mut bytes = self.store.read_all(&key).await?.to_vec();
         let at = at(bytes.len());
-        *bytes.get_mut(at).context("it is shorter")? ^= 1;
+        *bytes.get_mut(at).context("the object is too short")? ^= 1;
         self.store.delete(&key).await?;
         Ok(self.store.create(&key, bytes.into()).await?)
     }
@@ -176,7 +176,7 @@ async fn a_purge_names_damaged_files_and_leaves_them_where_they_are() -> Result<
         ensure!(round < 3 || purged.written + purged.removed == 0, "{round}: {purged:?}");
         scene.time.advance(SETTLED);
     }
-    ensure!(scene.chunk_of("a/8").await? == chunk, "it was moved");
+    ensure!(scene.chunk_of("a/8").await? == chunk, "the damaged file was moved");
     ensure!(scene.chunk_of("a/7").await? != chunk, "the others were not");
     scene.client.list(scene.writer.dataset).await?;
     Ok(())

@@ -60,7 +60,7 @@ async fn recover_since_a_time_brings_back_whatever_the_log_lacks() -> Result<()>
     ensure!(client.files(dataset).await?.is_empty(), "the metadata already have the objects");
     let last = recover_since(&client, asked).await?;
     ensure!(last.adopted == 4 && last.listed == 4 && last.checked == 4, "{last:?}");
-    ensure!(client.files(dataset).await?.len() == 4, "not all were found");
+    ensure!(client.files(dataset).await?.len() == 4, "files are missing");
     Ok(())
 }
 
