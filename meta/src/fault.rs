@@ -6,7 +6,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use async_trait::async_trait;
 use dl_format::{
@@ -16,12 +15,12 @@ use dl_runtime::Clock;
 use dl_runtime::fault::{Cut, CutPoint, Fault, Faults};
 
 use crate::{
-    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind,
-    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms,
+    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind, ListEntry,
+    ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup, TaskTerms,
 };
 
 /// Faults before `inner`. Operations have the names of the methods. `bind`, `put_dataset`,
-/// `drop_dataset`, `stamp`, `append`, `retire`, `mending`, `mended`, `join`, `leave` and `close` are writes; to
+/// `drop_dataset`, `stamp`, `append`, `retire`, `begin_rebuild`, `end_rebuild`, `join`, `leave` and `close` are writes; to
 /// the others a lost answer is an error like any other.
 #[derive(Debug)]
 pub struct FaultMeta {
@@ -191,10 +190,6 @@ impl MetaStore for FaultMeta {
         self.read("damage", "metadata", self.inner.damage()).await
     }
 
-    fn newest(&self) -> Option<SystemTime> {
-        self.inner.newest()
-    }
-
     async fn refusal(&self) -> Result<Option<Refusal>, Error> {
         self.read("refusal", "metadata", self.inner.refusal()).await
     }
@@ -203,17 +198,12 @@ impl MetaStore for FaultMeta {
         self.inner.trouble()
     }
 
-    async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Error> {
-        self.write("mending", "metadata", self.inner.mending(since)).await
+    async fn begin_rebuild(&self) -> Result<Rebuild, Error> {
+        self.write("begin_rebuild", "metadata", self.inner.begin_rebuild()).await
     }
 
-    async fn mended(
-        &self,
-        mending: &Mending,
-        brought: Brought,
-        store: StoreId,
-    ) -> Result<(), Error> {
-        self.write("mended", "metadata", self.inner.mended(mending, brought, store)).await
+    async fn end_rebuild(&self, rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
+        self.write("end_rebuild", "metadata", self.inner.end_rebuild(rebuild, store)).await
     }
 
     async fn join(

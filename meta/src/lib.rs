@@ -17,7 +17,6 @@ mod types;
 mod walk;
 
 use std::fmt::{Debug, Display};
-use std::time::SystemTime;
 
 use async_trait::async_trait;
 use dl_format::{
@@ -36,8 +35,8 @@ pub use redis::testing as redis_testing;
 pub use redis::{Redis, RedisOptions, without_login};
 pub use tasks::{Heartbeat, TaskGroup, TaskKey, TaskTerms};
 pub use types::{
-    Appended, Brought, Damage, DatasetInfo, DatasetRecord, DatasetState, Found, ListEntry,
-    ListQuery, Mending, ObjectRecord, Outline, Refusal, Steps,
+    Appended, Damage, DatasetInfo, DatasetRecord, DatasetState, Found, ListEntry, ListQuery,
+    ObjectRecord, Outline, Rebuild, Refusal, Steps,
 };
 
 /// Datasets, their logs, and answers from what the logs say.
@@ -70,8 +69,8 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// As the store fails.
     async fn identity(&self) -> Result<Option<StoreId>, Error>;
 
-    /// Binds this metadata to a chunk store that holds no dataset yet, for good; what was recovered
-    /// [`MetaStore::mended`] binds. Binding to the same one again succeeds.
+    /// Binds this metadata to a chunk store that holds no dataset yet, for good;
+    /// [`MetaStore::end_rebuild`] binds recovered metadata. Binding to the same one again succeeds.
     ///
     /// # Errors
     /// [`Kind::Conflict`] when it is bound to another one.
@@ -219,18 +218,12 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// [`Kind::Missing`] when the dataset is not known.
     async fn list(&self, dataset: DatasetId, query: &ListQuery) -> Result<Vec<ListEntry>, Error>;
 
-    /// Whether the store lost, or may have lost, something that was written to it and acknowledged;
-    /// none when it knows that it did not. Meanwhile, questions about contents may fail with
-    /// [`Kind::Unavailable`], and writes go on. Cheap enough to be asked every second, and to be
-    /// asked so: where losses are told by time, they are told more exactly then.
+    /// Whether the store may have lost acknowledged writes. Meanwhile, questions about contents may fail
+    /// with [`Kind::Unavailable`], and writes go on. Cheap enough to be asked every second.
     ///
     /// # Errors
     /// As the store fails.
     async fn damage(&self) -> Result<Option<Damage>, Error>;
-
-    /// The time by which a loss may be told, where the store has one of its own: who is far behind it has
-    /// to say of what it appends that it is old, see [`MetaStore::mending`]. Cheap: as it was last seen.
-    fn newest(&self) -> Option<SystemTime>;
 
     /// Why the store takes no new objects at the moment, where it knows that; reads go on.
     ///
@@ -242,27 +235,24 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// not answered: who waits for it no longer can't know.
     fn trouble(&self) -> Option<String>;
 
-    /// Begins to bring back what may be missing. To be called before the first append of an object
-    /// that was sealed long ago: those since `since` will be appended, all of them without it. Of
-    /// what is lost from now on, `damage` tells also these.
+    /// Begins a rebuild: a loss from now on keeps [`MetaStore::end_rebuild`] from making the metadata
+    /// whole. Rebuilds of several servers at once don't disturb each other.
     ///
     /// # Errors
     /// As the store fails.
-    async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Error>;
+    async fn begin_rebuild(&self) -> Result<Rebuild, Error> {
+        Ok(Rebuild::default())
+    }
 
-    /// Ends what `mending` began. Where all was brought back, what was damaged then is whole from
-    /// now on. Where metadata was bound to no chunk store, it is bound to this one, unless some of
-    /// what it lacks would not be noticed any more. What was lost since stays told.
+    /// Ends a rebuild after which all datasets are in the metadata: every object of the chunk store was
+    /// appended again since the rebuild began. The metadata is whole then, and bound to this chunk store.
     ///
     /// # Errors
-    /// [`Kind::Lost`] when something was lost in between, so that nothing is mended: it is to be
-    /// begun anew. [`Kind::Conflict`] when the metadata is bound to another chunk store.
-    async fn mended(
-        &self,
-        mending: &Mending,
-        brought: Brought,
-        store: StoreId,
-    ) -> Result<(), Error>;
+    /// [`Kind::Lost`] when the store lost something since the rebuild began: nothing is whole, and the
+    /// rebuild has to begin anew. [`Kind::Conflict`] when the metadata is bound to another chunk store.
+    async fn end_rebuild(&self, _rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
+        self.bind(store).await
+    }
 
     /// Takes note that a member of a training job lives, in one step. A job without living members begins
     /// with `terms`, or is none without them: nothing is written then. To a job that is there, `terms` of

@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::ops::{Bound, ControlFlow};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
 
 use async_trait::async_trait;
 use dl_format::{
@@ -19,8 +18,8 @@ use crate::tasks::Tasks;
 use crate::types::{bound_elsewhere, deleted_entries, still_in_use};
 use crate::walk::{self, Visit, Winners};
 use crate::{
-    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind,
-    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms,
+    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind, ListEntry,
+    ListQuery, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms,
 };
 
 /// A metadata store in memory. An append survives as long as the store does.
@@ -290,29 +289,12 @@ impl MetaStore for Memory {
         Ok(None)
     }
 
-    fn newest(&self) -> Option<SystemTime> {
-        None
-    }
-
     async fn refusal(&self) -> Result<Option<Refusal>, Error> {
         Ok(None)
     }
 
     fn trouble(&self) -> Option<String> {
         None
-    }
-
-    async fn mending(&self, _since: Option<Stamp>) -> Result<Mending, Error> {
-        Ok(Mending { has_rows: true, ..Mending::default() })
-    }
-
-    async fn mended(
-        &self,
-        _mending: &Mending,
-        _brought: Brought,
-        store: StoreId,
-    ) -> Result<(), Error> {
-        self.bind(store).await
     }
 
     async fn join(

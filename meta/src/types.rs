@@ -127,21 +127,21 @@ pub enum Appended {
     Restamped,
 }
 
-/// What a metadata store may have lost.
+/// The parts of its contents that a metadata store may have lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Damage {
-    /// All that was acknowledged before then is there; none when anything may be missing.
-    pub since: Option<Stamp>,
+pub enum Damage {
+    /// Some shards may lack writes. The servers rebuild all datasets from the chunk store.
+    Shards,
+    /// The identity is gone, or was not set yet by the first rebuild: an administrator has to recover.
+    Everything,
 }
 
-/// Why a metadata store takes no new objects at the moment. It reads as a sentence.
+/// The reason why a metadata store takes no new objects at the moment, as a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// Its memory is full. Deletes go on.
+    /// The memory is full. Deletes go on.
     Full(String),
-    /// So much more memory is used than it is to have that deletes are refused as well. Datasets end.
-    Over(String),
-    /// It takes no writes at all, which may pass by itself.
+    /// The store takes no writes at all, which may pass by itself.
     All(String),
 }
 
@@ -149,7 +149,7 @@ impl Refusal {
     /// The kind of error with which an object is refused.
     pub fn kind(&self) -> Kind {
         match self {
-            Self::Full(_) | Self::Over(_) => Kind::Full,
+            Self::Full(_) => Kind::Full,
             Self::All(_) => Kind::Unavailable,
         }
     }
@@ -157,39 +157,18 @@ impl Refusal {
 
 impl Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Full(why) | Self::Over(why) | Self::All(why)) = self;
+        let (Self::Full(why) | Self::All(why)) = self;
         f.write_str(why)
     }
 }
 
-/// The bringing back of what a metadata store may have lost, from its begin to its end.
+/// A rebuild of the metadata from the chunk store, from its begin to its end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Mending {
-    /// What may be missing.
+pub struct Rebuild {
+    /// The damage when the rebuild began.
     pub damage: Option<Damage>,
-    /// Whether what the log has is there with all of its rows: they are written together, or this
-    /// goes on with one that brought both in and was cut off.
-    pub has_rows: bool,
-    /// What tells it from others that are under way; none where nothing is ever lost.
-    pub(crate) token: Option<u64>,
-    /// Others that were cut off, or are under way, and that bring back nothing that this one
-    /// doesn't.
-    pub(crate) covered: Vec<u64>,
-    /// Others of which nothing is told any more once this one has ended: they are too long ago, or
-    /// this one tells what they told.
-    pub(crate) over: Vec<u64>,
-    /// Since when the objects were sealed of which those told, in milliseconds.
-    pub(crate) told: Option<u64>,
-}
-
-/// What was brought back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Brought {
-    /// All that may have been missing: every object of every dataset that is not older than
-    /// [`Damage::since`] was appended again, those in the log too, and all that the logs lacked.
-    All,
-    /// Some of it, as the objects of one dataset.
-    Some,
+    /// For each shard, the run of the process that held it, and its life.
+    pub(crate) shards: Vec<(String, String)>,
 }
 
 /// What the log says of an object (paper, 4.1.1).

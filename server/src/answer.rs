@@ -1,8 +1,8 @@
 //! Streamed answers: from the task that works on a request to its connection.
 //!
-//! Must hold: how the work ended comes last, so that a client never takes an answer that broke off
-//! for all there is; an answer holds the lease of its request until its stream is dropped, and
-//! what is handed to the connection holds it as well; the work for a client that takes nothing ends.
+//! Must hold: the end of the work comes last, so that a client never takes an answer that broke off for
+//! a whole answer; the stream of an answer, and its pieces in the connection, hold the memory of the
+//! request; the work for a client that takes nothing ends.
 
 use std::future::ready;
 use std::pin::Pin;
@@ -16,19 +16,19 @@ use tokio::task::JoinHandle;
 use tonic::{Response, Status};
 
 use crate::error::Error;
-use crate::lease::Lease;
 use crate::parts::Parts;
+use crate::reservation::Reservation;
 
-/// How long an answer waits for its first message, to be sent together with it: the other end
+/// An answer waits so long for its first message, and is sent together with the message: the client
 /// wakes up once.
 const TOGETHER: Duration = Duration::from_millis(2);
 
-/// Findings of long work that are told together, at most, and about how many bytes of them: a message
-/// has room for more, and not for all that can be wrong with a dataset.
+/// Most findings of long work in a message, and about how many bytes of them. A message has room for
+/// more, but not for all possible findings of a dataset.
 pub(crate) const TOLD_TOGETHER: usize = 1_000;
 const TOLD_BYTES: usize = 1 << 20;
 
-/// What a piece takes in a message beside its content, in bytes.
+/// Bytes of a piece in a message beside its content.
 const PIECE_OVERHEAD: usize = 64;
 
 /// Messages of an answer.
@@ -39,15 +39,15 @@ pub(crate) type Replies<W> = Pin<Box<dyn Stream<Item = Result<W, Status>> + Send
 pub(crate) enum Reply<T> {
     /// More may come.
     More(T),
-    /// The last one of an answer that is complete, so that its end is sent together with it.
+    /// The last message of a complete answer, whose end is sent together with the message.
     Last(T),
 }
 
 /// Hands a message to the connection.
 ///
 /// # Errors
-/// [`Kind::Cancelled`] when the client is gone, [`Kind::TimedOut`] when it takes nothing for so
-/// long that it must not keep the work waiting.
+/// [`Kind::Cancelled`] when the client is gone, [`Kind::TimedOut`] when the client took nothing for too
+/// long.
 pub(crate) async fn hand_over<T>(
     parts: &Parts,
     replies: &mpsc::Sender<Reply<T>>,
@@ -69,7 +69,7 @@ pub(crate) async fn hand_over<T>(
 /// Hands several messages to the connection; with `are_last` they end the answer.
 ///
 /// # Errors
-/// Those of [`hand_over`].
+/// As [`hand_over`].
 pub(crate) async fn hand_over_all<T>(
     parts: &Parts,
     replies: &mpsc::Sender<Reply<T>>,
@@ -108,8 +108,8 @@ pub(crate) fn in_messages<P>(
     messages
 }
 
-/// How many of these findings, from the first one on, one message tells: all of none, and otherwise one
-/// at least. `bytes` is what one of them takes.
+/// How many of the first findings fit into a message: at least a single finding, where there are any.
+/// `bytes` is the size of a finding.
 pub(crate) fn told_together<T>(found: &[T], bytes: impl Fn(&T) -> usize) -> usize {
     let mut sum = 0usize;
     for (count, one) in found.iter().enumerate() {
@@ -121,7 +121,7 @@ pub(crate) fn told_together<T>(found: &[T], bytes: impl Fn(&T) -> usize) -> usiz
     found.len()
 }
 
-/// Answers as messages come from `work`, which is a task of its own.
+/// Answers with the messages of `work`, which is a separate task.
 pub(crate) async fn answer<T: Send + 'static, W: Send + 'static>(
     parts: &Parts,
     work: impl Future<Output = Result<(), Error>> + Send + 'static,
@@ -148,22 +148,22 @@ pub(crate) async fn answer<T: Send + 'static, W: Send + 'static>(
     }
 }
 
-/// The same for work whose memory is in `lease`, until all of the answer is sent.
+/// The same for work with reserved memory, until the whole answer is sent.
 pub(crate) async fn answer_with<T: Send + 'static, W: Send + 'static>(
     parts: &Parts,
-    lease: Arc<Lease>,
+    memory: Arc<Reservation>,
     work: impl Future<Output = Result<(), Error>> + Send + 'static,
     replies: mpsc::Receiver<Reply<T>>,
     to_wire: impl Fn(T) -> W + Send + 'static,
 ) -> Result<Response<Replies<W>>, Status> {
-    let held = Arc::clone(&lease);
-    // With its messages, and what they were made from.
+    let held = Arc::clone(&memory);
+    // With its messages, and the bytes that they were made from.
     let to_wire = move |message| {
         let _held = &held;
         to_wire(message)
     };
     let mut response = answer(parts, work, replies, to_wire).await?;
-    response.extensions_mut().insert(lease);
+    response.extensions_mut().insert(memory);
     Ok(response)
 }
 

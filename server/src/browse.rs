@@ -1,9 +1,7 @@
-//! Looking without reading: what stands at a path, and what lies in a folder.
+//! Look-ups of paths, and listings of folders.
 //!
-//! Must hold: memory is reserved before it is taken, and a page goes on behind the last path of the one
-//! before it.
+//! Must hold: memory is reserved before it is taken, and a page begins behind the last path of the page before.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,37 +14,31 @@ use tokio::sync::mpsc;
 use crate::answer::{Reply, hand_over};
 use crate::catalog;
 use crate::error::Error;
-use crate::lease::Lease;
 use crate::parts::{Budget, Parts};
+use crate::reservation::Reservation;
 
 /// Entries of one page of a listing.
 const PAGE_ENTRIES: usize = 1_024;
-/// Bytes of their paths.
+/// Bytes of the paths of a page.
 const PAGE_BYTES: usize = 128 << 10;
 
-/// What an entry takes in memory beside the bytes of its path, while it is listed and sent.
+/// Memory of an entry beside the bytes of its path, while it is listed and sent.
 const ENTRY_BYTES: u64 = 256;
 
-/// The same of a path that is looked up: its row as it was found, as it is told and as it is sent
-/// are all there for a moment.
-const STAT_BYTES: u64 = 512;
+/// Memory of a path that is looked up, beside its bytes: the row, the item and the message exist at the same
+/// time for a moment.
+const STAT_BYTES: usize = 512;
 
-/// Requests to look up more paths, which libdiesel does not send, are not waited for: while they wait
-/// they take memory all the same.
-const STAT_PATIENT: usize = 8_192;
-
-/// Pages of a listing that are in memory at once: one that is made, one that waits, one that is
-/// sent.
+/// Pages of a listing that are in memory together: a page in the making, a waiting page, a page being sent.
 const PAGES: u64 = 3;
 
-/// While many list, pages are smaller by this.
+/// The divisor of the page size while many requests list.
 const SMALLER: usize = 4;
 
-/// How often a client hears from a page that takes long and gets on, as where very many files were
-/// deleted.
+/// Interval of the empty pages for a client whose next page takes long, as where very many files were deleted.
 const HEARD: Duration = Duration::from_secs(10);
 
-/// What a page takes at most: the last path may be a long one.
+/// The most memory of a page: the last path may be long.
 const fn page_cost(entries: usize, bytes: usize) -> u64 {
     entries as u64 * ENTRY_BYTES + bytes as u64 + PATH_MAX as u64
 }
@@ -57,24 +49,9 @@ const LIST_COSTS: [u64; 2] = [
     PAGES * page_cost(PAGE_ENTRIES / SMALLER, PAGE_BYTES / SMALLER),
 ];
 
-/// Room for looking paths up, and for the answer until it is taken.
-pub(crate) async fn room(
-    parts: &Parts,
-    lookups: &Budget,
-    paths: &[FilePath],
-) -> Result<Arc<Lease>, Error> {
-    let bytes: usize = paths.iter().map(|path| path.as_bytes().len()).sum();
-    let bytes = paths.len() as u64 * STAT_BYTES + bytes as u64;
-    let taken = if paths.len() <= STAT_PATIENT {
-        lookups.take(bytes, parts).await?
-    } else {
-        let most = lookups.total_and_used().0;
-        lookups.try_take(bytes.min(most), 0).ok_or_else(|| {
-            let why = "other requests have its memory; try again, or ask for less at once";
-            Error::new(Kind::Unavailable, "look up", format!("{} paths", paths.len()), why)
-        })?
-    };
-    Ok(Lease::of(taken))
+/// Bytes of memory for looking up paths, and for the answer.
+pub(crate) fn cost(paths: &[FilePath]) -> usize {
+    paths.iter().map(|path| STAT_BYTES + path.as_bytes().len()).sum()
 }
 
 pub(crate) async fn stat(parts: &Parts, request: &StatRequest) -> Result<Vec<StatItem>, Error> {
@@ -82,8 +59,7 @@ pub(crate) async fn stat(parts: &Parts, request: &StatRequest) -> Result<Vec<Sta
     Ok(found.into_iter().map(item).collect())
 }
 
-/// What stands at some paths. What is missing is only told of a dataset that is there as a whole when
-/// that was seen.
+/// The files and folders at paths. A path counts as missing only while the metadata of the dataset is complete.
 pub(crate) async fn look_up(
     parts: &Parts,
     dataset: DatasetId,
@@ -115,12 +91,12 @@ fn item(found: Found) -> StatItem {
 pub(crate) async fn list(
     parts: &Parts,
     listings: &Budget,
-    lease: &Lease,
+    memory: &Reservation,
     request: ListRequest,
     replies: mpsc::Sender<Reply<Vec<ListEntry>>>,
 ) -> Result<(), Error> {
     let ListRequest { dataset, dir, recursive, after, names_only } = request;
-    let is_small = lease.reserve(parts, listings, &LIST_COSTS).await? > 0;
+    let is_small = memory.reserve(parts, listings, &LIST_COSTS).await? > 0;
     let (limit, bytes) = match is_small {
         true => (PAGE_ENTRIES / SMALLER, PAGE_BYTES / SMALLER),
         false => (PAGE_ENTRIES, PAGE_BYTES),
@@ -136,7 +112,7 @@ pub(crate) async fn list(
                 return Err(catalog::explained(parts, dataset, error).await);
             }
         };
-        // A page may come long after the one before: by now all may be lost and on its way back.
+        // A page may come long after the page before. The metadata may be incomplete by now.
         catalog::by_id(parts, dataset).await?;
         if page.is_empty() && query.after.is_none() && !query.dir.is_root() {
             return Err(not_a_folder(parts, &query.dir, dataset).await?);
@@ -157,7 +133,7 @@ pub(crate) async fn list(
     }
 }
 
-/// What comes of work whose client hears meanwhile that it gets on, when it does.
+/// The result of work; the client gets empty pages meanwhile, as long as the work makes progress.
 async fn heard<T, E>(
     parts: &Parts,
     mut work: impl Future<Output = T> + Unpin,
@@ -191,6 +167,8 @@ async fn not_a_folder(parts: &Parts, dir: &DirPath, dataset: DatasetId) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use dl_meta::{DatasetRecord, DatasetState, MetaStore};
     use dl_runtime::fault::Fault;
 
@@ -232,9 +210,9 @@ mod tests {
         rig.run(crate::recover::roll_forward(&rig.parts)).await.0.unwrap();
         let (replies, mut pages) = mpsc::channel(8);
         let budget = Budget::new(64 << 20, "test");
-        let lease = Lease::of(budget.take(1, &rig.parts).await.unwrap());
+        let memory = Reservation::default();
         rig.meta.script("list", [Some(Fault::Delay(Duration::from_secs(35)))]);
-        rig.run(list(&rig.parts, &budget, &lease, everything(id), replies)).await.0.unwrap();
+        rig.run(list(&rig.parts, &budget, &memory, everything(id), replies)).await.0.unwrap();
         assert!(matches!(pages.recv().await, Some(Reply::More(none)) if none.is_empty()));
         assert!(matches!(pages.recv().await, Some(Reply::Last(all)) if all.len() == 1));
     }
@@ -254,10 +232,10 @@ mod tests {
         for is_lost in [false, true] {
             let (replies, mut pages) = mpsc::channel(8);
             let budget = Budget::new(64 << 20, "test");
-            let lease = Lease::of(budget.take(1, &rig.parts).await.unwrap());
+            let memory = Reservation::default();
             // The dataset is looked for before, and takes a while.
             rig.meta.script("list", [Some(Fault::Delay(Duration::from_secs(1)))]);
-            let mut listed = Box::pin(list(&rig.parts, &budget, &lease, everything(id), replies));
+            let mut listed = Box::pin(list(&rig.parts, &budget, &memory, everything(id), replies));
             while !rig.meta.is_used_up("list") {
                 assert!(futures::poll!(&mut listed).is_pending());
                 tokio::task::yield_now().await;

@@ -1,7 +1,7 @@
 //! Datasets: creating, finding, listing and deleting them.
 //!
-//! Must hold: the chunk store says which datasets live; a record in the metadata never outlives
-//! the name it was made for. A dataset whose metadata was lost is noticed and refused.
+//! Must hold: the names in the chunk store decide which datasets live; a record in the metadata never outlives
+//! its name. A dataset without its metadata is noticed and refused.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -18,21 +18,23 @@ use crate::identity::refuse_lost;
 use crate::leftovers::{self, Leftovers, forget};
 use crate::names::{self, Named};
 use crate::parts::Parts;
-use crate::refusals::kind_of;
 
-/// A recovery that comes upon a dataset which was just made is through with it in a moment.
+/// Time within which a recovery ends after meeting a new dataset.
 const REBUILT_WITHIN: Duration = Duration::from_secs(2);
 
-/// A name that moves on while its dataset is created does not do so for longer.
+/// Time after which a creation gives up where the name keeps changing.
 const CREATED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Datasets that are counted at once for one who asks.
+const CREATE: &str = "create dataset";
+const DELETE: &str = "delete dataset";
+
+/// Datasets counted in parallel by a request.
 const COUNTED_AT_ONCE: usize = 4;
 
-/// Datasets without metadata whose objects are looked for at once.
+/// Datasets without metadata whose objects are looked for in parallel.
 const LOOKED_AT_ONCE: usize = 16;
 
-/// The record of a dataset that requests name by id, if its contents can be trusted.
+/// The record of a dataset id, if the metadata of the dataset is complete.
 pub(crate) async fn by_id(parts: &Parts, id: DatasetId) -> Result<DatasetRecord, Error> {
     let record = parts.meta.record(id).await;
     match record.map_err(|error| Error::meta("find dataset", id, error))? {
@@ -41,8 +43,7 @@ pub(crate) async fn by_id(parts: &Parts, id: DatasetId) -> Result<DatasetRecord,
     }
 }
 
-/// What there is to say to a caller about a dataset that the metadata doesn't know, or that the
-/// caller may not know of.
+/// The error for a dataset missing in the metadata, or hidden from the caller.
 pub(crate) async fn not_known(parts: &Parts, id: DatasetId, caller: &Caller) -> Error {
     let names = match refuse_lost(parts, id).await {
         Ok(()) => names::shared(parts).await,
@@ -55,7 +56,7 @@ pub(crate) async fn not_known(parts: &Parts, id: DatasetId, caller: &Caller) -> 
     let is_seen = |name: &DatasetName| caller.may(Role::Read, name);
     let is_it = |(name, named): &&(DatasetName, Named)| named.record.dataset == id && is_seen(name);
     if let Some((name, _)) = names.live().find(is_it) {
-        // It may have been made since the metadata was asked.
+        // The dataset may have been created since the look-up.
         return match parts.meta.record(id).await {
             Ok(None) => lost(name),
             Ok(Some(_)) => {
@@ -71,8 +72,8 @@ pub(crate) async fn not_known(parts: &Parts, id: DatasetId, caller: &Caller) -> 
     if !names.read.iter().any(is_ended)
         && let Some((_, error)) = names.unread.iter().find(|(name, _)| is_seen(name))
     {
-        // That name may stand for it: nobody can tell that it was deleted. Which one it is is not said
-        // here: who was let in for a dataset of before may not know of it.
+        // The unreadable name may stand for this dataset. The error does not name it: a caller with access to
+        // a deleted dataset may not know the other one.
         let why = "a name in the chunk store can't be read, and may be that of this id; `dlcmd \
                    datasets` says which, to who may read it";
         return Error::new(error.kind, "find dataset", id, why);
@@ -81,8 +82,7 @@ pub(crate) async fn not_known(parts: &Parts, id: DatasetId, caller: &Caller) -> 
     Error::new(Kind::NotFound, "find dataset", id, why)
 }
 
-/// What there is to say when a dataset that was there is not: it ended; or the metadata lost it, which is
-/// another answer.
+/// The error for a dataset that disappeared during a call, by a deletion or a loss of metadata.
 pub(crate) async fn explained(parts: &Parts, id: DatasetId, error: Error) -> Error {
     if error.kind != Kind::NotFound {
         return error;
@@ -96,28 +96,28 @@ pub(crate) async fn explained(parts: &Parts, id: DatasetId, error: Error) -> Err
     }
 }
 
-/// What is told of a dataset beside its record, in the order of what it costs.
+/// The details of a dataset in an answer, in the order of their costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Told {
-    /// Nothing.
+pub(crate) enum Detail {
+    /// The record alone.
     Record,
-    /// Which objects there are.
+    /// The record and the log.
     Outline,
-    /// How many files they add up to: perhaps a walk over all of them.
+    /// Also the number of files: perhaps a walk over all of them.
     Counts,
 }
 
-/// The dataset of a name. One that the caller may not read is not there. The counts of one whose
-/// contents can't be trusted are refused; anything else is told of it, so that it can be deleted.
+/// The dataset of a name. For a caller without the right to read, the dataset is not there. Counts of a dataset
+/// with incomplete metadata are refused; other details are given, so that the dataset can be deleted.
 pub(crate) async fn by_name(
     parts: &Parts,
     name: &DatasetName,
     caller: &Caller,
-    told: Told,
+    detail: Detail,
 ) -> Result<Dataset, Error> {
-    // Otherwise not even looked up: how long that takes tells whether it is there.
+    // Without the right to read there is no look-up: its duration would tell whether the dataset exists.
     if caller.may(Role::Read, name)
-        && let Some(dataset) = known_by_name(parts, name, told).await?
+        && let Some(dataset) = known_by_name(parts, name, detail).await?
     {
         return Ok(dataset);
     }
@@ -127,8 +127,8 @@ pub(crate) async fn by_name(
         && named.record.state == NameState::Live
         && names::has_objects(parts, name, named.record.dataset).await?
     {
-        // It may have been made since the metadata was asked.
-        return known_by_name(parts, name, told).await?.ok_or_else(|| lost(name));
+        // The dataset may have been created since the look-up.
+        return known_by_name(parts, name, detail).await?.ok_or_else(|| lost(name));
     }
     let names = names::recent(parts).await?;
     let is_other = |other: &&DatasetName| *other != name && caller.may(Role::Read, other);
@@ -140,27 +140,26 @@ pub(crate) async fn by_name(
     Err(Error::new(Kind::NotFound, "find dataset", name, why))
 }
 
-/// What the metadata knows of a name.
+/// The dataset of a name in the metadata.
 async fn known_by_name(
     parts: &Parts,
     name: &DatasetName,
-    told: Told,
+    detail: Detail,
 ) -> Result<Option<Dataset>, Error> {
     let found = parts.meta.record_named(name).await;
     let Some(record) = found.map_err(|error| Error::meta("find dataset", name, error))? else {
         return Ok(None);
     };
-    let record = if told == Told::Counts { trusted(record)? } else { record };
-    describe(parts, record, told).await
+    let record = if detail == Detail::Counts { trusted(record)? } else { record };
+    describe(parts, record, detail).await
 }
 
-/// All datasets that the caller may read, by name. The others are neither counted nor looked at:
-/// how long that takes, and that it fails, would tell of them. A name that can't be read costs
-/// nothing else.
+/// All datasets visible to the caller, by name. Other datasets are not looked at: the duration or a
+/// failure would reveal them. An unreadable name costs its dataset alone.
 pub(crate) async fn list(
     parts: &Parts,
     caller: &Caller,
-    told: Told,
+    detail: Detail,
 ) -> Result<Listed<Dataset>, Error> {
     refuse_lost(parts, "all datasets").await?;
     let found = parts.meta.records().await;
@@ -179,7 +178,7 @@ pub(crate) async fn list(
         if !names::has_objects(parts, &name, id).await? {
             return Ok(None);
         }
-        // It may have been made since the metadata was asked.
+        // The dataset may have been created since the look-up.
         let found = parts.meta.record_named(&name).await;
         let found = found.map_err(|error| Error::meta("find dataset", &name, error))?;
         found.map(Some).ok_or_else(|| lost(&name))
@@ -204,22 +203,26 @@ pub(crate) async fn list(
         }
         unread.push(UnreadName { name: name.clone(), problem: error.chain() });
     }
-    let rows = stream::iter(found).map(|record| row(parts, record, told));
+    let rows = stream::iter(found).map(|record| row(parts, record, detail));
     let rows = rows.buffered(COUNTED_AT_ONCE);
     Ok(Listed { found: rows.try_filter_map(async |row| Ok(row)).try_collect().await?, unread })
 }
 
-/// A dataset among others; none when it was dropped meanwhile. Damaged metadata of one costs what
-/// there is to tell of that one.
-async fn row(parts: &Parts, record: DatasetRecord, told: Told) -> Result<Option<Dataset>, Error> {
-    let damaged = match describe(parts, record.clone(), told).await {
+/// A dataset of a listing; none when it was dropped meanwhile. Damaged metadata costs the details of its
+/// dataset alone.
+async fn row(
+    parts: &Parts,
+    record: DatasetRecord,
+    detail: Detail,
+) -> Result<Option<Dataset>, Error> {
+    let damaged = match describe(parts, record.clone(), detail).await {
         Err(error) if error.kind == Kind::NeedsRecovery => error.chain(),
         described => return described,
     };
     tracing::error!(name = %record.name, error = damaged, "a dataset can't be counted");
-    let outline = match told {
-        Told::Counts => describe(parts, record.clone(), Told::Outline).await.ok().flatten(),
-        Told::Record | Told::Outline => None,
+    let outline = match detail {
+        Detail::Counts => describe(parts, record.clone(), Detail::Outline).await.ok().flatten(),
+        Detail::Record | Detail::Outline => None,
     };
     let dataset = outline.unwrap_or_else(|| bare(record));
     Ok(Some(Dataset { counts: Counts::Unknown(damaged), ..dataset }))
@@ -231,64 +234,33 @@ pub(crate) async fn create(
     name: &DatasetName,
     shape: ChunkShape,
 ) -> Result<Dataset, Error> {
-    let deadline = Deadline::after(&*parts.clock, REBUILT_WITHIN);
+    let rebuilt = Deadline::after(&*parts.clock, REBUILT_WITHIN);
     let created = Deadline::after(&*parts.clock, CREATED_WITHIN);
     loop {
         let known = parts.meta.record_named(name).await;
-        if let Some(record) = known.map_err(|error| Error::meta("create dataset", name, error))? {
-            let is_rebuilt = record.state == DatasetState::Recovering;
-            if is_rebuilt && !deadline.remaining(&*parts.clock).is_zero() {
-                parts.clock.sleep(REBUILT_WITHIN / 20).await;
-                continue;
-            }
-            let record = trusted(record)?;
-            match describe(parts, record, Told::Outline).await? {
+        if let Some(record) = known.map_err(|error| Error::meta(CREATE, name, error))? {
+            match existing(parts, record, rebuilt).await? {
                 Some(dataset) => return Ok(dataset),
                 None => continue,
             }
         }
         refuse_lost(parts, name).await?;
         let newest = names::newest(parts, name).await?;
-        let live = newest.as_ref().filter(|named| named.record.state == NameState::Live);
-        // A creation that was cut short has no objects; lost metadata has.
+        let live = newest.filter(|named| named.record.state == NameState::Live);
         if let Some(named) = live
-            && names::has_objects(parts, name, named.record.dataset).await?
+            && !is_unfinished(parts, name, named).await?
         {
-            // It may have been made since the metadata was asked.
-            match known_by_name(parts, name, Told::Record).await? {
-                Some(_) => continue,
-                None => return Err(lost(name)),
-            }
+            continue;
         }
-        if live.is_some() {
-            // It may be a copy, and what it stands for deleted.
-            let names = names::all(parts).await?;
-            if let Some((_, error)) = names.unread.into_iter().find(|(unread, _)| unread == name) {
-                return Err(error);
-            }
-        }
-        let refused = |kind, why| Err(Error::new(kind, "create dataset", name, why));
-        if let Some(refusal) = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
-            return refused(kind_of(&refusal), refusal.to_string());
+        let refused = |kind, why| Err(Error::new(kind, CREATE, name, why));
+        if let Ok(Some(refusal)) = parts.meta.refusal().await {
+            return refused(Error::kind_of(&refusal), refusal.to_string());
         }
         let generation = match live {
             Some(named) => named.generation,
             None => {
-                let room = parts.room.clone();
-                let taken = blocking::run(move || room.take(0)).await;
-                taken
-                    .map_err(|error| Error::new(Kind::Unavailable, "create dataset", name, error))?
-                    .map_err(|full| Error::new(Kind::Full, "create dataset", name, full))?;
                 let generation = newest.map_or(1, |named| named.generation.saturating_add(1));
-                let mut id = [0; 16];
-                parts.random.fill(&mut id);
-                let record = NameRecord {
-                    state: NameState::Live,
-                    dataset: DatasetId::from_bytes(id),
-                    shape,
-                    created: Stamp::at(parts.clock.now()),
-                };
-                if !names::create(parts, name, generation, &record).await? {
+                if !write_name(parts, name, generation, shape).await? {
                     continue;
                 }
                 generation
@@ -298,7 +270,7 @@ pub(crate) async fn create(
         if named.record.state != NameState::Live {
             continue;
         }
-        // Its record is there now, or the name moved on: look again.
+        // The record is there now, or the name has another generation.
         let is_there = index(parts, name, named, DatasetState::Live).await?;
         if !is_there && created.remaining(&*parts.clock).is_zero() {
             let why = "the metadata has another dataset of that name than the chunk store; run `dlcmd \
@@ -311,8 +283,62 @@ pub(crate) async fn create(
     }
 }
 
-/// Puts the record of a named dataset into the metadata. False when the name moved on meanwhile,
-/// in this store or by another server's hand: the record is gone again then.
+/// The dataset of a record. None when the record is to be read again: the dataset was dropped, or a
+/// recovery has come upon it a moment ago.
+async fn existing(
+    parts: &Parts,
+    record: DatasetRecord,
+    rebuilt: Deadline,
+) -> Result<Option<Dataset>, Error> {
+    let is_rebuilt = record.state == DatasetState::Recovering;
+    if is_rebuilt && !rebuilt.remaining(&*parts.clock).is_zero() {
+        parts.clock.sleep(REBUILT_WITHIN / 20).await;
+        return Ok(None);
+    }
+    describe(parts, trusted(record)?, Detail::Outline).await
+}
+
+/// Whether the creation of a dataset was cut short behind its name. False when the metadata has a record by now.
+async fn is_unfinished(parts: &Parts, name: &DatasetName, named: Named) -> Result<bool, Error> {
+    // A creation that was cut short has no objects. Lost metadata has some.
+    if names::has_objects(parts, name, named.record.dataset).await? {
+        // The record may have been written since the metadata was asked.
+        return match known_by_name(parts, name, Detail::Record).await? {
+            Some(_) => Ok(false),
+            None => Err(lost(name)),
+        };
+    }
+    // Objects under the id of a dataset that was deleted would be removed with it.
+    let names = names::all(parts).await?;
+    let unread = names.unread.into_iter().find(|(unread, _)| unread == name);
+    unread.map_or(Ok(true), |(_, error)| Err(error))
+}
+
+/// Makes a new dataset id for a name. False when another server was faster.
+async fn write_name(
+    parts: &Parts,
+    name: &DatasetName,
+    generation: u32,
+    shape: ChunkShape,
+) -> Result<bool, Error> {
+    let room = parts.room.clone();
+    let taken = blocking::run(move || room.take(0)).await;
+    taken
+        .map_err(|error| Error::new(Kind::Unavailable, CREATE, name, error))?
+        .map_err(|full| Error::new(Kind::Full, CREATE, name, full))?;
+    let mut id = [0; 16];
+    parts.random.fill(&mut id);
+    let record = NameRecord {
+        state: NameState::Live,
+        dataset: DatasetId::from_bytes(id),
+        shape,
+        created: Stamp::at(parts.clock.now()),
+    };
+    names::create(parts, name, generation, &record).await
+}
+
+/// Puts the record of a named dataset into the metadata. False when the name got another generation
+/// meanwhile: the record is removed again then.
 pub(crate) async fn index(
     parts: &Parts,
     name: &DatasetName,
@@ -333,7 +359,8 @@ pub(crate) async fn index(
         Err(error) if error.kind == dl_meta::Kind::Conflict => return Ok(false),
         Err(error) => return Err(Error::meta("write the record of dataset", name, error)),
     }
-    // Whoever deletes first changes the name and then the metadata, so that one of us sees it.
+    // A deletion changes the name and then the metadata, so that either the deletion or this call sees the
+    // other.
     let holds = names::newest(parts, name).await?;
     let is_same = |holds: &Named| {
         (holds.generation, holds.record.dataset) == (named.generation, named.record.dataset)
@@ -345,112 +372,94 @@ pub(crate) async fn index(
     Ok(false)
 }
 
-/// Ends a dataset for everybody, then removes its objects, or leaves them to the job; gives how many
-/// those were. `id` is the dataset that the caller means: one that was created since under the same name
-/// is left alone, and so is one that nothing says ever had this name, but for who may delete any.
+/// Ends a dataset for all clients, then removes its objects, or leaves them to the job; gives how many were
+/// removed. `id` is the dataset meant by the caller: a newer dataset of the same name is left alone.
 pub(crate) async fn delete(
     parts: &Parts,
     leftovers: &Leftovers,
     (name, id): (&DatasetName, DatasetId),
-    caller: &Caller,
 ) -> Result<DeletedDataset, Error> {
     let ended = loop {
         let Some(named) = names::newest(parts, name).await? else {
             let why = "there is none of that name";
-            return Err(Error::new(Kind::NotFound, "delete dataset", name, why));
+            return Err(Error::new(Kind::NotFound, DELETE, name, why));
         };
         if named.record.dataset != id {
-            let record = parts.meta.record(id).await;
-            let record = record.map_err(|error| Error::meta("find dataset", name, error))?;
-            let is_ours = match record {
-                Some(record) => record.name == *name,
-                None => caller.may_all(Role::Admin) || names::stood_for(parts, name, id).await?,
-            };
-            if !is_ours || is_of_other_name(parts, name, id).await? {
-                // As of an id that stands for nothing any more.
-                return Ok(DeletedDataset::default());
-            }
-            forget(parts, name, id).await?;
-            // A recovery may give the name back meanwhile.
-            let newest = names::newest(parts, name).await?;
-            if newest.is_some_and(|newest| newest.record.dataset == id) {
-                continue;
-            }
-            // The name says nothing of it, so that nobody could go on with the rest.
-            names::settle(parts, name, named.generation).await?;
-            forget_deleted(parts, name, id).await?;
-            return leftovers.remove_all(parts, id).await;
+            refuse_changed(parts, name, named, id).await?;
+            return Ok(DeletedDataset::default());
         }
         if named.record.state == NameState::Deleted {
             break named.generation;
         }
-        let record = parts.meta.record(id).await;
-        let record = record.map_err(|error| Error::meta("find dataset", name, error))?;
-        // Metadata that lacks it is to be recovered, before and after.
-        let before = record.map_or(DatasetState::Recovering, |record| record.state);
-        // A full one takes this.
-        let refusal = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await;
-        if let Some(Refusal::All(why)) = refusal {
-            return Err(Error::new(Kind::Unavailable, "delete dataset", name, why));
-        }
-        // First nobody may begin to write into it any more.
-        if let Err(error) = index(parts, name, named, DatasetState::Ending).await {
-            if error.kind == Kind::Full {
-                // It may have been written all the same. Where this fails as well, the dataset says
-                // itself that it is being deleted.
-                let _ = index(parts, name, named, before).await;
-            }
-            return Err(error);
-        }
-        let generation = named.generation.saturating_add(1);
-        let created = Stamp::at(parts.clock.now());
-        let record = NameRecord { state: NameState::Deleted, created, ..named.record };
-        match names::create(parts, name, generation, &record).await {
-            Ok(true) => break generation,
-            Ok(false) => {}
-            Err(full) if full.kind == Kind::Full => {
-                // Nothing is deleted yet, and until there is space it is what it was before.
-                index(parts, name, named, before).await?;
-                return Err(full);
-            }
-            Err(error) => return Err(error),
+        if let Some(generation) = end(parts, name, named).await? {
+            break generation;
         }
     };
     // Or a power cut could bring a dataset back whose objects are gone.
     names::settle(parts, name, ended).await?;
-    forget_deleted(parts, name, id).await?;
-    Ok(leftovers.remove(parts, name, id).await)
-}
-
-async fn forget_deleted(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
     forget(parts, name, id).await.map_err(|error| match error.kind {
         Kind::Full => {
             let why = "it is deleted, but there is no space to remove what is left of it; free some, \
                        and the servers or `dlcmd purge --all` remove it";
-            Error::new(Kind::Full, "delete dataset", name, why)
+            Error::new(Kind::Full, DELETE, name, why)
         }
         _ => error,
-    })
+    })?;
+    Ok(leftovers.remove(parts, name, id).await)
 }
 
-/// Whether a dataset lives under another name than the one it is to be deleted by, which alone says
-/// who may do that.
-async fn is_of_other_name(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<bool, Error> {
-    let names = names::all(parts).await?;
-    match names.unread.first() {
-        // It may be the one: nobody can tell that it was deleted.
-        Some((_, error)) => {
-            let why = "a name in the chunk store can't be read, and may be that of this id; `dlcmd \
-                       datasets` says which, to who may read it";
-            let kind = if error.kind == Kind::Corrupt { Kind::Conflict } else { error.kind };
-            Err(Error::new(kind, "delete dataset", name, why))
+/// Writes the deletion of a dataset as the next generation of its name; gives the generation. None when another
+/// server was faster.
+async fn end(parts: &Parts, name: &DatasetName, named: Named) -> Result<Option<u32>, Error> {
+    let record = parts.meta.record(named.record.dataset).await;
+    let record = record.map_err(|error| Error::meta("find dataset", name, error))?;
+    // A dataset that the metadata lacks needs a recovery, before and after.
+    let before = record.map_or(DatasetState::Recovering, |record| record.state);
+    // Metadata that is full takes this.
+    if let Ok(Some(Refusal::All(why))) = parts.meta.refusal().await {
+        return Err(Error::new(Kind::Unavailable, DELETE, name, why));
+    }
+    // From now on nobody begins to write into the dataset.
+    if let Err(error) = index(parts, name, named, DatasetState::Ending).await {
+        if error.kind == Kind::Full {
+            // The state may have been written all the same. Where this write fails as well, errors of the
+            // dataset say that it is being deleted.
+            let _ = index(parts, name, named, before).await;
         }
-        None => Ok(names.live().any(|(_, named)| named.record.dataset == id)),
+        return Err(error);
+    }
+    let generation = named.generation.saturating_add(1);
+    let created = Stamp::at(parts.clock.now());
+    let record = NameRecord { state: NameState::Deleted, created, ..named.record };
+    match names::create(parts, name, generation, &record).await {
+        Ok(is_written) => Ok(is_written.then_some(generation)),
+        Err(full) if full.kind == Kind::Full => {
+            // Nothing is deleted yet. Until there is space the dataset is what it was before.
+            index(parts, name, named, before).await?;
+            Err(full)
+        }
+        Err(error) => Err(error),
     }
 }
 
-/// Makes certain what a crash left half done: datasets whose names say that they are deleted are gone
-/// for everybody, those that were about to be deleted stay. Objects are removed later.
+/// Fails where the metadata has the dataset under this name, and the name object stands for another dataset: the
+/// object was changed by hand. After a later generation of the name, the dataset counts as deleted.
+async fn refuse_changed(
+    parts: &Parts,
+    name: &DatasetName,
+    named: Named,
+    id: DatasetId,
+) -> Result<(), Error> {
+    let record = parts.meta.record(id).await;
+    let record = record.map_err(|error| Error::meta("find dataset", name, error))?;
+    if record.is_none_or(|record| record.name != *name || record.generation < named.generation) {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Conflict, DELETE, name, names::changed(name, named.generation)))
+}
+
+/// Completes deletions cut off by a crash: a dataset with a deleted name leaves the metadata.
+/// A dataset whose deletion had not reached the name stays. Objects are removed later.
 pub(crate) async fn settle_deletions(parts: &Parts) -> Result<(), Error> {
     match leftovers::settle_all(parts).await {
         Err(error) if parts.settings.is_read_only() => {
@@ -461,7 +470,7 @@ pub(crate) async fn settle_deletions(parts: &Parts) -> Result<(), Error> {
     }
     let known = match parts.meta.records().await {
         Ok(known) => known,
-        // What was lost while no server ran can only be brought back through one that runs.
+        // Metadata that was lost while no server ran can only be rebuilt by a running server.
         Err(error) if parts.meta.damage().await.is_ok_and(|damage| damage.is_some()) => {
             let why = Error::meta("list", "datasets", error).chain();
             tracing::warn!(why, "deletions that were about to begin are left for a later start");
@@ -480,7 +489,7 @@ pub(crate) async fn settle_deletions(parts: &Parts) -> Result<(), Error> {
                 index(parts, &name, named, DatasetState::Live).await?;
             }
             Ok(_) => {}
-            // It stays refused, and a later start ends or keeps it.
+            // The dataset stays refused until a later start ends or keeps it.
             Err(error) => tracing::error!(error = error.chain(), "a name can't be read"),
         }
     }
@@ -494,7 +503,7 @@ fn lost(name: &DatasetName) -> Error {
     Error::new(Kind::NeedsRecovery, "find dataset", name, why)
 }
 
-/// The record, if the contents of its dataset can be trusted.
+/// The record, if the metadata of its dataset is complete.
 pub(crate) fn trusted(record: DatasetRecord) -> Result<DatasetRecord, Error> {
     let name = &record.name;
     match record.state {
@@ -516,14 +525,14 @@ pub(crate) fn trusted(record: DatasetRecord) -> Result<DatasetRecord, Error> {
     }
 }
 
-/// A dataset with what is to be told of it; none when it was dropped meanwhile. What the contents are
-/// is not told of one that can't be trusted, but why.
+/// A dataset with its details; none when it was dropped meanwhile. Where the metadata is incomplete, the reason
+/// replaces the counts.
 async fn describe(
     parts: &Parts,
     record: DatasetRecord,
-    told: Told,
+    detail: Detail,
 ) -> Result<Option<Dataset>, Error> {
-    if told == Told::Record {
+    if detail == Detail::Record {
         return Ok(Some(bare(record)));
     }
     if let Some(dataset) = untold(&record) {
@@ -531,7 +540,7 @@ async fn describe(
     }
     let id = record.id;
     let failed = |error| Error::meta("describe dataset", id, error);
-    let (record, objects, version, counts) = if told == Told::Outline {
+    let (record, objects, version, counts) = if detail == Detail::Outline {
         let outline = parts.meta.outline(id).await.map_err(failed)?;
         let Some(Outline { record, objects, version }) = outline else { return Ok(None) };
         (record, objects, version, Counts::Unasked)
@@ -542,12 +551,12 @@ async fn describe(
         };
         (record, objects, version, Counts::Known { files, bytes })
     };
-    // It may have become another one since.
+    // The state may have changed since.
     let dataset = untold(&record);
     Ok(Some(dataset.unwrap_or_else(|| Dataset { objects, version, counts, ..bare(record) })))
 }
 
-/// Of a dataset whose contents can't be trusted, why; none of any other one.
+/// The answer for a dataset with incomplete metadata, with the reason; none where the metadata is complete.
 fn untold(record: &DatasetRecord) -> Option<Dataset> {
     let why = trusted(record.clone()).err()?.chain();
     Some(Dataset { counts: Counts::Unknown(why), ..bare(record.clone()) })

@@ -15,10 +15,10 @@ use tokio::sync::mpsc;
 use crate::answer::{Reply, hand_over_all, in_messages};
 use crate::error::Error;
 use crate::executor::{Executor, Failure, Span, cost};
-use crate::lease::Lease;
 use crate::parts::{Budget, Parts, object_key};
 use crate::plan::WaveSize;
 use crate::read::{COST_MAX, WAVES, memory, shared};
+use crate::reservation::Reservation;
 
 /// Bytes of a range in one piece, at most: few enough that both ends still have them in a processor's
 /// cache when they pass them on.
@@ -42,17 +42,17 @@ struct UnreadRange {
 #[derive(Debug)]
 struct UnreadRanges(VecDeque<UnreadRange>);
 
-/// Answers a request through `replies`, with its memory in `lease`.
+/// Answers a request through `replies`, with its memory in `reserved`.
 pub(crate) async fn get(
     parts: &Parts,
     executor: &Executor,
-    (budget, lease): (&Budget, &Lease),
+    (budget, reserved): (&Budget, &Reservation),
     request: GetChunksRequest,
     replies: mpsc::Sender<Reply<Pieces>>,
 ) -> Result<(), Error> {
     let mut unread = UnreadRanges::of(request.dataset, &request.ranges);
     let cost = unread.cost();
-    let taken = lease.reserve(parts, budget, &WAVES.map(|wave| memory(cost, wave))).await?;
+    let taken = reserved.reserve(parts, budget, &WAVES.map(|wave| memory(cost, wave))).await?;
     let size = WaveSize::of(WAVES.get(taken).copied().unwrap_or(WAVES[0]));
     while !unread.0.is_empty() {
         let (numbers, wanted) = unread.next(size);

@@ -1,8 +1,7 @@
-//! Commits: what a client sealed becomes part of the dataset (paper, 4.1, Figure 3).
+//! Commits: a sealed object becomes part of its dataset (paper, 4.1, Figure 3).
 //!
-//! Must hold: everything is verified, then stamped, then put create-only and durable, then
-//! appended to the log; only then it is acknowledged. The same id again, through any server, ends
-//! in the same state and the same answer.
+//! Must hold: an object is verified, stamped, put create-only and durable, and appended to the log; only then
+//! it is acknowledged. The same id again, through any server, ends in the same state and the same answer.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -21,9 +20,7 @@ use crate::catalog;
 use crate::error::Error;
 use crate::headers::read_header;
 use crate::identity;
-use crate::late::Late;
 use crate::parts::{Parts, object_key};
-use crate::refusals::kind_of;
 use crate::room::Taken;
 use crate::survey::logged_from;
 
@@ -31,11 +28,10 @@ const ACTION: &str = "commit object";
 
 const TOO_LARGE: &str = "it is larger than the chunks of this dataset";
 
-/// How long the upload of a large file may stand still. A purge removes parts that no file names a while
-/// after that, and asks nobody again.
+/// How long the upload of a large file may stand still: later, a purge removes its parts.
 pub(crate) const STANDSTILL_MAX: Duration = Duration::from_secs(22 * 60 * 60);
 
-/// Refuses an object that can't be part of the dataset, before any of it is received.
+/// Refuses an object that can't be part of the dataset, before it is received.
 pub(crate) fn admit(record: &DatasetRecord, length: u64) -> Result<(), Error> {
     if length > u64::from(record.shape.size()) {
         return Err(Error::new(Kind::Invalid, "receive", "a chunk", TOO_LARGE));
@@ -43,8 +39,8 @@ pub(crate) fn admit(record: &DatasetRecord, length: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Commits a chunk or part as its client sealed it; gives the stamp it has for ever. `record` is
-/// what the dataset is now; the object began to come at `arrived`. The memory of the object goes back to `buffers`.
+/// Commits a chunk or part as its client sealed it; gives its final stamp. `record` describes the dataset; the
+/// object began to come at `arrived`. The memory of the object goes back to `buffers`.
 pub(crate) async fn put_chunk(
     parts: &Parts,
     buffers: &Arc<Buffers>,
@@ -79,10 +75,21 @@ pub(crate) async fn put_chunk(
     }
     check_parts(parts, header).await?;
     let _taken = take_room(parts, header).await?;
-    if let Some(refusal) = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await {
-        refuse_new(parts, header, kind_of(&refusal), refusal.to_string()).await?;
-    }
+    refuse_unlogged(parts, header, |_| true).await?;
     commit(parts, verified, arrived, |object| buffers.lend(object, 0)).await
+}
+
+/// Refuses an object before it is stored, where the metadata store would refuse to log it.
+async fn refuse_unlogged(
+    parts: &Parts,
+    header: &Header,
+    is_refused: impl FnOnce(&Refusal) -> bool,
+) -> Result<(), Error> {
+    // The append reports a store that does not answer.
+    let refusal = parts.meta.refusal().await.ok().flatten();
+    let Some(refusal) = refusal.filter(is_refused) else { return Ok(()) };
+    let kind = Error::kind_of(&refusal);
+    refuse_new(parts, header, kind, refusal.to_string()).await
 }
 
 /// Refuses an object, unless it is stored already.
@@ -94,7 +101,7 @@ async fn refuse_new(parts: &Parts, header: &Header, kind: Kind, why: String) -> 
     Err(Error::new(kind, ACTION, header.id(), why))
 }
 
-/// Room for an object, until that is dropped; none when it needs no more, as it is stored already.
+/// Takes room for an object; none where the object is stored already.
 async fn take_room(parts: &Parts, header: &Header) -> Result<Option<Taken>, Error> {
     let (room, length) = (parts.room.clone(), header.object_length());
     let taken = blocking::run(move || room.take(length)).await;
@@ -107,41 +114,25 @@ async fn take_room(parts: &Parts, header: &Header) -> Result<Option<Taken>, Erro
     }
 }
 
-/// Commits a tombstone over the versions that a client saw.
+/// Commits a tombstone for the versions that a client saw.
 pub(crate) async fn delete(parts: &Parts, request: &DeleteRequest) -> Result<Stamp, Error> {
     let DeleteRequest { dataset, tombstone, ref deletions } = *request;
-    let takes_none = |refusal: &Refusal| !matches!(refusal, Refusal::Full(_));
-    tombstone_unless(parts, dataset, tombstone, deletions, takes_none).await
+    put_tombstone(parts, dataset, tombstone, deletions).await
 }
 
-/// Commits a tombstone of a purge, which gives memory back.
+/// Commits a tombstone. A metadata store with full memory takes tombstones, as deletes give memory back.
 pub(crate) async fn put_tombstone(
     parts: &Parts,
     dataset: DatasetId,
     id: ChunkId,
     deletions: &Deletions,
 ) -> Result<Stamp, Error> {
-    let takes_none = |refusal: &Refusal| matches!(refusal, Refusal::All(_));
-    tombstone_unless(parts, dataset, id, deletions, takes_none).await
-}
-
-/// Commits a tombstone, unless the metadata store refuses new objects for what `takes_none` names.
-async fn tombstone_unless(
-    parts: &Parts,
-    dataset: DatasetId,
-    id: ChunkId,
-    deletions: &Deletions,
-    takes_none: impl FnOnce(&Refusal) -> bool,
-) -> Result<Stamp, Error> {
     let object = encode_tombstone(dataset, id, deletions)
         .map_err(|error| Error::new(Kind::Invalid, "delete by", id, error))?;
     let verified = Verified::check(object)
         .map_err(|error| Error::new(Kind::Internal, "delete by", id, error))?;
-    let refusal = parts.refusals.check(&*parts.clock, parts.meta.refusal()).await;
-    if let Some(refusal) = refusal.filter(takes_none) {
-        let kind = kind_of(&refusal);
-        refuse_new(parts, verified.header(), kind, refusal.to_string()).await?;
-    }
+    let takes_none = |refusal: &Refusal| matches!(refusal, Refusal::All(_));
+    refuse_unlogged(parts, verified.header(), takes_none).await?;
     commit(parts, verified, parts.clock.now(), Bytes::from).await
 }
 
@@ -165,8 +156,8 @@ async fn commit(
     let (id, kind) = (verified.header().id(), verified.header().kind());
     let (dataset, digest) = (verified.header().dataset(), verified.header().digest());
     let now = parts.clock.now();
-    // A late retry of what is there already is still answered, on the same way as any: that an
-    // object can be read does not make it durable, and to create it again does.
+    // A late retry of a stored object is answered like any other: a readable object may not be durable
+    // yet, and the create below makes it so.
     if let Some(why) = untimely(parts, id, arrived, now)
         && !is_stored(parts, &object_key(dataset, id, kind)).await?
     {
@@ -183,11 +174,11 @@ async fn commit(
         verified.commit(stamp).map_err(|error| Error::new(Kind::Internal, ACTION, id, error))?;
     let key = object_key(dataset, id, kind);
     match parts.store.create(&key, share(object)).await {
-        Ok(()) => append_told(parts, &committed).await,
+        Ok(()) => append(parts, &committed).await,
         Err(error) if error.kind == dl_store::Kind::Exists => {
             committed_before(parts, dataset, id, kind, digest).await
         }
-        // What is there already needs no room.
+        // A stored object needs no room.
         Err(error) if error.kind == dl_store::Kind::Full && is_stored(parts, &key).await? => {
             let settled = parts.store.settle(std::slice::from_ref(&key)).await;
             settled.map_err(|error| Error::store(ACTION, id, error))?;
@@ -205,7 +196,7 @@ async fn is_stored(parts: &Parts, object: &Key) -> Result<bool, Error> {
     }
 }
 
-/// The object is there already, and durable now: the same put again, or another one under the same id.
+/// Answers a put of an id that is stored already, and durable now.
 async fn committed_before(
     parts: &Parts,
     dataset: DatasetId,
@@ -220,18 +211,8 @@ async fn committed_before(
     }
     let committed = header.committed();
     let committed = committed.map_err(|error| Error::new(Kind::Corrupt, ACTION, id, error))?;
-    // Also of one that is logged: who logged it may have ended before its rows were written.
-    append_told(parts, &committed).await
-}
-
-/// The same as [`append`], of an object that may be late.
-async fn append_told(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
-    let late = Late::usual(parts);
-    late.append(object.header().id()).await?;
-    let appended = append(parts, object).await;
-    // Also where it failed: what is not acknowledged need not be looked for.
-    late.end().await?;
-    appended
+    // Also of a logged object: its server may have died before its rows were written.
+    append(parts, &committed).await
 }
 
 /// The commit point.
@@ -250,17 +231,11 @@ async fn append(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
             ended?;
             Err(Error::meta(ACTION, header.id(), error))
         }
-        Err(error) => {
-            if error.kind == dl_meta::Kind::Full {
-                parts.refusals.refused(Refusal::Full(error.to_string()));
-            }
-            Err(Error::meta(ACTION, header.id(), error))
-        }
+        Err(error) => Err(Error::meta(ACTION, header.id(), error)),
     }
 }
 
-/// Why the parts of a large file are not taken: while its upload stood still, a purge may have taken them
-/// for left over, and be about to remove them.
+/// The reason to refuse the parts of a large file: its upload stood still, and a purge may be removing them.
 fn standstill(header: &Header) -> Option<String> {
     let mut sealed: Vec<SystemTime> =
         header.extents().iter().map(|extent| extent.part.sealed_at()).collect();
@@ -285,7 +260,7 @@ async fn check_parts(parts: &Parts, header: &Header) -> Result<(), Error> {
             continue;
         }
         identity::refuse_damaged(parts, "find part", extent.part).await?;
-        // Now that nothing is missing.
+        // The metadata lacks nothing now.
         if !is_committed(parts, dataset, extent).await? {
             let why = format!("its part {} was never committed", extent.part);
             return Err(Error::new(Kind::Invalid, ACTION, header.id(), why));
@@ -308,8 +283,8 @@ pub(crate) async fn is_committed(
     }))
 }
 
-/// Why an object is not taken that began to come at `arrived`: not by when its last piece came, as
-/// the clocks of those on a slow line are right.
+/// The reason to refuse an object by its time. Its first piece, which came at `arrived`, counts: a slow line
+/// is no wrong clock.
 fn untimely(parts: &Parts, id: ChunkId, arrived: SystemTime, now: SystemTime) -> Option<String> {
     let (sealed, limits) = (id.sealed_at(), &parts.limits);
     let off = arrived.duration_since(sealed).or_else(|_| sealed.duration_since(arrived));

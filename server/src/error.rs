@@ -6,6 +6,7 @@
 use std::error::Error as StdError;
 use std::fmt::Display;
 
+use dl_meta::Refusal;
 use dl_proto::Kind;
 use tonic::Status;
 
@@ -68,6 +69,14 @@ impl Error {
             dl_meta::Kind::Denied => Kind::Denied,
         };
         Self::of_store(kind, action, what, error)
+    }
+
+    /// The kind of an error for a refusal of the metadata store.
+    pub(crate) fn kind_of(refusal: &Refusal) -> Kind {
+        match refusal {
+            Refusal::Full(_) => Kind::Full,
+            Refusal::All(_) => Kind::Unavailable,
+        }
     }
 
     fn of_store(

@@ -8,10 +8,10 @@ use dl_meta::DatasetRecord;
 use dl_proto::{Kind, Role};
 use tonic::Request;
 
+use crate::admission::Admitted;
 use crate::auth::Rule;
 use crate::catalog;
 use crate::error::Error;
-use crate::guard::Admitted;
 use crate::parts::Parts;
 
 /// The record of a dataset that a request names by its id, if its contents can be trusted and the
@@ -34,11 +34,11 @@ pub(crate) async fn by_id(
 }
 
 impl Admitted {
-    /// What the guard found out about a request.
+    /// The caller of a request, and the rule of its method.
     pub(crate) fn of<M>(request: &Request<M>) -> Result<Self, Error> {
         let admitted = request.extensions().get::<Self>();
         admitted.cloned().ok_or_else(|| {
-            Error::new(Kind::Internal, "answer", "the request", "it did not pass the guard")
+            Error::new(Kind::Internal, "answer", "the request", "it was not admitted")
         })
     }
 

@@ -1,59 +1,57 @@
-//! The HTTP port: whether the server lives, whether it is well and, if not, which command mends it, and
-//! what it counts.
+//! The HTTP port: whether the server lives, whether it is well and, if not, which command helps, and
+//! its counts.
 //!
-//! Must hold: it answers from the moment it is open, also while the server starts and stops; nobody
-//! holds it up, by asking often, slowly or not at all; it says nothing of what is
-//! in datasets, and names one only beside a training job, where the server has no users.
+//! Must hold: it answers from the moment it is open, also while the server starts and stops; no client
+//! holds it up, by many requests, slow requests or none; it says nothing of the contents of datasets,
+//! and names a dataset only beside a training job, where the server has no users.
 
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use dl_format::{IDENTITY_KEY, IdentityRecord, StoreId};
 use dl_meta::{Damage, DatasetRecord, DatasetState, Refusal};
-use dl_runtime::{Clock, Deadline};
+use dl_runtime::{Clock, Deadline, Elapsed};
 use dl_store::StoreExt;
 use futures::FutureExt;
 use futures::future::{self, BoxFuture, Shared, WeakShared};
-use http_body_util::Full;
-use hyper::body::Incoming;
-use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpListener;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::door::{Door, Guest, Stalls};
+use crate::connections::{ConnectionLimiter, FIRST_REQUEST, accept};
 use crate::error::causes;
 use crate::identity;
 use crate::memory;
 use crate::metrics::{self, Loss, Metrics, Watched};
 use crate::parts::{Parts, key};
+use crate::socket::Socket;
 
 /// How long each store may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// For how long an answer of the stores holds, so that many who ask are no load. Those who ask while
-/// the stores are being asked wait for the same answer.
+/// An answer of the stores holds for so long, so that many clients are no load. Clients that come while
+/// the stores are asked wait for the same answer.
 const HOLDS: Duration = Duration::from_secs(1);
 
-/// Most time for a connection, which is for one request.
+/// Most time for a connection, which is for a single request.
 const CONNECTION: Duration = Duration::from_secs(10);
 
 /// Most bytes of a request.
 const REQUEST_BYTES: usize = 16 << 10;
 
-/// Pause after a connection that could not be taken, as when there are no descriptors left.
-const PAUSE: Duration = Duration::from_millis(50);
-
-const TEXT: &str = "text/plain; charset=utf-8";
-
-/// What the port tells of.
+/// The subjects of the port.
 #[derive(Debug)]
 pub(crate) struct Site {
     pub(crate) parts: Parts,
@@ -62,21 +60,21 @@ pub(crate) struct Site {
     pub(crate) looks: Mutex<Looks>,
 }
 
-/// How the stores were found.
+/// The last answers of the stores.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
     last: Option<Health>,
-    /// The one under way, which ends with the last of those who wait for it.
+    /// The question under way, which ends with the last client that waits for its answer.
     current: Option<WeakShared<BoxFuture<'static, Health>>>,
 }
 
-/// What the stores said.
+/// The state of the stores.
 #[derive(Debug, Clone)]
 struct Health {
     at: Duration,
-    /// As it was last known.
+    /// The last known loss.
     loss: Loss,
-    /// Datasets that are refused until they are recovered, as it was last known.
+    /// Datasets that are refused until they are recovered, as last known.
     recovering: u64,
     /// None when all is well.
     problem: Option<String>,
@@ -97,14 +95,14 @@ struct Port {
 /// How far the server is.
 #[derive(Debug, Clone)]
 struct Stage {
-    /// What keeps it from serving; none while it does.
+    /// Why the server does not serve; none while it serves.
     pending: Option<String>,
-    /// What there is to tell of, once there is anything.
+    /// None before the stores are open.
     site: Option<Arc<Site>>,
 }
 
 impl HttpPort {
-    /// Begins to answer: that the server lives, and that it is about to start.
+    /// Begins to answer: the server lives, and is about to start.
     ///
     /// # Errors
     /// When the listener has no address.
@@ -125,17 +123,17 @@ impl HttpPort {
         self.0.address
     }
 
-    /// Says what a start is at.
+    /// Reports the step of a start.
     pub fn starting(&self, doing: &str) {
         lock(&self.0.stage).pending = Some(format!("starting: {doing}"));
     }
 
-    /// From now on the stores are asked.
+    /// The stores are asked from now on.
     pub(crate) fn serving(&self, site: Site) {
         *lock(&self.0.stage) = Stage { pending: None, site: Some(Arc::new(site)) };
     }
 
-    /// Nothing new is to be sent here any more.
+    /// Clients should send no new requests to this server.
     pub(crate) fn stopping(&self) {
         let doing = "stopping: what is in flight ends within the grace period";
         lock(&self.0.stage).pending = Some(doing.to_owned());
@@ -151,81 +149,73 @@ async fn serve(
     stage: Arc<Mutex<Stage>>,
     clock: Arc<dyn Clock>,
 ) -> Infallible {
-    // Nobody stays: the oldest ones go when many come.
-    let door = Door::new(0, false, Stalls::never(), Arc::clone(&clock));
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    let guest = door.enter(stream);
-                    connections.spawn(converse(guest, Arc::clone(&stage), Arc::clone(&clock)));
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "a connection to the HTTP port can't be taken");
-                    clock.sleep(PAUSE).await;
-                }
-            },
-            Some(_) = connections.join_next() => {}
-        }
-    }
+    let wrong_method = (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are understood\n");
+    let no_such_page =
+        (StatusCode::NOT_FOUND, "this is dlserver: /healthz, /livez and /metrics are here\n");
+    let pages = Router::new()
+        .route("/livez", get("ok\n"))
+        .route("/healthz", get(healthz))
+        .route("/metrics", get(metrics))
+        .method_not_allowed_fallback(move || future::ready(wrong_method))
+        .fallback(move || future::ready(no_such_page))
+        .with_state(stage);
+    // No connection stays: the oldest ones end when many come.
+    let limiter = ConnectionLimiter::new(0, FIRST_REQUEST, Vec::new(), Arc::clone(&clock));
+    let converse = |stream| converse(limiter.clone(), stream, pages.clone(), Arc::clone(&clock));
+    accept(&listener, &*clock, &mut JoinSet::new(), converse).await
 }
 
-async fn converse(guest: Guest, stage: Arc<Mutex<Stage>>, clock: Arc<dyn Clock>) {
-    let service = service_fn(move |request: Request<Incoming>| {
-        let stage = lock(&stage).clone();
-        async move { Ok::<_, Infallible>(stage.answer(request.method(), request.uri().path()).await) }
-    });
-    let connection = http1::Builder::new()
+async fn converse(
+    limiter: ConnectionLimiter,
+    stream: TcpStream,
+    pages: Router,
+    clock: Arc<dyn Clock>,
+) {
+    let connection = limiter.enter(stream.peer_addr().ok());
+    let socket = Socket::new(stream, &connection, CONNECTION, &clock);
+    let served = http1::Builder::new()
         .keep_alive(false)
         .max_buf_size(REQUEST_BYTES)
-        .serve_connection(TokioIo::new(guest), service);
-    // Whoever breaks off or stalls knows it.
-    let _ = Deadline::after(&*clock, CONNECTION).bound(&*clock, connection).await;
+        .serve_connection(TokioIo::new(socket), TowerToHyperService::new(pages));
+    let served = Deadline::after(&*clock, CONNECTION).bound(&*clock, served);
+    // A client that breaks off or stalls knows the reason.
+    limiter.bound(&connection, served.map(drop)).await;
 }
 
-impl Stage {
-    async fn answer(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
-        if method != Method::GET && method != Method::HEAD {
-            let why = "only GET and HEAD are understood\n";
-            return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, why.to_owned());
-        }
-        match (path, &self.site, &self.pending) {
-            ("/livez", _, _) => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
-            ("/metrics", Some(site), _) => {
-                // Of an earlier moment when nobody knows better.
-                let (health, resident) = future::join(site.health(), site.resident()).await;
-                let Health { loss, recovering, .. } = health;
-                let text = site.metrics.text(&site.watched, loss, recovering, resident);
-                response(StatusCode::OK, metrics::CONTENT_TYPE, text)
-            }
-            ("/healthz" | "/metrics", _, Some(pending)) => unwell(pending),
-            ("/healthz", Some(site), None) => match site.health().await {
-                Health { problem: Some(problem), .. } => unwell(&problem),
-                Health { recovering: 0, .. } => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
-                // The others are served.
-                Health { recovering, .. } => {
-                    let text = format!(
-                        "ok\ndatasets that are refused until they are recovered: {recovering}; run \
-                         `dlcmd recover --all`, unless one is under way\n"
-                    );
-                    response(StatusCode::OK, TEXT, text)
-                }
-            },
-            _ => {
-                let what = "this is dlserver: /healthz, /livez and /metrics are here\n";
-                response(StatusCode::NOT_FOUND, TEXT, what.to_owned())
-            }
-        }
+/// Whether the server is well: the reason why it does not serve, or the state of the stores.
+async fn healthz(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
+    let Stage { pending, site } = lock(&stage).clone();
+    match (pending, site) {
+        (Some(pending), _) => unwell(&pending),
+        (None, None) => unwell("starting"),
+        (None, Some(site)) => match site.look().await {
+            Health { problem: Some(problem), .. } => unwell(&problem),
+            Health { recovering: 0, .. } => "ok\n".into_response(),
+            // Other datasets are served.
+            Health { recovering, .. } => format!(
+                "ok\ndatasets that are refused until they are recovered: {recovering}; run \
+                 `dlcmd recover --all`, unless one is under way\n"
+            )
+            .into_response(),
+        },
     }
 }
 
-fn unwell(why: &str) -> Response<Full<Bytes>> {
-    response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{why}\n"))
+/// The counts of the server, also while it stops.
+async fn metrics(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
+    let Stage { pending, site } = lock(&stage).clone();
+    let Some(site) = site else { return unwell(&pending.unwrap_or_default()) };
+    let (health, resident) = future::join(site.look(), site.resident()).await;
+    let text = site.metrics.text(&site.watched, health.loss, health.recovering, resident);
+    ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
+}
+
+fn unwell(why: &str) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response()
 }
 
 impl Site {
-    /// What is wrong when the metadata is not that of the chunk store.
+    /// The problem when the metadata belongs to another chunk store.
     fn of_another(&self, bound: Option<StoreId>, identity: &[u8]) -> Option<String> {
         match IdentityRecord::decode(identity) {
             Ok(IdentityRecord { store }) => {
@@ -236,14 +226,14 @@ impl Site {
         }
     }
 
-    /// Bytes of memory that are in use; none while all threads that may wait for disks do.
+    /// Bytes of memory in use; none while all threads for blocking work wait for disks.
     async fn resident(&self) -> u64 {
         let clock = &*self.parts.clock;
         let resident = Deadline::after(clock, PATIENCE).bound(clock, memory::resident());
         resident.await.ok().flatten().unwrap_or_default()
     }
 
-    /// How many datasets are refused until they are recovered; none where that can't be learnt now.
+    /// How many datasets are refused until they are recovered; none where the metadata store does not say.
     async fn recovering(&self) -> Option<u64> {
         let clock = &*self.parts.clock;
         let records = Deadline::after(clock, PATIENCE).bound(clock, self.parts.meta.records());
@@ -252,13 +242,7 @@ impl Site {
         Some(records.iter().filter(is_refused).count() as u64)
     }
 
-    /// How the stores are; what keeps the server from answering, if anything does.
-    async fn health(self: &Arc<Self>) -> Health {
-        let look = self.look();
-        look.await
-    }
-
-    /// What was found a moment ago, or the one look that is under way.
+    /// The answers of a moment ago, or the question under way.
     fn look(self: &Arc<Self>) -> Shared<BoxFuture<'static, Health>> {
         let mut looks = lock(&self.looks);
         let now = self.parts.clock.monotonic();
@@ -266,7 +250,7 @@ impl Site {
             return future::ready(health.clone()).boxed().shared();
         }
         let current = looks.current.as_ref().and_then(WeakShared::upgrade);
-        // One that has ended is old.
+        // A question that has ended is old.
         if let Some(current) = current.filter(|current| current.peek().is_none()) {
             return current;
         }
@@ -283,71 +267,37 @@ impl Site {
         let deadline = Deadline::after(clock, PATIENCE);
         let identity = key(IDENTITY_KEY.to_owned());
         let meta = &*self.parts.meta;
-        // Apart: where marks can't be written, which is waited for, the reason is known.
+        // Apart: the refusal is known while a write to the metadata store waits.
         let refusal = deadline.bound(clock, meta.refusal());
         let meta = future::try_join(meta.identity(), meta.damage());
         let meta = deadline.bound::<Result<_, dl_meta::Error>>(clock, meta);
         let store = deadline.bound(clock, self.parts.store.read_all(&identity));
         let (meta, refusal, store, recovering) =
             future::join4(meta, refusal, store, self.recovering()).await;
-        let silent = |what| Some(format!("the {what} store did not answer within {PATIENCE:?}"));
-        let silent_meta = || {
-            let trouble = self.parts.meta.trouble();
-            let trouble = trouble.map(|why| format!("; last waited for: {why}"));
-            silent("metadata").map(|silent| silent + &trouble.unwrap_or_default())
-        };
-        let failed = |what, error: &dyn std::error::Error| {
-            Some(format!("the {what} store can't be asked: {}", causes(error)))
-        };
         let loss = match &meta {
-            Ok(Ok((None, _) | (_, Some(Damage { since: None })))) => Loss::All,
-            Ok(Ok((_, Some(Damage { since: Some(_) })))) => Loss::Last,
+            Ok(Ok((None, _) | (_, Some(Damage::Everything)))) => Loss::All,
+            Ok(Ok((_, Some(Damage::Shards)))) => Loss::Last,
             Ok(Ok((Some(_), None))) => Loss::None,
             Ok(Err(error)) if error.kind == dl_meta::Kind::Lost => Loss::All,
-            // Nobody can tell.
+            // Unknown.
             Err(_) | Ok(Err(_)) => before,
         };
-        // Metadata that lost something, or is silent, can't tell.
+        // Metadata that lost something, or does not answer, does not know.
         let recovering = recovering.filter(|_| loss == Loss::None && matches!(meta, Ok(Ok(_))));
-        let lost = match loss {
-            Loss::None => None,
-            Loss::Last => Some(
-                "the metadata store may have lost its last writes: the servers are putting them \
-                 back, which takes a moment",
-            ),
-            Loss::All => Some(
-                "the metadata store lost what it held, or a part of it: run `dlcmd recover --all`",
-            ),
-        };
-        let writes = match refusal {
-            Ok(Ok(refusal)) => refusal.map(|refusal| match refusal {
-                Refusal::Full(why) => format!(
-                    "the metadata store takes no writes but deletes ({why}): give it more memory, \
-                     or delete something and run `dlcmd purge`"
-                ),
-                Refusal::Over(why) => format!(
-                    "the metadata store takes no writes, not even deletes ({why}): give it more \
-                     memory, run `dlcmd purge`, or end a dataset with `dlcmd delete-dataset`"
-                ),
-                Refusal::All(why) => format!("the metadata store takes no writes: {why}"),
-            }),
-            Ok(Err(error)) => failed("metadata", &error),
-            Err(_) => silent_meta(),
-        };
         let problem = match (meta, store) {
-            (Err(_), _) => writes.or_else(silent_meta),
-            (Ok(Err(error)), _) => failed("metadata", &error),
-            (_, Err(_)) => silent("chunk"),
+            (Err(_), _) => Some(self.refused(refusal).unwrap_or_else(|| self.silent_meta())),
+            (Ok(Err(error)), _) => Some(failed("metadata", &error)),
+            (_, Err(_)) => Some(silent("chunk")),
             (_, Ok(Err(error))) if error.kind == dl_store::Kind::Missing => Some(format!(
                 "the chunk store has no `{IDENTITY_KEY}`: check --store; {}",
-                lost.unwrap_or(
+                lost(loss).unwrap_or(
                     "where it has all datasets that the metadata knows, the servers write it again \
                      within two minutes, or their logs say why not"
                 )
             )),
-            (_, Ok(Err(error))) => failed("chunk", &error),
-            (Ok(Ok((bound, _))), Ok(Ok(identity))) => match lost {
-                None => self.of_another(bound, &identity).or(writes),
+            (_, Ok(Err(error))) => Some(failed("chunk", &error)),
+            (Ok(Ok((bound, _))), Ok(Ok(identity))) => match lost(loss) {
+                None => self.of_another(bound, &identity).or_else(|| self.refused(refusal)),
                 Some(lost) => Some(lost.to_owned()),
             },
         };
@@ -356,11 +306,50 @@ impl Site {
         lock(&self.looks).last = Some(health.clone());
         health
     }
+
+    /// Why the metadata store takes no writes, if it takes none.
+    fn refused(
+        &self,
+        refusal: Result<Result<Option<Refusal>, dl_meta::Error>, Elapsed>,
+    ) -> Option<String> {
+        match refusal {
+            Err(Elapsed) => Some(self.silent_meta()),
+            Ok(Err(error)) => Some(failed("metadata", &error)),
+            Ok(Ok(refusal)) => Some(match refusal? {
+                Refusal::Full(why) => format!(
+                    "the metadata store takes no writes but deletes ({why}): give it more memory, \
+                     or delete something and run `dlcmd purge`"
+                ),
+                Refusal::All(why) => format!("the metadata store takes no writes: {why}"),
+            }),
+        }
+    }
+
+    fn silent_meta(&self) -> String {
+        let trouble = self.parts.meta.trouble();
+        let trouble = trouble.map(|why| format!("; last waited for: {why}"));
+        silent("metadata") + &trouble.unwrap_or_default()
+    }
 }
 
-fn response(status: StatusCode, kind: &'static str, text: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(text)));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    response
+fn silent(what: impl Display) -> String {
+    format!("the {what} store did not answer within {PATIENCE:?}")
+}
+
+fn failed(what: impl Display, error: &dyn std::error::Error) -> String {
+    format!("the {what} store can't be asked: {}", causes(error))
+}
+
+/// The meaning of a loss in the metadata store, and the command that helps.
+fn lost(loss: Loss) -> Option<&'static str> {
+    match loss {
+        Loss::None => None,
+        Loss::Last => Some(
+            "the metadata store may have lost writes: the servers are rebuilding it from the chunk \
+             store, which takes a moment",
+        ),
+        Loss::All => {
+            Some("the metadata store lost what it held, or a part of it: run `dlcmd recover --all`")
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The identity that ties a metadata store to its chunk store.
 //!
-//! Must hold: metadata that was emptied, or that belongs to another chunk store, is noticed and
-//! refused with what to do; it is never taken for an empty dataset.
+//! Must hold: metadata that was emptied, or that belongs to another chunk store, is noticed and refused with a
+//! remedy; it never passes for an empty dataset.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -16,18 +16,18 @@ use crate::error::Error;
 use crate::names;
 use crate::parts::{Parts, key};
 
-/// How long it is not looked whether the chunk store is still the same.
+/// Time for which the identity of the chunk store is not read again.
 const STORE_HOLDS: Duration = Duration::from_secs(60);
 
-/// How long whoever looks after the metadata looks for the datasets of a chunk store without identity.
+/// Time for a search of the metadata's datasets in a chunk store without identity.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What was found when the stores were put together.
+/// The relation of a metadata store and a chunk store at the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bound {
-    /// The metadata is this store's.
+    /// The metadata belongs to the chunk store.
     Known,
-    /// The metadata is empty and the store is not: recover first.
+    /// The metadata is empty and the chunk store is not: a recovery is needed.
     Lost,
 }
 
@@ -55,8 +55,8 @@ pub(crate) async fn bind(parts: &Parts) -> Result<Bound, Error> {
     }
 }
 
-/// The identity of the chunk store from which metadata is recovered. Where it is missing, it is that of
-/// the metadata; a new one is drawn only where that has none either.
+/// The identity of the chunk store from which metadata is recovered. A missing identity is written from the
+/// metadata, or drawn where the metadata has none either.
 pub(crate) async fn of_recovered(parts: &Parts) -> Result<StoreId, Error> {
     match (of_store(parts).await?, of_meta(parts).await?) {
         (Some(store), _) => Ok(store),
@@ -65,8 +65,8 @@ pub(crate) async fn of_recovered(parts: &Parts) -> Result<StoreId, Error> {
     }
 }
 
-/// Writes the identity of a chunk store again that has lost it: that of the metadata, if this is its
-/// index. Gives what is stored then.
+/// Writes the lost identity of a chunk store again, by the metadata, if that indexes this store. Gives the
+/// stored identity.
 async fn restored(parts: &Parts, meta: StoreId) -> Result<StoreId, Error> {
     if !is_indexed(parts).await? {
         let why = format!(
@@ -84,7 +84,7 @@ pub(crate) async fn answers(parts: &Parts) -> bool {
     !of_store(parts).await.is_err_and(|error| error.kind.is_retryable())
 }
 
-/// Fails when the metadata was emptied, or lacks something: what it doesn't know may be what it lost.
+/// Fails when the metadata was emptied or is incomplete: a dataset that it lacks may be lost.
 pub(crate) async fn refuse_lost(parts: &Parts, what: impl std::fmt::Display) -> Result<(), Error> {
     if of_meta(parts).await?.is_none() {
         let why = "the metadata store is empty but the chunk store is not; \
@@ -94,7 +94,7 @@ pub(crate) async fn refuse_lost(parts: &Parts, what: impl std::fmt::Display) -> 
     refuse_damaged(parts, "find", what).await
 }
 
-/// Fails while the metadata lacks something.
+/// Fails while the metadata is incomplete.
 pub(crate) async fn refuse_damaged(
     parts: &Parts,
     action: &'static str,
@@ -104,24 +104,25 @@ pub(crate) async fn refuse_damaged(
     let damage = damage.map_err(|error| Error::meta("look for damage in", &parts.meta, error))?;
     let (kind, why) = match damage {
         None => return Ok(()),
-        Some(Damage { since: Some(_) }) => (
+        Some(Damage::Shards) => (
             Kind::Unavailable,
-            "the metadata may lack its last writes; try again when they are back",
+            "the metadata may lack writes, and the servers are rebuilding them from the chunk store; try \
+             again",
         ),
-        Some(Damage { since: None }) => (
+        Some(Damage::Everything) => (
             Kind::NeedsRecovery,
-            "the metadata lost some or all of its data; run `dlcmd recover --all`",
+            "the metadata lost its identity, or is being recovered; run `dlcmd recover --all`",
         ),
     };
     Err(Error::new(kind, action, what, why))
 }
 
-/// Whether the metadata knows datasets, and the chunk store has all of them: by name, or where a name
-/// is lost or damaged, by its objects. Nobody draws the id of a dataset twice.
+/// Whether the metadata has datasets, and the chunk store has all of them: by name, or by objects where a name
+/// is lost or damaged. No two datasets have the same id.
 async fn is_indexed(parts: &Parts) -> Result<bool, Error> {
     let names = names::all(parts).await?;
     let stored: HashSet<DatasetId> = names.live().map(|(_, named)| named.record.dataset).collect();
-    // A recovery asks before what was lost is taken for whole.
+    // During a recovery the records are incomplete.
     let known = parts.meta.remnants().await;
     let known = known.map_err(|error| Error::meta("list", "datasets", error))?;
     let mut is_known = false;
@@ -132,10 +133,10 @@ async fn is_indexed(parts: &Parts) -> Result<bool, Error> {
         }
         let outline = parts.meta.outline(*id).await;
         if outline.is_ok_and(|outline| outline.is_none_or(|outline| outline.objects == 0)) {
-            // Nothing but its name would be there.
+            // An empty dataset has no objects.
             continue;
         }
-        // It may be that of a name that can't be read.
+        // The dataset may be that of an unreadable name.
         let unread = names.unread.into_iter().find(|(unread, _)| unread == name);
         return unread.map_or(Ok(false), |(_, error)| Err(error));
     }
@@ -146,21 +147,21 @@ async fn is_indexed(parts: &Parts) -> Result<bool, Error> {
     }
 }
 
-/// What the metadata was bound to, compared with the chunk store again and again: what another
-/// server does may change either.
+/// The repeated comparison of the metadata's identity with that of the chunk store. Another server may change
+/// either.
 #[derive(Debug, Default)]
 pub(crate) struct Tie {
-    /// What the chunk store says, and when it was asked.
+    /// The identity of the chunk store, and the time of its reading.
     store: Option<(StoreId, Duration)>,
-    /// When its identity was looked for that it has lost, and could not be written again.
+    /// The time at which a lost identity could not be written again.
     lost: Option<Duration>,
 }
 
 impl Tie {
-    /// Fails once the metadata is known to be that of another chunk store: whatever is done from
-    /// then on would be done to the datasets of others.
+    /// Fails once the metadata is known to belong to another chunk store: later requests would act on the
+    /// datasets of that store.
     pub(crate) async fn check(&mut self, parts: &Parts) -> Result<(), Error> {
-        // What can't be read now is looked at the next time.
+        // An identity that can't be read now is read the next time.
         let Ok(Some(meta)) = of_meta(parts).await else { return Ok(()) };
         let now = parts.clock.monotonic();
         let is_known = |(store, at): (StoreId, Duration)| store == meta && now < at + STORE_HOLDS;
@@ -179,7 +180,7 @@ impl Tie {
                     Ok(Err(error)) => error.chain(),
                     Err(_) => format!("its datasets were not found within {PATIENCE:?}"),
                 };
-                // All of it may be away for a while, and be mounted again.
+                // The chunk store may be mounted again later.
                 tracing::error!(why, "the chunk store has no identity");
                 self.lost = Some(now);
                 return Ok(());
@@ -190,7 +191,7 @@ impl Tie {
     }
 }
 
-/// Fails when metadata bound to `meta` is not that of the chunk store `store`.
+/// Fails when metadata bound to `meta` does not belong to the chunk store `store`.
 pub(crate) fn compare(parts: &Parts, meta: StoreId, store: StoreId) -> Result<(), Error> {
     if meta == store { Ok(()) } else { Err(of_another(parts, meta, store)) }
 }
@@ -242,11 +243,11 @@ fn drawn(parts: &Parts) -> StoreId {
     StoreId::from_bytes(id)
 }
 
-/// Writes the identity object; gives what is stored then, which another server may have written.
+/// Writes the identity object; gives the stored identity, which another server may have written.
 async fn create(parts: &Parts, store: StoreId) -> Result<StoreId, Error> {
     let record = IdentityRecord { store };
     match parts.store.create(&key(IDENTITY_KEY.to_owned()), record.encode().into()).await {
-        // A store that creates in two steps may have taken it from two servers: the last one holds.
+        // Of two servers that a store with two-step creates took it from, the last one holds.
         Ok(()) => parts.clock.sleep(parts.limits.settle).await,
         Err(error) if error.kind == dl_store::Kind::Exists => {}
         Err(error) => return Err(Error::store("open chunk store", &parts.store, error)),

@@ -1,8 +1,8 @@
-//! What is left of deleted datasets: objects that no name points to, and names that say nothing any
-//! more. Removed while the server serves, as it may take hours.
+//! The removal of deleted datasets: objects without a name, and old generations of names. The removal runs while
+//! the server serves, as it may take hours.
 //!
-//! Must hold: only what belongs to a deletion that outlasts a power cut is removed, and nothing while
-//! the servers are read-only. What can't be removed of one dataset keeps no other from it.
+//! Must hold: an object is removed only after its deletion is durable, and never while the servers are
+//! read-only. A failure delays its own dataset alone.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -20,33 +20,33 @@ use crate::identity;
 use crate::names::{self, Deleted, Past};
 use crate::parts::{Parts, prefix};
 
-/// Deleted datasets that are looked at, at once.
+/// Deleted datasets in work in parallel.
 const DATASETS_AT_ONCE: usize = 8;
 
-/// Objects that a server removes at once: in a folder each takes one of the places for blocking work, and
-/// reads and puts need some as well.
+/// Objects removed in parallel by a server. In a folder each removal takes a thread for blocking work, and
+/// reads and puts need such threads as well.
 const REMOVALS_AT_ONCE: usize = blocking::AT_ONCE / 2;
 
-/// After so many failures one behind the other the rest of a dataset is left for later: it is the store.
+/// Consecutive failures after which the rest of a dataset is left for later: the store is at fault.
 const FAILURES_MAX: usize = 2 * REMOVALS_AT_ONCE;
 
-/// Whoever deletes a dataset waits for so long until its objects are removed.
+/// Time that a deletion waits for the removal of the objects.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
 
-/// How often is looked for deletions that another server did not finish, and for names to tidy up.
+/// Interval of the search for unfinished deletions of other servers, and for names to tidy up.
 const PERIOD: Duration = Duration::from_secs(60 * 60);
 
-/// How long what could not be removed is left alone.
+/// Pauses after a failed removal.
 const BACKOFF: Backoff =
     Backoff { first: Duration::from_secs(10), factor: 2, max: Duration::from_secs(10 * 60) };
 
 const ACTION: &str = "remove the objects of dataset";
 
-/// What all that removes in a server shares. Clones share it, too.
+/// The shared state of all removals of a server. Clones share it, too.
 #[derive(Debug, Clone)]
 pub(crate) struct Leftovers {
     room: Arc<Semaphore>,
-    /// There is something for the job.
+    /// Wakes the job.
     more: Arc<Notify>,
 }
 
@@ -57,8 +57,8 @@ impl Default for Leftovers {
 }
 
 impl Leftovers {
-    /// Removes the objects of a dataset that was deleted just now, for as long as its caller waits. The
-    /// job finds the rest by the name, which says that it is deleted.
+    /// Removes the objects of a dataset that was deleted just now, for as long as its caller waits. The job
+    /// finds the rest by the name, whose last generation is a deletion.
     pub(crate) async fn remove(
         &self,
         parts: &Parts,
@@ -80,24 +80,12 @@ impl Leftovers {
         DeletedDataset { removed, more_left }
     }
 
-    /// Removes all objects of a dataset that is gone and of which no name tells that it was deleted, so
-    /// that nobody would go on with it.
-    pub(crate) async fn remove_all(
-        &self,
-        parts: &Parts,
-        id: DatasetId,
-    ) -> Result<DeletedDataset, Error> {
-        let mut removed = 0;
-        self.sweep(parts, id, &mut removed).await?;
-        Ok(DeletedDataset { removed, more_left: false })
-    }
-
-    /// Removes what is left of datasets whose names say that they are deleted; gives how many objects
-    /// those were, or the first error, when it is through with all of them.
+    /// Removes the objects of datasets with deleted names; gives their number, or the first
+    /// error, after the work on all of them.
     pub(crate) async fn sweep_deleted(&self, parts: &Parts, past: Past) -> Result<u64, Error> {
         let mut deleted = names::deleted(parts, past).await?.found;
         if !deleted.is_empty() {
-            // Somebody has copied a name of before.
+            // Another name may be a copy of an earlier generation: its dataset may have new files.
             let names = names::all(parts).await?;
             let live: HashSet<DatasetId> =
                 names.live().map(|(_, named)| named.record.dataset).collect();
@@ -125,7 +113,7 @@ impl Leftovers {
         all_of(swept).await
     }
 
-    /// Removes the objects of a dataset that no name points to, and counts them.
+    /// Removes the objects of a dataset without a name, and counts them.
     async fn sweep(&self, parts: &Parts, id: DatasetId, removed: &mut u64) -> Result<(), Error> {
         let objects = prefix(dataset_prefix(id));
         let failed = |error| Error::store(ACTION, id, error);
@@ -162,8 +150,8 @@ impl Leftovers {
     }
 }
 
-/// Removes what is left of deleted datasets: of those that were deleted before the start, of those that
-/// requests leave, and of those that other servers have not finished.
+/// Removes the objects of deleted datasets: of deletions before the start, of deletions whose callers wait no
+/// longer, and of deletions that other servers have not finished.
 pub(crate) async fn watch(parts: &Parts, leftovers: &Leftovers) -> Infallible {
     let (mut settings, mut failures) = (parts.settings.clone(), 0);
     loop {
@@ -203,8 +191,7 @@ async fn all_of(
     all
 }
 
-/// Makes the deletions certain that were cut off; gives the first error, when it is through with all of
-/// them.
+/// Makes interrupted deletions durable; gives the first error, after the work on all of them.
 pub(crate) async fn settle_all(parts: &Parts) -> Result<(), Error> {
     let deleted = names::deleted(parts, Past::Untidied).await?.found;
     let settled = stream::iter(deleted)
@@ -212,14 +199,14 @@ pub(crate) async fn settle_all(parts: &Parts) -> Result<(), Error> {
     all_of(settled).await.map(drop)
 }
 
-/// Has a deletion outlast a power cut, and ends the dataset in the metadata.
+/// Makes a deletion durable, and ends the dataset in the metadata.
 async fn settle(parts: &Parts, deleted: &Deleted) -> Result<(), Error> {
     let Deleted { name, named, .. } = deleted;
     names::settle(parts, name, named.generation).await?;
     forget(parts, name, named.record.dataset).await
 }
 
-/// Takes a dataset that does not live any more out of the metadata.
+/// Takes a deleted dataset out of the metadata.
 pub(crate) async fn forget(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
     let dropped = parts.meta.drop_dataset(name, id).await;
     dropped.map_err(|error| Error::meta("forget dataset", id, error))

@@ -1,8 +1,8 @@
-//! Whoever asked for long work and is told how far it is.
+//! The client of long work, which hears of the progress.
 //!
-//! Must hold: the work goes on when nobody listens, unless it asks for that, and never waits for long
-//! for somebody who takes nothing: once for the patience of a request, and not again before that one
-//! takes something. What was not told is not taken for told.
+//! Must hold: the work goes on without a client, unless it asks for the client, and never waits for long
+//! for a client that takes nothing: once for the patience of a request, and not again before the client
+//! takes a message. A message that was not taken does not count as delivered.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,7 +27,7 @@ impl<'a, T> Listener<'a, T> {
         Self { parts, to, is_deaf: AtomicBool::new(false) }
     }
 
-    /// Tells something; false when it was not taken. Who is gone is as good as told.
+    /// Sends a message; false when it was not taken. For a client that is gone, every message was taken.
     pub(crate) async fn tell(&self, message: T) -> bool {
         let reply = Reply::More(message);
         let is_told = if self.is_deaf.load(Ordering::Relaxed) {
@@ -40,8 +40,8 @@ impl<'a, T> Listener<'a, T> {
         is_told
     }
 
-    /// Tells what was found, in as many messages as that takes, one at least: `message` makes them, of
-    /// findings and of whether they are the last ones. What was not taken stays in `found`.
+    /// Sends findings in as many messages as needed, and at least in a single message. `message` makes a
+    /// message of findings and of whether they are the last. Findings that were not taken stay in `found`.
     pub(crate) async fn tell_found(
         &self,
         found: &mut Vec<String>,
@@ -61,18 +61,18 @@ impl<'a, T> Listener<'a, T> {
         }
     }
 
-    /// Tells something of which more will follow, if that can be done at once.
+    /// Sends a message, if the client takes it at once; more messages will follow.
     pub(crate) fn mention(&self, message: T) {
         let _ = self.to.try_send(Reply::More(message));
     }
 
-    /// Whether nobody listens any more.
+    /// Whether the client is gone.
     pub(crate) fn is_deserted(&self) -> bool {
         self.to.is_closed()
     }
 
-    /// To be called at the end: fails when the last messages were not taken, so that nobody takes
-    /// what came before them for all there is.
+    /// Ends the work: fails when the last messages were not taken, so that no client takes the messages
+    /// before for the whole result.
     pub(crate) fn end(&self) -> Result<(), Error> {
         if !self.is_deaf.load(Ordering::Relaxed) {
             return Ok(());

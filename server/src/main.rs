@@ -16,8 +16,8 @@ use dl_meta::{MetaStore, Redis, Stop};
 use dl_runtime::{Clock, Deadline, OsRandom, Shutdown, SystemClock, telemetry};
 use dl_server::config::{self, Config, FastStore, Flags, Http};
 use dl_server::{
-    Certificate, Doors, Followed, HttpPort, Live, Parts, People, Refusals, Replaced, Roll, Room,
-    Settings, dataset_of, prepare, start,
+    Certificate, Doors, Followed, HttpPort, Live, Parts, People, Replaced, Roll, Room, Settings,
+    dataset_of, prepare, start,
 };
 use dl_store::{DeferredStore, Served, Servers, Store, TierStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -150,7 +150,6 @@ async fn run(
         random,
         limits,
         room,
-        refusals: Refusals::default(),
         replaced: Replaced::default(),
         settings,
         roll,

@@ -1,6 +1,8 @@
-//! What dataset names point to: small objects `names/<name>/<generation>` in the chunk store, of
-//! which the highest generation holds. The truth about which datasets live; the metadata store
-//! only indexes it.
+//! The names of datasets: small objects `names/<name>/<generation>` in the chunk store. The highest
+//! generation of a name holds. Names are the truth about living datasets; the metadata store indexes them.
+//!
+//! Must hold: a name object is written once and never changed. An object copied or edited by hand is refused with
+//! an error about this object.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -23,33 +25,33 @@ pub(crate) use crate::roll::{Named, Names};
 
 const READ: &str = "read the name of dataset";
 
-/// Names that are read at once.
+/// Names read in parallel.
 const READS_AT_ONCE: usize = 64;
 
-/// A server that began to create or write something before a deletion has ended it by then.
+/// Time after a deletion within which a server ends the writes of before.
 const SPENT_AFTER: Duration = Duration::from_secs(60 * 60);
 
-/// Between the tries to read what much hangs on.
+/// Pauses between the tries to read a name.
 pub(crate) const PAUSES: [Duration; 3] =
     [Duration::from_secs(1), Duration::from_secs(3), Duration::from_secs(9)];
 
-/// For hints, and for what to keep in the fast store, names may be so old.
+/// Age of the names for hints and for the choice of datasets in the fast store.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// What every name points to now. Of many who ask at once, all share one reading that began after
-/// they asked, so that clients who ask for what isn't there don't keep the chunk store busy.
+/// All names as they are now. Concurrent callers share a reading that began after their calls, so that
+/// requests for missing datasets don't keep the chunk store busy.
 pub(crate) async fn shared(parts: &Parts) -> Result<Arc<Names>, Error> {
     shared_since(parts, parts.clock.monotonic()).await
 }
 
-/// What every name pointed to a moment ago.
+/// All names as they were a moment ago.
 pub(crate) async fn recent(parts: &Parts) -> Result<Arc<Names>, Error> {
     shared_since(parts, parts.clock.monotonic().saturating_sub(RECENT)).await
 }
 
-/// What was read since `began`. While the chunk store does not answer, those that wait fail with
-/// the reading that goes on: nobody waits for one time-out after the other, nor for longer than
-/// the patience of a request.
+/// All names by a reading that began after `began`. While the chunk store does not answer, all waiting calls
+/// fail with the reading in progress: no call waits for several time-outs, nor for longer than the patience of
+/// a request.
 async fn shared_since(parts: &Parts, began: Duration) -> Result<Arc<Names>, Error> {
     const ACTION: &str = "read the names of";
     let patience = parts.limits.patience;
@@ -76,7 +78,7 @@ async fn shared_since(parts: &Parts, began: Duration) -> Result<Arc<Names>, Erro
     }
 }
 
-/// What `name` points to; none when it was never used.
+/// The newest generation of `name`; none when the name was never used.
 pub(crate) async fn newest(parts: &Parts, name: &DatasetName) -> Result<Option<Named>, Error> {
     match newest_generation(parts, name).await? {
         Some(generation) => Ok(Some(read(parts, name, generation).await?)),
@@ -84,7 +86,7 @@ pub(crate) async fn newest(parts: &Parts, name: &DatasetName) -> Result<Option<N
     }
 }
 
-/// The generation that holds, whether it can be read or not; none when the name was never used.
+/// The number of the newest generation, readable or not; none when the name was never used.
 pub(crate) async fn newest_generation(
     parts: &Parts,
     name: &DatasetName,
@@ -93,32 +95,14 @@ pub(crate) async fn newest_generation(
     Ok(found.into_iter().next_back().map(|(_, generation)| generation))
 }
 
-/// Whether a name ever stood for a dataset, as far as its generations are still there.
-pub(crate) async fn stood_for(
-    parts: &Parts,
-    name: &DatasetName,
-    id: DatasetId,
-) -> Result<bool, Error> {
-    for (name, generation) in list(parts, &prefix(name_prefix(name))).await?.into_iter().rev() {
-        match read(parts, &name, generation).await {
-            Ok(named) if named.record.dataset == id => return Ok(true),
-            // Removed since, as nothing is left of what it stood for.
-            Err(error) if error.kind == Kind::NotFound => {}
-            Ok(_) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(false)
-}
-
-/// What every name points to, read anew.
+/// All names, read anew.
 pub(crate) async fn all(parts: &Parts) -> Result<Names, Error> {
     all_but(parts, None).await
 }
 
-/// What every name points to. A generation that was read before is not read again: names of deleted
-/// datasets stay for ever. But for young live ones, which a store that creates in two steps may have taken
-/// from two servers, it never changes, unless a recovery puts it right.
+/// All names. A known generation is not read again, as no generation ever changes, and names of deleted
+/// datasets stay for ever. Young live generations are read again: a store with two-step creates may have taken
+/// them from two servers.
 async fn all_but(parts: &Parts, known: Option<&Names>) -> Result<Names, Error> {
     let found = list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
     // In order: the last generation of a name stays.
@@ -144,43 +128,44 @@ async fn all_but(parts: &Parts, known: Option<&Names>) -> Result<Names, Error> {
             Err(error) => names.unread.push((name, error)),
         }
     }
-    part_copies(&mut names);
+    refuse_copies(&mut names);
     Ok(names)
 }
 
-/// Of names that stand for one dataset no more than one is right, and nothing says which: none of them is
-/// taken for read, but for one that says that the dataset is deleted. Others that stand for it are not named,
-/// as not everybody may know of them.
-fn part_copies(names: &mut Names) {
-    let mut stand: HashMap<DatasetId, (u32, bool)> = HashMap::new();
+/// Takes live names of the same dataset for unread: all but a single name are copies, and nothing tells the
+/// original. The error does not mention the other names, as its reader may not be allowed to know them.
+fn refuse_copies(names: &mut Names) {
+    let mut counts: HashMap<DatasetId, u32> = HashMap::new();
     for (_, named) in &names.read {
-        let (count, is_deleted) = stand.entry(named.record.dataset).or_default();
-        *count += 1;
-        *is_deleted |= named.record.state == NameState::Deleted;
+        *counts.entry(named.record.dataset).or_default() += 1;
     }
     for (name, named) in std::mem::take(&mut names.read) {
-        let (count, is_deleted) = stand.get(&named.record.dataset).copied().unwrap_or_default();
-        if count < 2 || named.record.state == NameState::Deleted {
+        let is_copied = counts.get(&named.record.dataset).is_some_and(|count| *count > 1);
+        if !is_copied || named.record.state == NameState::Deleted {
             names.read.push((name, named));
             continue;
         }
         let object = name_key(&name, named.generation);
-        let whose = match is_deleted {
-            true => "a dataset that another name says is deleted, so it is a copy: remove it",
-            false => {
-                "the same dataset as another name, so one is a copy of the other: remove that one"
-            }
-        };
         let why = format!(
-            "{object} in the chunk store stands for {whose}; and put back what was there before, or, as \
-             long as the metadata has the dataset, run `dlcmd recover dl://{name}`"
+            "{object} in the chunk store stands for the same dataset as another name, so one is a copy of \
+             the other: remove that one, put back what was there before, and run `dlcmd recover --all`"
         );
         names.unread.push((name.clone(), Error::new(Kind::Corrupt, READ, &name, why)));
     }
     names.unread.sort_by(|(name, _), (other, _)| name.cmp(other));
 }
 
-/// Whether a dataset has any object but snapshots; `what` it is called in errors.
+/// The error where the metadata has another dataset of a name than the name object, which was changed by hand.
+pub(crate) fn changed(name: &DatasetName, generation: u32) -> String {
+    let object = name_key(name, generation);
+    format!(
+        "{object} in the chunk store stands for another dataset than the metadata has: put that object \
+         back from a copy; or get the files that are to be kept, remove the object, and run `dlcmd recover \
+         dl://{name}`, which writes it again"
+    )
+}
+
+/// Whether a dataset, called `what` in errors, has objects other than snapshots.
 pub(crate) async fn has_objects(
     parts: &Parts,
     what: impl Display,
@@ -199,38 +184,36 @@ pub(crate) async fn has_objects(
     }
 }
 
-/// A deletion of which something may be left.
+/// A deletion with objects that may be left.
 #[derive(Debug)]
 pub(crate) struct Deleted {
     pub(crate) name: DatasetName,
     pub(crate) named: Named,
-    /// The generations since the deletion before it, which has those before for itself; and itself
-    /// unless it is the one that holds.
+    /// The generations after the deletion before, up to this deletion; without the newest generation.
     spent: Vec<u32>,
 }
 
-/// What there is of deletions.
+/// The result of a search for deletions.
 #[derive(Debug, Default)]
 pub(crate) struct Deletions {
     pub(crate) found: Vec<Deleted>,
-    /// Names that were used more than once, each with the generation that holds: what they stood for
-    /// before is deleted, whether that can be read or not.
+    /// Names used more than once, each with the newest generation: datasets of earlier generations are deleted,
+    /// also where a generation can't be read.
     pub(crate) used_again: Vec<(DatasetName, u32)>,
 }
 
-/// Which deletions are looked for.
+/// The scope of a search for deletions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Past {
-    /// Those that were not tidied up, also of names that were used again. One listing, and a reading
-    /// for each name that has several generations: a name that has one is live, or all of its past
-    /// is gone.
+    /// Deletions not tidied up yet, also of names used again. Costs a listing, and a reading
+    /// for each name with several generations: a name with a single generation has no past.
     Untidied,
-    /// Besides, those of names that were not used again, with a reading for each name: who wrote
-    /// something and died behind the tidying has left it there.
+    /// Also deletions already tidied up, with a reading for each name: a server may have written an object
+    /// later, and died.
     All,
 }
 
-/// Deletions of which something may be left.
+/// Searches for deletions with objects that may be left.
 pub(crate) async fn deleted(parts: &Parts, past: Past) -> Result<Deletions, Error> {
     let found = list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
     let mut all: BTreeMap<DatasetName, Vec<u32>> = BTreeMap::new();
@@ -264,7 +247,7 @@ fn of_name(
             Ok(named) => named,
             Err(error) => {
                 tracing::error!(error = error.chain(), "a name can't be read");
-                // It may say that something is deleted that is still there.
+                // This generation may be a deletion that left objects.
                 spent.clear();
                 continue;
             }
@@ -280,7 +263,7 @@ fn of_name(
     deleted
 }
 
-/// Reads a generation; once more after a pause, and again, while the store fails.
+/// Reads a generation; after a failure of the store again, with growing pauses.
 pub(crate) async fn read_patiently(
     parts: &Parts,
     name: &DatasetName,
@@ -298,11 +281,11 @@ pub(crate) async fn read_patiently(
 }
 
 impl Deleted {
-    /// Removes the generations that say nothing any more, once nobody can be at work with them.
+    /// Removes the spent generations, once no server can be at work with them.
     pub(crate) async fn tidy(&self, parts: &Parts) -> Result<(), Error> {
         let age = parts.clock.now().duration_since(self.named.record.created.time());
         if age.is_ok_and(|age| age > SPENT_AFTER) {
-            // In order: as long as one is left, the deletion is found again.
+            // In order: as long as a generation is left, the deletion is found again.
             for generation in &self.spent {
                 let object = key(name_key(&self.name, *generation));
                 let removed = parts.store.delete(&object).await;
@@ -313,7 +296,7 @@ impl Deleted {
     }
 }
 
-/// Makes a generation. False when it is taken: somebody else was faster, look again.
+/// Makes a generation. False when another server was faster.
 pub(crate) async fn create(
     parts: &Parts,
     name: &DatasetName,
@@ -328,8 +311,8 @@ pub(crate) async fn create(
     }
 }
 
-/// A generation as it stays: a store that creates in two steps may have taken it from two servers, of
-/// which the last one holds.
+/// A generation after its creation has settled: a store with two-step creates may take a generation from two
+/// servers, and the last write holds.
 pub(crate) async fn held(
     parts: &Parts,
     name: &DatasetName,
@@ -339,7 +322,7 @@ pub(crate) async fn held(
     read(parts, name, generation).await
 }
 
-/// Makes a generation that was found outlast a power cut; whoever made it may have died first.
+/// Makes a generation durable: its server may have died before.
 pub(crate) async fn settle(
     parts: &Parts,
     name: &DatasetName,
@@ -372,9 +355,9 @@ async fn read(parts: &Parts, name: &DatasetName, generation: u32) -> Result<Name
     Ok(Named { generation, record })
 }
 
-/// The one of `names` that is nearest to what somebody typed, when it is near at all: at most a
-/// third of its letters are others, or one letter where they begin alike, or it goes on where at least
-/// three letters were typed. Of several, the one that begins like it for longest.
+/// The nearest of `names` to a typed name: at most a third of the letters differ, or a letter where the names
+/// begin alike, or the typed name, of three letters at least, is the beginning. Of several such names, the
+/// name with the longest common beginning.
 pub(crate) fn nearest<'a>(
     typed: &DatasetName,
     names: impl Iterator<Item = &'a DatasetName>,
@@ -382,7 +365,7 @@ pub(crate) fn nearest<'a>(
     let typed = typed.as_str().to_ascii_lowercase();
     let near = names.filter_map(|name| {
         let letters = name.as_str().to_ascii_lowercase();
-        let distance = distance(typed.as_bytes(), letters.as_bytes());
+        let distance = strsim::osa_distance(&typed, &letters);
         let begins = typed.bytes().zip(letters.bytes()).take_while(|(a, b)| a == b).count();
         let most = (typed.len().max(letters.len()) / 3).max(usize::from(begins > 0));
         let goes_on = typed.len() >= 3 && letters.starts_with(&typed);
@@ -390,26 +373,6 @@ pub(crate) fn nearest<'a>(
         is_near.then_some((distance, Reverse(begins), name))
     });
     near.min().map(|(_, _, name)| name)
-}
-
-/// Letters to change, add, leave out or swap with the next one, none of them twice
-/// (Damerau-Levenshtein, restricted).
-fn distance(a: &[u8], b: &[u8]) -> usize {
-    let mut before = Vec::new();
-    let mut above: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, y) in b.iter().enumerate() {
-            let changed = above[j] + usize::from(x != y);
-            let mut least = changed.min(above[j + 1] + 1).min(row[j] + 1);
-            if i > 0 && j > 0 && *x == b[j - 1] && a[i - 1] == *y {
-                least = least.min(before[j - 1] + 1);
-            }
-            row.push(least);
-        }
-        before = std::mem::replace(&mut above, row);
-    }
-    above.last().copied().unwrap_or(a.len())
 }
 
 #[cfg(test)]

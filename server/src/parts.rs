@@ -13,11 +13,9 @@ use dl_store::{Key, Prefix, Store};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::Error;
-use crate::refusals::Refusals;
 use crate::replaced::Replaced;
 use crate::roll::Roll;
 use crate::room::Room;
-use crate::senders::Senders;
 use crate::settings::Settings;
 
 /// How much a server holds in memory at once, and how long it waits.
@@ -79,8 +77,6 @@ pub struct Parts {
     pub limits: Limits,
     /// What puts leave to deletes.
     pub room: Room,
-    /// Whether the index takes new objects.
-    pub refusals: Refusals,
     /// Which stored snapshots there are newer versions of.
     pub replaced: Replaced,
     /// What may change meanwhile.
@@ -94,20 +90,13 @@ pub struct Parts {
 pub(crate) struct Budget {
     room: Arc<Semaphore>,
     total: Arc<AtomicU32>,
-    senders: Senders,
     purpose: &'static str,
 }
 
 impl Budget {
     pub(crate) fn new(total: u32, purpose: &'static str) -> Self {
         let room = Arc::new(Semaphore::new(total as usize));
-        let (total, senders) = (Arc::new(AtomicU32::new(total)), Senders::default());
-        Self { room, total, senders, purpose }
-    }
-
-    /// Who has of it for what they have not sent yet.
-    pub(crate) fn senders(&self) -> &Senders {
-        &self.senders
+        Self { room, total: Arc::new(AtomicU32::new(total)), purpose }
     }
 
     /// Bytes that may be given out, and that are.
@@ -172,9 +161,7 @@ impl Budget {
         }
         let permit = Arc::clone(&self.room).acquire_many_owned(bytes);
         tokio::select! {
-            permit = self.senders.press(&*parts.clock, parts.limits.patience, permit) => {
-                Ok(permit.expect("the semaphore is never closed"))
-            }
+            permit = permit => Ok(permit.expect("the semaphore is never closed")),
             () = parts.clock.sleep(limit) => {
                 let why = format!("{total} bytes are in use after {limit:?}; try again");
                 Err(Error::new(Kind::Unavailable, "wait for memory to", self.purpose, why))

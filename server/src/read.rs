@@ -14,11 +14,11 @@ use tokio::sync::mpsc;
 use crate::answer::{Reply, hand_over_all, in_messages};
 use crate::error::Error;
 use crate::executor::{Executor, Failure};
-use crate::lease::Lease;
 use crate::moved::{Again, Next};
 use crate::parts::{Budget, Parts};
 pub(crate) use crate::plan::Pieces;
 use crate::plan::{Plan, Segment, Wave, WaveSize, problem};
+use crate::reservation::Reservation;
 
 /// Bytes that one request reads at a time; the fewer, the more others read. Two such waves of a
 /// request are in memory: one that is read while the one before it is sent.
@@ -35,19 +35,19 @@ pub(crate) fn memory(cost: u64, wave: u64) -> u64 {
     cost.min(wave.saturating_mul(2)).saturating_add(cost.min(SENT_BYTES))
 }
 
-/// Answers a request through `replies`, with its memory in `lease`.
+/// Answers a request through `replies`, with its memory in `reserved`.
 pub(crate) async fn read(
     parts: &Parts,
     executor: &Executor,
     budget: &Budget,
-    lease: &Lease,
+    reserved: &Reservation,
     request: ReadRequest,
     replies: mpsc::Sender<Reply<Pieces>>,
 ) -> Result<(), Error> {
     let dataset = request.dataset;
     let mut plan = Plan::new(parts, request).await?;
     let mut cost = plan.cost(COST_MAX);
-    let taken = lease.reserve(parts, budget, &WAVES.map(|wave| memory(cost, wave))).await?;
+    let taken = reserved.reserve(parts, budget, &WAVES.map(|wave| memory(cost, wave))).await?;
     let size = WaveSize::of(WAVES.get(taken).copied().unwrap_or(WAVES[0]));
     let mut again = Again::default();
     while !plan.is_empty() {
@@ -96,7 +96,7 @@ pub(crate) async fn read(
             let has_room = |more: u64| {
                 let whole = cost.saturating_add(more).min(COST_MAX);
                 let more = memory(whole, size.bytes).saturating_sub(memory(cost, size.bytes));
-                let has_room = lease.grow(budget, more);
+                let has_room = reserved.grow(budget, more);
                 if has_room {
                     cost = whole;
                 }
@@ -178,7 +178,7 @@ mod tests {
         let dataset = rig.create("ds").await;
         let short = put(&rig, dataset, 1, &[1; 10]).await;
         rig.store.script("read", [Some(Fault::Delay(SECOND))]);
-        let (budget, lease) = (Budget::new(BUDGET, "test"), Arc::<Lease>::default());
+        let (budget, reserved) = (Budget::new(BUDGET, "test"), Arc::<Reservation>::default());
         let (replies, mut came) = mpsc::channel(16);
         let path = ReadSource::Path(FilePath::new("a").unwrap());
         let request = ReadRequest {
@@ -189,9 +189,9 @@ mod tests {
         };
         let (parts, executor) = (rig.parts.clone(), Executor::new(Arc::clone(&rig.parts.store)));
         let reading = {
-            let (budget, lease) = (budget.clone(), Arc::clone(&lease));
+            let (budget, reserved) = (budget.clone(), Arc::clone(&reserved));
             dl_runtime::spawn(async move {
-                read(&parts, &executor, &budget, &lease, request, replies).await.unwrap();
+                read(&parts, &executor, &budget, &reserved, request, replies).await.unwrap();
             })
         };
         while budget.total_and_used().1 == 0 {

@@ -1,9 +1,8 @@
-//! Since when stored versions are known to be replaced by newer ones.
+//! The times at which stored versions were seen to be replaced by newer ones.
 //!
-//! Must hold: none is taken for replaced before it was. Stamps can't tell: what replaces a version may
-//! have been stamped long before it came into the log, or be a purge that took something off it. So a
-//! version was replaced, for a server, when that server first saw another one in its place; after a
-//! restart it sees that anew.
+//! Must hold: no version counts as replaced too early. Stamps don't show the time: an object may join the
+//! log long after it was stamped, and a purge has no stamp. So each server counts from the moment when it
+//! first saw another version; a restart begins anew.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,18 +10,17 @@ use std::time::Duration;
 
 use dl_format::{DatasetId, Version};
 
-/// Since when each version is known to be replaced, on the monotonic clock.
+/// The time, on the monotonic clock, at which each version was seen to be replaced.
 type Since = HashMap<Version, Duration>;
 
-/// What this server saw. Clones share it.
+/// The replaced versions that this server saw. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Replaced {
     seen: Arc<Mutex<HashMap<DatasetId, Since>>>,
 }
 
 impl Replaced {
-    /// Takes note that these versions of a dataset are stored and replaced, and others are not; gives
-    /// since when each of them is known to be.
+    /// Notes that exactly these versions of a dataset are stored and replaced; gives their times.
     pub(crate) fn note(
         &self,
         dataset: DatasetId,

@@ -1,7 +1,7 @@
-//! What all names of datasets point to, and the last reading of them, which many share.
+//! All names of datasets, and a cache of the last reading for concurrent requests.
 //!
-//! Must hold: whoever shares a reading knows when it began; at most one goes on, and no lock is
-//! held meanwhile.
+//! Must hold: a caller with a shared reading knows when the reading began; at most one reading runs, without
+//! a lock.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,14 +14,14 @@ use tokio::task::AbortHandle;
 
 use crate::error::Error;
 
-/// A name's newest generation.
+/// The newest generation of a name.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Named {
     pub(crate) generation: u32,
     pub(crate) record: NameRecord,
 }
 
-/// What every name points to. One that can't be read costs its dataset and no others.
+/// All names. An unreadable name costs its dataset alone.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     /// In order.
@@ -31,36 +31,36 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// The names that point to datasets which live.
+    /// The names of living datasets.
     pub(crate) fn live(&self) -> impl Iterator<Item = &(DatasetName, Named)> {
         self.read.iter().filter(|(_, named)| named.record.state == NameState::Live)
     }
 
-    /// What a name points to, if it could be read.
+    /// The generation of a name, if it could be read.
     pub(crate) fn of(&self, name: &DatasetName) -> Option<&Named> {
         let place = self.read.binary_search_by(|(other, _)| other.cmp(name)).ok()?;
         self.read.get(place).map(|(_, named)| named)
     }
 
-    /// Leaves out the names that somebody may not know of.
+    /// Leaves out the names hidden from a caller.
     pub(crate) fn retain(&mut self, is_seen: impl Fn(&DatasetName) -> bool) {
         self.read.retain(|(name, _)| is_seen(name));
         self.unread.retain(|(name, _)| is_seen(name));
     }
 
-    /// Whether nothing was ever created here.
+    /// Whether no dataset was ever created.
     pub(crate) fn is_empty(&self) -> bool {
         self.read.is_empty() && self.unread.is_empty()
     }
 }
 
-/// When a reading began, and what it gave.
+/// The time at which a reading began, and its result.
 type Read = (Duration, Arc<Names>);
 
-/// What a reading that goes on will give to all who wait for it.
+/// A reading in progress, for all waiting callers.
 pub(crate) type Reading = Shared<BoxFuture<'static, Result<(), Arc<Error>>>>;
 
-/// What dataset names were last read as, for all who ask at the same time.
+/// The last reading of the dataset names, shared by concurrent requests.
 #[derive(Debug, Clone, Default)]
 pub struct Roll {
     readings: Arc<Mutex<Readings>>,
@@ -69,7 +69,7 @@ pub struct Roll {
 #[derive(Debug, Default)]
 struct Readings {
     last: Option<Read>,
-    /// The latest one, and whether it goes on.
+    /// The latest reading, and its task.
     latest: Option<(AbortHandle, Reading)>,
 }
 
@@ -78,19 +78,18 @@ impl Roll {
         self.readings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was read last, whenever that was.
+    /// The result of the last reading, however old.
     pub(crate) fn last(&self) -> Option<Arc<Names>> {
         self.readings().last.as_ref().map(|(_, names)| Arc::clone(names))
     }
 
-    /// What was read, if that began then or later.
+    /// The result of the last reading, if the reading began at this time or later.
     pub(crate) fn since(&self, began: Duration) -> Option<Arc<Names>> {
         let readings = self.readings();
         readings.last.as_ref().filter(|(at, _)| *at >= began).map(|(_, names)| Arc::clone(names))
     }
 
-    /// The reading that goes on; one that `read` begins when none does. It goes on when nobody waits
-    /// for it any more.
+    /// The reading in progress, or a new one by `read`. A reading goes on without waiting callers.
     pub(crate) fn reading<R>(&self, now: Duration, read: impl FnOnce() -> R) -> Reading
     where
         R: Future<Output = Result<Names, Error>> + Send + 'static,

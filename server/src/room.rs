@@ -1,7 +1,7 @@
-//! Room on the disks of this machine that puts leave to deletes.
+//! Free space on the disks of this machine that puts leave to deletes.
 //!
-//! Must hold: what a put takes never leaves so little that a delete, or what the metadata still has
-//! to write down, finds none: an administrator can always delete. What others fill is theirs.
+//! Must hold: after any put, enough space is free for deletes and for metadata that are still in memory: an
+//! administrator can always delete. Space that other programs fill is not covered.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::statvfs;
 
-/// Kept on a large file system: several times what metadata may hold in memory before it is written.
+/// Kept on a large file system: several times the size of metadata in memory before a write.
 const KEPT_MAX: u64 = 256 << 20;
 /// Kept on a small one: a few commits of the metadata.
 const KEPT_MIN: u64 = 4 << 20;
-/// Of what lies between, this part is kept.
+/// The part that is kept of sizes in between.
 const KEPT_PART: u64 = 16;
 
-/// Where the stores of a server lie. Clones share what is under way.
+/// The folders of a server's stores. Clones share the bytes in flight.
 #[derive(Debug, Clone, Default)]
 pub struct Room {
     folders: Arc<[PathBuf]>,
@@ -24,7 +24,7 @@ pub struct Room {
     under_way: Arc<AtomicU64>,
 }
 
-/// Bytes that are being stored, until this is dropped.
+/// Bytes in flight, until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Taken {
     under_way: Arc<AtomicU64>,
@@ -53,25 +53,24 @@ impl Room {
         Self { folders, scratch: None, under_way: Arc::default() }
     }
 
-    /// The same, with a folder for what doesn't fit into memory for a while; otherwise it is that of
-    /// the machine for such files.
+    /// The same, with a folder for temporary files; by default the one of the machine.
     pub fn with_scratch(self, folder: &Path) -> Self {
         Self { scratch: Some(folder.into()), ..self }
     }
 
-    /// Where what doesn't fit into memory may lie for a while.
+    /// The folder for data that don't fit into memory.
     pub(crate) fn scratch(&self) -> PathBuf {
         self.scratch.as_deref().map_or_else(std::env::temp_dir, Path::to_path_buf)
     }
 
     /// Takes room for so many bytes. May block.
     pub(crate) fn take(&self, bytes: u64) -> Result<Taken, Full> {
-        // Before looking, so that of several at once none counts on what another one takes.
+        // Before the look, so that puts at the same time don't count on the same space.
         let others = self.under_way.fetch_add(bytes, Ordering::SeqCst);
         let taken = Taken { under_way: Arc::clone(&self.under_way), bytes };
         let wanted = others.saturating_add(bytes);
         for folder in &*self.folders {
-            // Where that can't be told, the write itself says what is wrong.
+            // Without an answer here, the write itself reports the problem.
             let Ok(disk) = statvfs(folder) else { continue };
             let free = disk.f_bavail.saturating_mul(disk.f_frsize);
             let kept = kept(disk.f_blocks.saturating_mul(disk.f_frsize));
@@ -89,7 +88,7 @@ impl Drop for Taken {
     }
 }
 
-/// What is kept of a file system of this size.
+/// The bytes that are kept free on a file system of this size.
 fn kept(total: u64) -> u64 {
     (total / KEPT_PART).clamp(KEPT_MIN, KEPT_MAX)
 }
@@ -99,14 +98,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_disks_keep_a_part_and_large_ones_no_more_than_is_needed() {
+    fn small_disks_keep_a_part_and_large_disks_a_fixed_size() {
         for (total, expected) in [(24 << 20, 4), (1 << 30, 64), (4 << 30, 256), (1 << 44, 256)] {
             assert_eq!(kept(total), expected << 20);
         }
     }
 
     #[test]
-    fn what_is_under_way_is_not_given_twice() {
+    fn bytes_in_flight_are_not_given_twice() {
         let folder = tempfile::tempdir().unwrap();
         let room = Room::of([folder.path().to_owned()]);
         let disk = statvfs(folder.path()).unwrap();

@@ -1,7 +1,7 @@
 //! The gRPC adapter: converts a request, asks the gate, calls one function of the domain, converts
 //! the answer.
 //!
-//! Must hold: nothing is said of a dataset before the gate has let its caller through.
+//! Must hold: no method answers anything about a dataset before the gate has let its caller through.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,53 +18,53 @@ use dl_runtime::Buffers;
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::admission::Admitted;
 use crate::answer::{Replies, answer, answer_with};
-use crate::catalog::Told;
+use crate::catalog::Detail;
 use crate::error::Error;
 use crate::executor::Executor;
-use crate::guard::Admitted;
-use crate::lease::{Items, Lease};
+use crate::inflight::Intake;
 use crate::leftovers::Leftovers;
 use crate::metrics::{Gauges, SnapshotMetrics, TaskMetrics};
 use crate::parts::{Budget, Parts};
+use crate::reservation::Reservation;
 use crate::shown::Shown;
 use crate::snapshot::{self, Snapshots};
 use crate::turns::Turns;
-use crate::unread::Intake;
-use crate::{browse, catalog, chunks, commit, gate, purge, read, recover, spelled, tasks, verify};
+use crate::{browse, catalog, chunks, commit, frames, gate, purge, read, recover, tasks, verify};
 
-/// Answer messages that wait for the connection: one that is sent, one that is ready.
+/// Answer messages that wait for the connection: the first is sent, the second is ready.
 const REPLIES_AHEAD: usize = 2;
 
 /// Pages of a listing that wait for the connection.
 const PAGES_AHEAD: usize = 1;
 
-/// Bytes of paths and rows that are looked up, until the answer is taken.
-const LOOKUP_BYTES: u32 = 32 << 20;
+/// Bytes of the items that requests name, until their answers are sent: a few of the largest requests.
+const ITEMS_BYTES: u32 = 48 << 20;
 
-/// Bytes of what requests to read name, until they are answered: some of the largest ones.
-const ITEMS_BYTES: u32 = 32 << 20;
+/// Bytes of an item of a read, beside its path: from the message with its name to its last piece.
+const ITEM_BYTES: usize = 256;
 
-/// Bytes of listings on their way. Apart, for who lists may stop to read what was listed.
+/// Bytes of listings that are not sent. Apart, as a client may stop a listing to read the files in it.
 const LISTING_BYTES: u32 = 32 << 20;
 
-/// Memory for an object that is received, at least: below it, sizes don't matter.
+/// Least length of the buffer for an object: below this length, sizes don't matter.
 const BUFFER_LENGTH_MIN: usize = 64 << 10;
 
-/// Room that is taken for an object, at least: what else its connection may send meanwhile, and
-/// the message that is received, count for something.
+/// Least memory for an object: its connection may send other bytes meanwhile, and a message is received
+/// beside the object.
 const ROOM_MIN: u64 = 512 << 10;
-/// What a chunk that a tombstone names takes of it, beside its entries, in bytes.
+/// Memory for a chunk in a tombstone, beside its entries, in bytes.
 const DELETION_ROOM: u64 = 256;
 
-/// A put looks the record of its dataset up again when receiving the chunk took longer.
+/// A put looks up the record of its dataset again when the chunk took longer to come.
 const RECORD_FRESH: Duration = Duration::from_secs(5);
 
-/// One of so many parts of patience is how long a chunk waits for memory: less than its client waits
-/// for an answer, which hears why.
+/// A chunk waits a part of patience for memory: less than its client waits for an answer, so that the
+/// client hears the reason.
 const WRITE_WAIT_PART: u32 = 3;
 
-/// Answers requests with the parts it was given; keeps nothing else.
+/// Answers requests out of its parts; keeps nothing else.
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
     parts: Parts,
@@ -72,8 +72,7 @@ pub(crate) struct Service {
     writes: Budget,
     buffers: Arc<Buffers>,
     reads: Budget,
-    items: Items,
-    lookups: Budget,
+    items: Budget,
     listings: Budget,
     snapshots: Snapshots,
     tasks: Arc<TaskMetrics>,
@@ -92,8 +91,7 @@ impl Service {
             writes: Budget::new(parts.limits.write_bytes, "receive a chunk"),
             buffers: Arc::default(),
             reads: Budget::new(parts.limits.read_bytes, "read files"),
-            items: Items::new(Budget::new(ITEMS_BYTES, "read files")),
-            lookups: Budget::new(LOOKUP_BYTES, "look files up"),
+            items: Budget::new(ITEMS_BYTES, "look files up"),
             listings: Budget::new(LISTING_BYTES, "list files"),
             snapshots: Snapshots::new(snapshots),
             tasks,
@@ -103,7 +101,7 @@ impl Service {
         }
     }
 
-    /// What it is at.
+    /// The state of its work.
     pub(crate) fn gauges(&self) -> Gauges {
         Gauges {
             executor: self.executor.clone(),
@@ -112,37 +110,21 @@ impl Service {
         }
     }
 
-    /// What its requests leave to be removed later.
+    /// Objects that its requests leave to be removed later.
     pub(crate) fn leftovers(&self) -> Leftovers {
         self.leftovers.clone()
     }
 
-    /// Memory that answers take until they are sent.
-    pub(crate) fn answers(&self) -> Arc<[Budget]> {
-        let budgets = [&self.reads, &self.items.budget, &self.lookups, &self.listings];
-        Arc::new(budgets.map(Budget::clone))
+    /// Budgets of answers until they are sent.
+    pub(crate) fn answers(&self) -> Vec<Budget> {
+        [&self.reads, &self.items, &self.listings].map(Budget::clone).into()
     }
 
-    /// This service as tonic serves it.
+    /// The service with its limits, for tonic.
     pub(crate) fn into_server(self) -> pb::diesel_server::DieselServer<Self> {
         pb::diesel_server::DieselServer::new(self)
             .max_decoding_message_size(REQUEST_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
-    }
-
-    /// The next message of a client that must not keep memory for nothing.
-    async fn next_piece(
-        &self,
-        pieces: &mut Streaming<pb::PutChunkRequest>,
-    ) -> Result<Option<pb::PutChunkRequest>, Status> {
-        let patience = self.parts.limits.patience;
-        tokio::select! {
-            piece = pieces.message() => piece,
-            () = self.parts.clock.sleep(patience) => {
-                let why = format!("nothing came for {patience:?}; send it again");
-                Err(Error::new(Kind::TimedOut, "receive", "a chunk", why).into())
-            }
-        }
     }
 
     async fn receive(
@@ -153,30 +135,21 @@ impl Service {
         intake: &Intake,
     ) -> Result<Vec<u8>, Status> {
         let length = usize::try_from(head.length).unwrap_or(usize::MAX);
-        let room = room_of(length);
-        let mut sending = self.writes.senders().begin(&*self.parts.clock, room);
-        sending.came(first.len());
         let mut object = self.buffers.take(buffer_length(length));
         object.clear();
         object.extend_from_slice(&first);
         drop(first);
-        let _expected = intake.expect();
+        intake.fund();
         intake.taken();
-        loop {
-            let piece = tokio::select! {
-                biased;
-                given_up = sending.given_up("a chunk") => return Err(given_up.into()),
-                piece = self.next_piece(pieces) => piece?,
-            };
-            let Some(piece) = piece else { break };
+        while let Some(piece) = pieces.message().await? {
             if object.len().saturating_add(piece.data.len()) > length {
                 break;
             }
             object.extend_from_slice(&piece.data);
-            sending.came(piece.data.len());
             drop(piece);
             intake.taken();
         }
+        intake.end();
         if object.len() == length {
             return Ok(object);
         }
@@ -185,19 +158,19 @@ impl Service {
     }
 }
 
-/// Room for an object, of few different sizes, so that it can be used again.
+/// The length of the buffer for an object: few different lengths, so that buffers are used again.
 fn buffer_length(object_length: usize) -> usize {
     object_length
         .clamp(BUFFER_LENGTH_MIN, dl_format::layout::CHUNK_SIZE_MAX as usize)
         .next_power_of_two()
 }
 
-/// What an object takes of the memory for writes.
+/// Memory for writes that an object takes.
 fn room_of(object_length: usize) -> u64 {
     ROOM_MIN.max(buffer_length(object_length) as u64)
 }
 
-/// What a tombstone takes of it: the sets of the request and of the header, and the object.
+/// Memory for writes that a tombstone takes: the sets of the request and of the header, and the object.
 fn room_to_delete(wire: &pb::DeleteRequest) -> u64 {
     let of_one = |one: &pb::ChunkDeletions| DELETION_ROOM + 4 * one.entries.len() as u64;
     ROOM_MIN.max(wire.deletions.iter().map(of_one).sum())
@@ -242,8 +215,8 @@ impl Diesel for Service {
         let caller = Admitted::of(&request)?.caller;
         let wire = request.into_inner();
         let name = dataset_name(wire.name)?;
-        let told = if wire.without_counts { Told::Outline } else { Told::Counts };
-        let dataset = catalog::by_name(&self.parts, &name, &caller, told).await?;
+        let detail = if wire.without_counts { Detail::Outline } else { Detail::Counts };
+        let dataset = catalog::by_name(&self.parts, &name, &caller, detail).await?;
         Ok(Response::new(dataset.into()))
     }
 
@@ -253,8 +226,8 @@ impl Diesel for Service {
         request: Request<pb::ListDatasetsRequest>,
     ) -> Result<Response<pb::ListDatasetsReply>, Status> {
         let caller = Admitted::of(&request)?.caller;
-        let told = if request.get_ref().names_only { Told::Record } else { Told::Counts };
-        let listed = catalog::list(&self.parts, &caller, told).await?;
+        let detail = if request.get_ref().names_only { Detail::Record } else { Detail::Counts };
+        let listed = catalog::list(&self.parts, &caller, detail).await?;
         Ok(Response::new(listed.into()))
     }
 
@@ -268,9 +241,7 @@ impl Diesel for Service {
         let (name, id) = (dataset_name(wire.name)?, dataset_id(&wire.id)?);
         admitted.named("delete dataset", &name)?;
         let Self { parts, leftovers, .. } = self.clone();
-        let caller = admitted.caller;
-        let deletion =
-            async move { catalog::delete(&parts, &leftovers, (&name, id), &caller).await };
+        let deletion = async move { catalog::delete(&parts, &leftovers, (&name, id)).await };
         Ok(Response::new(whole(deletion).await?.into()))
     }
 
@@ -280,9 +251,9 @@ impl Diesel for Service {
         request: Request<Streaming<pb::PutChunkRequest>>,
     ) -> Result<Response<pb::PutChunkReply>, Status> {
         let admitted = Admitted::of(&request)?;
-        let intake = request.extensions().get().cloned().unwrap_or_else(Intake::uncounted);
+        let intake = Intake::of(&request)?;
         let mut pieces = request.into_inner();
-        let first = self.next_piece(&mut pieces).await?;
+        let first = pieces.message().await?;
         let arrived = self.parts.clock.now();
         let first = first.ok_or(WireError::Missing("its first message")).map_err(invalid)?;
         let head = PutHead::try_from(&first).map_err(invalid)?;
@@ -300,7 +271,7 @@ impl Diesel for Service {
         let room = self.writes.take_within(limit, room, &self.parts).await?;
         let object = self.receive(&mut pieces, head, first.data, &intake).await?;
         let age = self.parts.clock.monotonic().saturating_sub(looked);
-        // Over a slow line the dataset may have ended, or be lost, since.
+        // Over a slow line, the dataset may have ended or be lost since.
         let record = if age > RECORD_FRESH {
             catalog::by_id(&self.parts, head.dataset).await?
         } else {
@@ -329,7 +300,7 @@ impl Diesel for Service {
         gate::by_id(&self.parts, &admitted, request.dataset).await?;
         let parts = self.parts.clone();
         let commit = async move {
-            // As of a chunk: until the commit has ended.
+            // As for a chunk: until the commit has ended.
             let _room = room;
             commit::delete(&parts, &request).await
         };
@@ -344,19 +315,20 @@ impl Diesel for Service {
     ) -> Result<Response<Self::ReadStream>, Status> {
         let admitted = Admitted::of(&request)?;
         let request = ReadRequest::try_from(request.into_inner()).map_err(invalid)?;
-        // Before anything is waited for: it is in memory already.
-        let (items, paths) = (request.items.len(), request.path_bytes());
-        let lease = Lease::of_items(&self.parts, &self.items, items, paths).await?;
+        // Before any wait: the request is in memory already.
+        let items = request.items.len();
+        let bytes = items.saturating_mul(ITEM_BYTES).saturating_add(request.path_bytes());
+        let memory = Reservation::for_items(&self.parts, &self.items, items, bytes).await?;
         gate::by_id(&self.parts, &admitted, request.dataset).await?;
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
         let Self { parts, executor, reads, .. } = self.clone();
-        let held = Arc::clone(&lease);
+        let held = Arc::clone(&memory);
         let work =
             async move { read::read(&parts, &executor, &reads, &held, request, replies).await };
         let to_wire = |pieces: read::Pieces| pb::ReadReply {
             pieces: pieces.into_iter().map(Into::into).collect(),
         };
-        answer_with(&self.parts, lease, work, pieces, to_wire).await.map(spelled::emptied)
+        answer_with(&self.parts, memory, work, pieces, to_wire).await.map(frames::without_frames)
     }
 
     #[tracing::instrument(name = "get_chunks", skip_all, fields(ranges = request.get_ref().ranges.len()))]
@@ -366,17 +338,19 @@ impl Diesel for Service {
     ) -> Result<Response<Self::GetChunksStream>, Status> {
         let admitted = Admitted::of(&request)?;
         let request = GetChunksRequest::try_from(request.into_inner()).map_err(invalid)?;
-        let lease = Lease::of_items(&self.parts, &self.items, request.ranges.len(), 0).await?;
+        let ranges = request.ranges.len();
+        let bytes = ranges.saturating_mul(ITEM_BYTES);
+        let memory = Reservation::for_items(&self.parts, &self.items, ranges, bytes).await?;
         gate::by_id(&self.parts, &admitted, request.dataset).await?;
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
         let Self { parts, executor, reads, .. } = self.clone();
-        let held = Arc::clone(&lease);
+        let held = Arc::clone(&memory);
         let work =
             async move { chunks::get(&parts, &executor, (&reads, &held), request, replies).await };
         let to_wire = |pieces: chunks::Pieces| pb::GetChunksReply {
             pieces: pieces.into_iter().map(Into::into).collect(),
         };
-        answer_with(&self.parts, lease, work, pieces, to_wire).await.map(spelled::emptied)
+        answer_with(&self.parts, memory, work, pieces, to_wire).await.map(frames::without_frames)
     }
 
     #[tracing::instrument(name = "join_task", skip_all, fields(task = %Shown(&request.get_ref().task)))]
@@ -402,11 +376,12 @@ impl Diesel for Service {
         let admitted = Admitted::of(&request)?;
         let request = StatRequest::try_from(request.into_inner()).map_err(invalid)?;
         gate::by_id(&self.parts, &admitted, request.dataset).await?;
-        let lease = browse::room(&self.parts, &self.lookups, &request.paths).await?;
+        let (paths, bytes) = (request.paths.len(), browse::cost(&request.paths));
+        let memory = Reservation::for_items(&self.parts, &self.items, paths, bytes).await?;
         let items = browse::stat(&self.parts, &request).await?;
         let items = items.into_iter().map(Into::into).collect();
         let mut response = Response::new(pb::StatReply { items });
-        response.extensions_mut().insert(lease);
+        response.extensions_mut().insert(memory);
         Ok(response)
     }
 
@@ -420,13 +395,13 @@ impl Diesel for Service {
         gate::by_id(&self.parts, &admitted, request.dataset).await?;
         let (replies, pages) = mpsc::channel(PAGES_AHEAD);
         let Self { parts, listings, .. } = self.clone();
-        let lease = Arc::<Lease>::default();
-        let held = Arc::clone(&lease);
+        let memory = Arc::<Reservation>::default();
+        let held = Arc::clone(&memory);
         let work = async move { browse::list(&parts, &listings, &held, request, replies).await };
         let to_wire = |page: Vec<dl_proto::ListEntry>| pb::ListReply {
             entries: page.into_iter().map(Into::into).collect(),
         };
-        answer_with(&self.parts, lease, work, pages, to_wire).await
+        answer_with(&self.parts, memory, work, pages, to_wire).await
     }
 
     #[tracing::instrument(name = "get_snapshot", skip_all)]
@@ -439,12 +414,12 @@ impl Diesel for Service {
         gate::by_id(&self.parts, &admitted, request.dataset).await?;
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
         let Self { parts, snapshots, reads, .. } = self.clone();
-        let lease = Arc::<Lease>::default();
-        let held = Arc::clone(&lease);
+        let memory = Arc::<Reservation>::default();
+        let held = Arc::clone(&memory);
         let work = async move {
             snapshot::get(&parts, &snapshots, (&reads, &held), request, replies).await
         };
-        answer_with(&self.parts, lease, work, pieces, pb::GetSnapshotReply::from).await
+        answer_with(&self.parts, memory, work, pieces, pb::GetSnapshotReply::from).await
     }
 
     #[tracing::instrument(name = "recover", skip_all, fields(dataset = %Shown(&request.get_ref().dataset)))]

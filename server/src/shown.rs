@@ -1,10 +1,10 @@
 //! Texts of clients, as logs and answers show them.
 //!
-//! Must hold: what somebody sends neither breaks a line of the log nor fills it.
+//! Must hold: a text of a client neither breaks a line of the log nor fills the log.
 
 use std::fmt::{self, Write};
 
-/// Characters that are shown: as many as the longest name of a dataset has.
+/// Characters of a text that are shown: the length of the longest dataset name.
 const CHARS: usize = 128;
 
 /// The beginning of a text, in printable characters on one line.

@@ -1,21 +1,19 @@
-//! What a dataset is made of, read from its log, the chunk store and the headers of its objects:
-//! what purge and verify judge by.
+//! The survey of a dataset for purge and verify: its log, its objects in the chunk store, and their headers.
 //!
-//! Must hold: the same rows as `dl_format::Fold`; the header of a chunk is read once. Memory is
-//! bounded by [`SIZES`] and about a hundred bytes for each object. The store is listed before the
-//! log is read: what is in the log then is not missed. An object that can't be read ends nothing, a
-//! store that is away everything.
+//! Must hold: the same rows as `dl_format::Fold`; the header of a chunk is read once. Memory is bounded by
+//! [`SIZES`] and about a hundred bytes for each object. The store is listed before the log is read, so that no
+//! object outside of the log is a put of before. An unreadable object does not end the survey; a store
+//! without any answer does.
 
 mod rows;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use dl_format::{
-    ChunkId, ChunkShape, Committed, DatasetId, EntrySet, EntryVersion, Extent, FilePath,
-    FileRecord, Header, ObjectKind, Stamp, Version, dataset_prefix, parse_object_key,
-    parse_snapshot_key,
+    ChunkId, ChunkShape, Committed, DatasetId, EntrySet, EntryVersion, Extent, FileRecord, Header,
+    ObjectKind, Stamp, Version, dataset_prefix, parse_object_key, parse_snapshot_key,
 };
 use dl_meta::ObjectRecord;
 use dl_proto::Kind;
@@ -31,28 +29,22 @@ use crate::spill::{Scratch, Sizes};
 
 pub(crate) use rows::{Row, Rows, Shares};
 
-/// Rows of one share before they are sorted; sorted, they take two and a half times as much.
+/// Bytes of the rows of a share before they are sorted; sorted rows take two and a half times as much.
 const SIZES: Sizes = Sizes { memory: 8 << 20, partition: 8 << 20 };
 
-/// How often whoever waits for the headers is told how many were read.
+/// Interval of the reports about the headers that were read.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
-/// Headers read with one call to the store, at most, and such calls in flight.
+/// The most headers in a call to the store, and the calls in flight.
 const BATCH: usize = 64;
 const BATCH_BYTES: u64 = 1 << 20;
 const BATCHES_AT_ONCE: usize = 4;
 
-/// After so many headers one after the other that the store could not give now, it is away: the others
-/// would take hours, each with its own tries.
+/// Consecutive failed reads after which the store may be away: the other reads, each with its own tries, would
+/// take hours.
 const AWAY_AFTER: usize = 64;
 
-/// Chunks whose deleted entries are held at once: up to 8 KiB each.
-const BITMAPS: usize = 1_024;
-
-/// Paths asked of the metadata at once.
-const ASKED: usize = 4_096;
-
-/// Objects asked of the log at once.
+/// Objects of a page of the log.
 const LOG_PAGE: usize = 10_000;
 
 /// The header of an object, with its number in the log.
@@ -66,21 +58,20 @@ pub(crate) struct Survey {
     pub(crate) objects: Arc<[ObjectRecord]>,
     /// The objects in the chunk store, and their bytes.
     pub(crate) stored: Stored,
-    /// What lies among them and is no object.
+    /// Keys among the objects that name no object.
     pub(crate) strays: Vec<Key>,
-    /// Why headers can't be read, by the number of the object in the log.
+    /// Errors of unreadable headers, by the number of the object in the log.
     pub(crate) unread: BTreeMap<usize, Error>,
-    /// What the tombstones say of chunks in the log, and once the shares were read of all that rows
-    /// come from.
-    pub(crate) named: Named,
+    /// Deleted entries of the chunks in the log; once the shares were read, of all chunks that rows come from.
+    pub(crate) deleted: DeletedEntries,
     /// The parts of large files, and the number of the chunk that names each.
     pub(crate) extents: Vec<(usize, Extent)>,
-    /// Whether chunks have another stamp in their header than in the metadata. The header holds.
+    /// Whether headers of chunks have other stamps than the metadata. The header holds.
     pub(crate) has_restamped: bool,
     sizes: Sizes,
 }
 
-/// Objects in the chunk store and their bytes, 24 bytes of memory for each.
+/// Objects in the chunk store and their sizes, with 24 bytes of memory for each.
 #[derive(Debug, Default)]
 pub(crate) struct Stored(Vec<(ChunkId, u64)>);
 
@@ -106,7 +97,7 @@ impl Stored {
     }
 }
 
-/// In what a length is not the one that an object was written with.
+/// The difference between the length of an object and the length that it was written with.
 pub(crate) fn cut(size: u64, wanted: u64) -> Option<String> {
     let cut = if size < wanted { "cut short" } else { "too long" };
     (size != wanted).then(|| format!("it is {cut}: {size} bytes, written with {wanted}"))
@@ -114,19 +105,19 @@ pub(crate) fn cut(size: u64, wanted: u64) -> Option<String> {
 
 /// The entries that tombstones name, and the stamp of the last tombstone about a chunk.
 #[derive(Debug, Default)]
-pub(crate) struct Named(HashMap<ChunkId, (EntrySet, Stamp)>);
+pub(crate) struct DeletedEntries(HashMap<ChunkId, (EntrySet, Stamp)>);
 
-impl Named {
+impl DeletedEntries {
     pub(crate) fn contains(&self, version: &EntryVersion) -> bool {
         self.0.get(&version.chunk).is_some_and(|(entries, _)| entries.contains(version.entry))
     }
 
-    /// Since when all of a chunk that is named is named, at the latest.
+    /// The stamp of the last tombstone about a chunk.
     pub(crate) fn since(&self, chunk: ChunkId) -> Stamp {
         self.0.get(&chunk).map_or(Stamp::default(), |(_, since)| *since)
     }
 
-    /// Takes what a tombstone names of chunks that rows may come from; it may name others, however many.
+    /// Adds the entries that a tombstone names, of known chunks alone: it may name any number of other chunks.
     fn add(&mut self, tombstone: &Header, is_known: impl Fn(&ChunkId) -> bool) {
         let stamp = tombstone.stamp().unwrap_or_default();
         for (chunk, entries) in tombstone.deletions().iter().filter(|(id, _)| is_known(id)) {
@@ -137,16 +128,16 @@ impl Named {
     }
 }
 
-/// Whether the store is away, by how many reads one after the other it could not answer.
+/// Tells a store that is away, by the number of consecutive reads without an answer.
 #[derive(Debug, Default)]
 pub(crate) struct Away(usize);
 
 impl Away {
-    /// Takes note of what the next read gave, and gives it back.
+    /// Counts the result of the next read, and gives it back.
     ///
     /// # Errors
-    /// Why that one failed, when so many did that the store was asked for something else and did not
-    /// answer either.
+    /// The error of this read, where so many reads failed that the store was asked for its identity and did
+    /// not answer either.
     pub(crate) async fn note<T>(
         &mut self,
         parts: &Parts,
@@ -170,7 +161,7 @@ impl Away {
 }
 
 impl Survey {
-    /// Lists the store, reads the log, and what the tombstones say.
+    /// Lists the store, reads the log and the tombstones.
     pub(crate) async fn read(parts: &Parts, dataset: DatasetId) -> Result<Self, Error> {
         let (stored, strays) = stored(parts, dataset).await?;
         let objects = log(parts, dataset).await?.into();
@@ -180,34 +171,34 @@ impl Survey {
             stored,
             strays,
             unread: BTreeMap::new(),
-            named: Named::default(),
+            deleted: DeletedEntries::default(),
             extents: Vec::new(),
             has_restamped: false,
             sizes: SIZES,
         };
-        let mut named = Named::default();
-        let unread = survey.name(parts, &mut named, |id| survey.is_logged(id)).await?;
-        survey.named = named;
+        let mut deleted = DeletedEntries::default();
+        let unread = survey.name(parts, &mut deleted, |id| survey.is_logged(id)).await?;
+        survey.deleted = deleted;
         survey.unread.extend(unread);
         Ok(survey)
     }
 
-    /// Whether the contents of everything in the log and the store are known.
+    /// Whether the headers of all objects in the log and the store are known.
     pub(crate) fn is_whole(&self) -> bool {
         self.unread.is_empty() && self.unlogged() == 0
     }
 
-    /// How many objects of the store the log lacks.
+    /// The number of objects of the store that the log lacks.
     pub(crate) fn unlogged(&self) -> usize {
         self.stored.keys().filter(|id| !self.is_logged(id)).count()
     }
 
-    /// Whether the log had it.
+    /// Whether the log had an object.
     pub(crate) fn is_logged(&self, id: &ChunkId) -> bool {
         self.objects.binary_search_by_key(id, |object| object.id).is_ok()
     }
 
-    /// Which objects the log has.
+    /// The version of the log.
     pub(crate) fn version(&self) -> Version {
         let mut version = Version::default();
         self.objects.iter().for_each(|object| version.add(object.id, object.stamp));
@@ -229,7 +220,7 @@ impl Survey {
         object_key(self.dataset, object.id, object.kind)
     }
 
-    /// Headers of objects by their numbers in the log, in that order.
+    /// Headers of objects by their numbers in the log, in the order of the numbers.
     pub(crate) fn headers<'a>(
         &'a self,
         parts: &'a Parts,
@@ -270,7 +261,7 @@ impl Survey {
             .iter()
             .map(|(_, object)| {
                 let end = u64::from(object.header_length).max(1);
-                // Of the object itself: an exact range may come from a copy.
+                // An exact range may come from a copy, this one comes from the object.
                 let range = ByteRange::up_to(end).expect("more than nothing");
                 ObjectRange { key: self.key(object), range }
             })
@@ -295,7 +286,7 @@ impl Survey {
             .collect()
     }
 
-    /// In what an object in the store is not the one of the log. Its stamp may be another.
+    /// The difference between an object in the store and its record in the log. The stamps may differ.
     fn differs(&self, object: &ObjectRecord, header: &Header) -> Option<String> {
         if header.dataset() != self.dataset || !is_object(object, header) {
             return Some("it is another object than the metadata says".to_owned());
@@ -303,21 +294,20 @@ impl Survey {
         self.cut(object)
     }
 
-    /// In what the length of an object in the store is not that of the log.
+    /// The difference between the length of an object in the store and in the log.
     pub(crate) fn cut(&self, object: &ObjectRecord) -> Option<String> {
         cut(*self.stored.get(&object.id)?, object.object_length)
     }
 
-    /// Whether this is said of an object that is whole, and has more bytes behind its own.
+    /// Whether the damage is that more bytes follow the whole object.
     pub(crate) fn is_grown(&self, object: &ObjectRecord, damage: &str) -> bool {
         let size = self.stored.get(&object.id);
         size.is_some_and(|size| *size > object.object_length)
             && self.cut(object).is_some_and(|cut| damage.ends_with(&cut))
     }
 
-    /// Reads the headers of all chunks, once: gives the rows of their entries, and keeps what can't
-    /// be read and the parts of large files. `heard` is told how many objects were looked at, and
-    /// ends it with an error.
+    /// Reads the headers of all chunks, once: gives the rows of their entries, and keeps the unreadable headers
+    /// and the parts of large files. `heard` gets the number of checked objects; its error ends the call.
     pub(crate) async fn shares(
         &mut self,
         parts: &Parts,
@@ -371,7 +361,7 @@ impl Survey {
         Ok(shares.with_log(&self.objects))
     }
 
-    /// Judges by the stamps of the headers from now on.
+    /// Replaces stamps of the log by those of the headers.
     fn take_stamps(&mut self, restamped: Vec<(usize, Stamp)>) {
         if restamped.is_empty() {
             return;
@@ -384,32 +374,32 @@ impl Survey {
         self.has_restamped = true;
     }
 
-    /// The chunks that versions in this one were first committed in, and that are gone.
+    /// The first chunks of the versions in this chunk, where the log lacks them.
     fn origins<'a>(&'a self, chunk: &'a Committed) -> impl Iterator<Item = ChunkId> + 'a {
         let entries = chunk.header().is_rewrite().then(|| chunk.header().entries());
         let origins = entries.into_iter().flatten().map(|entry| FileRecord::of(chunk, &entry));
         origins.map(|record| record.version.chunk).filter(|id| !self.is_logged(id))
     }
 
-    /// Takes what the tombstones say of known chunks; gives those that can't be read.
+    /// Reads the deleted entries of known chunks; gives the tombstones that can't be read.
     async fn name(
         &self,
         parts: &Parts,
-        named: &mut Named,
+        deleted: &mut DeletedEntries,
         is_known: impl Fn(&ChunkId) -> bool,
     ) -> Result<Vec<(usize, Error)>, Error> {
         let (mut unread, mut away) = (Vec::new(), Away::default());
         let mut headers = std::pin::pin!(self.headers(parts, self.tombstones()));
         while let Some((number, header)) = headers.next().await {
             match away.note(parts, header).await? {
-                Ok(header) => named.add(&header, &is_known),
+                Ok(header) => deleted.add(&header, &is_known),
                 Err(error) => unread.push((number, error)),
             }
         }
         Ok(unread)
     }
 
-    /// Takes what the tombstones say of these chunks.
+    /// Reads the deleted entries of these chunks.
     async fn name_origins(
         &mut self,
         parts: &Parts,
@@ -418,21 +408,14 @@ impl Survey {
         if origins.is_empty() {
             return Ok(());
         }
-        let mut named = std::mem::take(&mut self.named);
-        let unread = self.name(parts, &mut named, |id| origins.contains(id)).await?;
-        self.named = named;
+        let mut deleted = std::mem::take(&mut self.deleted);
+        let unread = self.name(parts, &mut deleted, |id| origins.contains(id)).await?;
+        self.deleted = deleted;
         self.unread.extend(unread);
         Ok(())
     }
 
-    /// Whether objects are lost or damaged, so that of what they deleted, or hid, only the metadata knows.
-    pub(crate) fn has_losses(&self) -> bool {
-        let is_lost = |error: &Error| matches!(error.kind, Kind::NotFound | Kind::Corrupt);
-        self.unread.values().any(is_lost)
-    }
-
-    /// Whether chunks can't be read that are there: they may hold what lost tombstones deleted. What is gone
-    /// holds nothing.
+    /// Whether existing chunks can't be read: they may hold files that lost tombstones deleted.
     pub(crate) fn has_unread_chunks(&self) -> bool {
         self.unread.iter().any(|(number, error)| {
             let object = self.objects.get(*number);
@@ -440,53 +423,10 @@ impl Survey {
             is_chunk && error.kind != Kind::NotFound
         })
     }
-
-    /// Which of these files are deleted by what the metadata says, in the order asked: themselves, or a
-    /// newer version of theirs that lies in an object which can't be read.
-    pub(crate) async fn are_ended(
-        &self,
-        parts: &Parts,
-        files: &[(FilePath, EntryVersion)],
-    ) -> Result<Vec<bool>, Error> {
-        let versions: Vec<EntryVersion> = files.iter().map(|(_, version)| *version).collect();
-        let mut are_ended = self.are_deleted(parts, &versions).await?;
-        for (files, are_ended) in files.chunks(ASKED).zip(are_ended.chunks_mut(ASKED)) {
-            let paths: Vec<FilePath> = files.iter().map(|(path, _)| path.clone()).collect();
-            let newest = parts.meta.ended(self.dataset, &paths).await.map_err(|error| {
-                Error::meta("look up what stood in dataset", self.dataset, error)
-            })?;
-            for (((_, version), newest), is_ended) in files.iter().zip(newest).zip(are_ended) {
-                *is_ended |= newest.is_some_and(|newest| newest.version > *version);
-            }
-        }
-        Ok(are_ended)
-    }
-
-    /// Which of these versions the metadata has as deleted, in the order asked.
-    async fn are_deleted(
-        &self,
-        parts: &Parts,
-        versions: &[EntryVersion],
-    ) -> Result<Vec<bool>, Error> {
-        let chunks: BTreeSet<ChunkId> = versions.iter().map(|version| version.chunk).collect();
-        let chunks: Vec<ChunkId> = chunks.into_iter().collect();
-        let mut are_deleted = vec![false; versions.len()];
-        for chunks in chunks.chunks(BITMAPS) {
-            let deleted = parts.meta.deleted(self.dataset, chunks).await.map_err(|error| {
-                Error::meta("look up what is deleted of dataset", self.dataset, error)
-            })?;
-            let of_chunk: HashMap<&ChunkId, EntrySet> = chunks.iter().zip(deleted).collect();
-            for (version, is_deleted) in versions.iter().zip(&mut are_deleted) {
-                let entries = of_chunk.get(&version.chunk);
-                *is_deleted |= entries.is_some_and(|entries| entries.contains(version.entry));
-            }
-        }
-        Ok(are_deleted)
-    }
 }
 
-/// Whether a header is that of an object of the log: also where two tries to store it had two stamps,
-/// and a store that checks and writes in two steps kept the stamp that was not logged.
+/// Whether a header belongs to an object of the log. The stamps may differ: of two tries to store the object,
+/// a store that checks and writes in two steps may have kept the try that was not logged.
 pub(crate) fn is_object(object: &ObjectRecord, header: &Header) -> bool {
     let known = (object.id, object.kind, object.object_length, object.entry_count);
     known == (header.id(), header.kind(), header.object_length(), header.entry_count())
@@ -495,13 +435,13 @@ pub(crate) fn is_object(object: &ObjectRecord, header: &Header) -> bool {
 /// The machine and process of an id.
 pub(crate) type Writer = [u8; 9];
 
-/// Whose id it is.
+/// The writer of an object.
 pub(crate) fn writer(id: ChunkId) -> Writer {
     let [_, _, _, _, writer @ .., _, _, _] = *id.as_bytes();
     writer
 }
 
-/// The objects of a dataset in the chunk store, and what lies among them.
+/// The objects of a dataset in the chunk store, and the other keys among them.
 async fn stored(parts: &Parts, dataset: DatasetId) -> Result<(Stored, Vec<Key>), Error> {
     let (mut stored, mut strays) = (Vec::new(), Vec::new());
     let all = prefix(dataset_prefix(dataset));
@@ -515,7 +455,7 @@ async fn stored(parts: &Parts, dataset: DatasetId) -> Result<(Stored, Vec<Key>),
             Some((of, id, _)) if of == dataset => {
                 stored.push((id, object.size));
             }
-            // Whoever needs a snapshot builds it again.
+            // Snapshots can be built again.
             _ if parse_snapshot_key(object.key.as_str()).is_some() => {}
             _ => strays.push(object.key),
         }
@@ -546,7 +486,7 @@ pub(crate) async fn logged_from(
     }
 }
 
-/// The whole log of a dataset, by id, from metadata that lacks nothing.
+/// The whole log of a dataset, by id, from complete metadata.
 async fn log(parts: &Parts, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
     let mut objects: Vec<ObjectRecord> = Vec::new();
     loop {
@@ -559,7 +499,7 @@ async fn log(parts: &Parts, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Err
             break;
         }
     }
-    // Pages are read of whatever there is.
+    // Incomplete metadata gives pages, too.
     identity::refuse_damaged(parts, "read the log of dataset", dataset).await?;
     objects.shrink_to_fit();
     Ok(objects)

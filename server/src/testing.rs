@@ -22,7 +22,6 @@ use dl_store::{
 };
 use futures::stream::BoxStream;
 
-use crate::auth::Caller;
 use crate::error::Error;
 use crate::leftovers::Leftovers;
 use crate::parts::{Parts, object_key};
@@ -60,7 +59,6 @@ pub(crate) async fn rig() -> Rig {
         random: Arc::new(OsRandom),
         limits: Limits::default(),
         room: Room::default(),
-        refusals: crate::Refusals::default(),
         replaced: crate::Replaced::default(),
         settings: Settings::default(),
         roll: Roll::default(),
@@ -89,7 +87,7 @@ impl Rig {
     /// Deletes it, and no job goes on with what is left.
     pub(crate) async fn delete(&self, name: &str, id: DatasetId) -> Result<DeletedDataset, Error> {
         let (left, which) = (Leftovers::default(), (&dataset(name), id));
-        crate::catalog::delete(&self.parts, &left, which, &Caller::Everybody).await
+        crate::catalog::delete(&self.parts, &left, which).await
     }
 
     /// Stores a sealed and stamped chunk behind the metadata's back.

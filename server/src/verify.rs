@@ -1,7 +1,7 @@
 //! Verify: compares a dataset's metadata with the chunk store, by the rules of the fold.
 //!
-//! Must hold: it changes nothing and holds a share of the paths at a time; each finding says what
-//! is wrong and what to do; what changes while it looks is not taken for wrong.
+//! Must hold: a verification changes nothing and holds a share of the paths at a time; each finding names the
+//! problem and the remedy; a change during the verification is no finding.
 
 mod damaged;
 mod lost;
@@ -20,27 +20,27 @@ use tokio::sync::mpsc;
 use self::damaged::Damaged;
 use crate::answer::{Reply, TOLD_TOGETHER, hand_over, told_together};
 use crate::auth::Caller;
-use crate::catalog::{self, Told};
+use crate::catalog::{self, Detail};
 use crate::error::Error;
 use crate::names;
 use crate::parts::{Budget, Parts};
 use crate::survey::{Away, Rows, Survey};
 use crate::turns::Turns;
 
-/// Paths that are looked up at once.
+/// Paths looked up together.
 const PATHS_AT_ONCE: usize = 4_096;
-/// Entries of one page of a listing.
+/// Entries of a page of a listing.
 const PAGE_ENTRIES: usize = 4_096;
-/// Bytes of their paths.
+/// Bytes of the paths of a page.
 const PAGE_BYTES: usize = 1 << 20;
-/// Objects that are read whole at a time.
+/// Whole objects read in parallel.
 const OBJECTS_AT_ONCE: usize = 4;
-/// Findings that are kept until it is known whether the dataset changed meanwhile.
+/// The most findings kept until the end, when a change of the dataset is known.
 const DOUBTED_MAX: usize = 10_000;
 
 type Progress = mpsc::Sender<Reply<VerifyProgress>>;
 
-/// Compares what a request names; tells what it finds through `progress`.
+/// Verifies the dataset of a request; reports findings through `progress`.
 pub(crate) async fn verify(
     parts: &Parts,
     (memory, turns): (&Budget, &Turns),
@@ -48,7 +48,7 @@ pub(crate) async fn verify(
     caller: &Caller,
     progress: &Progress,
 ) -> Result<(), Error> {
-    let id = catalog::by_name(parts, &request.dataset, caller, Told::Record).await?.id;
+    let id = catalog::by_name(parts, &request.dataset, caller, Detail::Record).await?.id;
     match compare(parts, (memory, turns), request, id, progress).await {
         Err(error) => Err(catalog::explained(parts, id, error).await),
         done => done,
@@ -79,8 +79,7 @@ async fn compare(
         doubted,
         uncompared: 0,
         hidden: (0, 0),
-        undone: (0, 0),
-        is_undone_told: false,
+        missing: 0,
         lost,
     };
     let before = verify.info().await?;
@@ -99,14 +98,13 @@ async fn compare(
     }
     verify.named(&request.dataset).await?;
     verify.objects(&survey).await?;
-    verify.name_undone(&survey).await?;
     verify.part_headers(&survey).await?;
     if request.checksums {
         verify.checksums(&survey, memory).await?;
     }
     let listed = if survey.is_whole() { Some(verify.shown().await?) } else { None };
     let after = verify.info().await?;
-    // Of what was not settled before, files may have been found as they were without it.
+    // Files of objects that were not settled before may have been found in their earlier versions.
     let is_same = before.is_settled && before.version == after.version;
     if is_same {
         verify.counts(&survey, &after, listed, (files, bytes)).await?;
@@ -114,7 +112,7 @@ async fn compare(
     verify.end(is_same).await
 }
 
-/// Pages of all that a dataset lists.
+/// Pages of all files of a dataset.
 fn everything() -> ListQuery {
     let root = ListQuery::of(dl_format::DirPath::ROOT, true, PAGE_ENTRIES);
     ListQuery { bytes: PAGE_BYTES, ..root }
@@ -125,26 +123,33 @@ struct Verify<'a> {
     id: DatasetId,
     progress: &'a Progress,
     state: VerifyProgress,
-    /// What is only true if nothing was written meanwhile.
+    /// Findings that need an unchanged dataset.
     doubted: Vec<Doubt>,
-    /// Beyond [`DOUBTED_MAX`].
+    /// The number of findings beyond [`DOUBTED_MAX`].
     uncompared: u64,
-    /// Files that folders of the same path hide, and their bytes.
+    /// The number and the bytes of files hidden by folders.
     hidden: (u64, u64),
-    /// Files that are deleted by nothing that can be read, and their bytes; and whether it was told.
-    undone: (u64, u64),
-    is_undone_told: bool,
-    /// Objects that were told as lost, damaged or unreadable.
+    /// The number of files of the chunks without a row in the metadata.
+    missing: u64,
+    /// Objects reported as lost, damaged or unreadable.
     lost: HashSet<ChunkId>,
 }
 
-/// A row that is not what the chunks say.
+/// A row of the metadata that differs from the chunks.
 struct Doubt {
     problem: String,
-    /// The chunk that the metadata has the file in.
+    /// The chunk of the file by the metadata.
     holder: Option<ChunkId>,
-    /// Where it is not to write the rows anew.
-    remedy: Option<String>,
+    remedy: Remedy,
+}
+
+/// The remedy for a row of the metadata that differs from the chunks.
+enum Remedy {
+    /// A recovery writes the rows anew.
+    Rebuild,
+    /// A recovery, unless a lost object had deleted or replaced this file.
+    PutAgain(FilePath),
+    Other(String),
 }
 
 impl Verify<'_> {
@@ -175,10 +180,10 @@ impl Verify<'_> {
         }
     }
 
-    /// What mends rows that are not what the chunks say.
+    /// The remedy for rows that differ from the chunks.
     fn rebuild(&self) -> String {
         if !self.lost.is_empty() {
-            // Metadata that is made anew would lack what they held.
+            // Rebuilt metadata would lack the files of the lost objects.
             return format!(
                 "mend first what is said to be damaged or lost, then run `dlcmd verify {}` again; \
                  until then keep the metadata, which alone has what those objects said",
@@ -192,52 +197,57 @@ impl Verify<'_> {
         )
     }
 
-    /// What mends a file whose bytes are not what was put.
+    /// The remedy for a file with damaged bytes.
     fn put_again(&self, path: &FilePath) -> String {
         format!("put {path} again: `dlcmd put --checksum SRC {}`", self.name())
+    }
+
+    /// The remedy for a file of the chunks without a row in the metadata.
+    fn put_or_delete(&self, path: &FilePath) -> String {
+        let first = match self.lost.is_empty() {
+            true => format!("{}; if the file is missing then", self.recover()),
+            false => {
+                "restore the objects that are lost or damaged; without a copy of them".to_owned()
+            }
+        };
+        format!("{first}, put {path} again, and delete it if it is to be gone")
     }
 
     fn recover(&self) -> String {
         format!("run `dlcmd recover {}`", self.name())
     }
 
-    /// Compares files; gives how many there are, and their bytes.
+    /// Compares files with the metadata; gives their number and their bytes.
     async fn compare(&mut self, survey: &Survey, rows: &Rows) -> Result<(u64, u64), Error> {
         let (mut files, mut bytes) = (0, 0u64);
         let mut expected = Vec::with_capacity(PATHS_AT_ONCE);
         for (path, winner, _) in rows.paths() {
             let path = FilePath::new(Bytes::copy_from_slice(path))
                 .map_err(|error| Error::new(Kind::Internal, "look up", "a path", error))?;
-            let is_file = !survey.named.contains(&winner.record.version);
+            let is_file = !survey.deleted.contains(&winner.record.version);
             if is_file {
                 files += 1;
                 bytes = bytes.saturating_add(winner.record.length);
             }
             expected.push((path, is_file.then_some(winner.record)));
             if expected.len() >= PATHS_AT_ONCE {
-                self.look_up(survey, std::mem::take(&mut expected)).await?;
+                self.look_up(std::mem::take(&mut expected)).await?;
             }
         }
-        self.look_up(survey, expected).await?;
+        self.look_up(expected).await?;
         Ok((files, bytes))
     }
 
     async fn look_up(
         &mut self,
-        survey: &Survey,
         expected: Vec<(FilePath, Option<FileRecord>)>,
     ) -> Result<(), Error> {
         let paths: Vec<FilePath> = expected.iter().map(|(path, _)| path.clone()).collect();
         let found = self.parts.meta.lookup(self.id, &paths).await;
         let found =
             found.map_err(|error| Error::meta("look up files of dataset", self.id, error))?;
-        let undone = self.undone(survey, &expected, &found).await?;
-        for (((path, expected), found), is_undone) in expected.into_iter().zip(found).zip(undone) {
+        for ((path, expected), found) in expected.into_iter().zip(found) {
             match (expected, found) {
-                (Some(file), _) if is_undone => {
-                    self.undone.0 += 1;
-                    self.undone.1 = self.undone.1.saturating_add(file.length);
-                }
                 (Some(expected), Found::File(found)) if expected == found => {}
                 (None, Found::Missing | Found::Folder) => {}
                 (Some(file), Found::Folder) => {
@@ -250,57 +260,51 @@ impl Verify<'_> {
                          get it before, and put it again: elsewhere, if the file is to stay",
                         self.name()
                     );
-                    self.doubt(Doubt { problem, holder: None, remedy: Some(remedy) });
+                    self.doubt(Doubt { problem, holder: None, remedy: Remedy::Other(remedy) });
                 }
                 (Some(expected), Found::Missing) => {
                     let chunk = expected.holder.chunk;
                     let problem = format!("{path} of chunk {chunk} is not in the metadata");
-                    self.doubt(Doubt { problem, holder: None, remedy: None });
+                    self.missing += 1;
+                    let remedy = Remedy::PutAgain(path);
+                    self.doubt(Doubt { problem, holder: None, remedy });
                 }
                 (Some(_), Found::File(found)) => {
                     let chunk = found.holder.chunk;
                     let problem =
                         format!("{path}: the metadata has another version, of chunk {chunk}");
-                    self.doubt(Doubt { problem, holder: Some(chunk), remedy: None });
+                    let (holder, remedy) = (Some(chunk), Remedy::Rebuild);
+                    self.doubt(Doubt { problem, holder, remedy });
                 }
                 (None, Found::File(found)) => {
                     let problem = format!("{path} is deleted, and the metadata still has it");
                     let holder = Some(found.holder.chunk);
-                    self.doubt(Doubt { problem, holder, remedy: None });
+                    self.doubt(Doubt { problem, holder, remedy: Remedy::Rebuild });
                 }
             }
         }
         Ok(())
     }
 
-    /// Compares the name with what stands for it in the chunk store.
+    /// Compares the name with its object in the chunk store.
     async fn named(&mut self, name: &DatasetName) -> Result<(), Error> {
-        let problem = match names::newest(self.parts, name).await {
-            Ok(Some(named)) if named.record.dataset == self.id => match named.record.state {
-                NameState::Live => return Ok(()),
-                NameState::Deleted => "its name says that it was deleted",
-            },
-            Ok(Some(_)) => {
-                let names = names::shared(self.parts).await?;
-                if let Some((_, error)) = names.unread.iter().find(|(unread, _)| unread == name) {
-                    let remedy = format!("run `dlcmd verify {}` again then", self.name());
-                    return self.find(error.chain(), remedy).await;
-                }
-                "its name stands for another dataset in the chunk store"
+        let again = format!("run `dlcmd verify {}` again then", self.name());
+        let (problem, remedy) = match names::newest(self.parts, name).await {
+            Ok(Some(named)) if named.record.dataset != self.id => {
+                (names::changed(name, named.generation), again)
             }
-            Ok(None) => "its name is not in the chunk store",
-            Err(error) if error.kind == Kind::Corrupt => {
-                let remedy = format!("run `dlcmd verify {}` again then", self.name());
-                return self.find(error.chain(), remedy).await;
-            }
+            Ok(Some(named)) if named.record.state == NameState::Live => return Ok(()),
+            Ok(Some(_)) => ("its name says that it was deleted".to_owned(), self.recover()),
+            Ok(None) => ("its name is not in the chunk store".to_owned(), self.recover()),
+            Err(error) if error.kind == Kind::Corrupt => (error.chain(), again),
             Err(error) => return Err(error),
         };
-        // Unless it was deleted meanwhile: first its name says so.
+        // A deletion that runs meanwhile writes the name first.
         let record = self.parts.meta.record(self.id).await;
         let record = record.map_err(|error| Error::meta("find dataset", self.id, error))?;
         match record {
             Some(record) if record.state != DatasetState::Ending => {
-                self.find(problem.to_owned(), self.recover()).await
+                self.find(problem, remedy).await
             }
             Some(_) | None => Ok(()),
         }
@@ -312,7 +316,7 @@ impl Verify<'_> {
         let stored: Vec<(ObjectRecord, Key)> = survey
             .objects
             .iter()
-            // Of one that has not its length it is known that it is damaged.
+            // An object of another length was reported before.
             .filter(|object| survey.stored.get(&object.id) == Some(&object.object_length))
             .filter(|object| object.kind != ObjectKind::Part || !self.lost.contains(&object.id))
             .map(|object| (*object, survey.key(object)))
@@ -345,9 +349,9 @@ impl Verify<'_> {
                 Ok(Err(_)) if object.kind == ObjectKind::Part => {
                     self.name_damaged_part(survey, object.id).await?;
                 }
-                // Its header was found to be damaged before.
+                // The damaged header was reported before.
                 Ok(Err(_)) => {}
-                // By a purge, or told before.
+                // Removed by a purge, or reported before.
                 Err(error) if error.kind == Kind::NotFound => {}
                 Err(error) => {
                     self.find(error.chain(), "make the object readable, then verify again").await?;
@@ -360,7 +364,7 @@ impl Verify<'_> {
         Ok(())
     }
 
-    /// Names the large file that a damaged part belongs to, if it is in use; whether it is.
+    /// Names the large file of a damaged part, if the file is in use; whether it is.
     async fn name_damaged_part(&mut self, survey: &Survey, part: ChunkId) -> Result<bool, Error> {
         let naming = survey.extents.iter().filter(|(_, extent)| extent.part == part);
         let numbers = naming.map(|(number, _)| *number).collect();
@@ -368,7 +372,7 @@ impl Verify<'_> {
         {
             let mut headers = std::pin::pin!(survey.headers(self.parts, numbers));
             while let Some((_, header)) = headers.next().await {
-                // What can't be read was told before.
+                // An unreadable header was reported before.
                 let Ok(header) = header else { continue };
                 let paths: Vec<_> = header.entries().map(|entry| entry.path).collect();
                 owners.push((header.id(), paths));
@@ -381,7 +385,7 @@ impl Verify<'_> {
         Ok(is_in_use)
     }
 
-    /// Names damaged files that are in use, as those of `chunk`; whether there are any.
+    /// Names damaged files of `chunk` that are in use; whether there are any.
     async fn name_damaged(
         &mut self,
         chunk: ChunkId,
@@ -402,9 +406,8 @@ impl Verify<'_> {
         Ok(are_any)
     }
 
-    /// How many files a listing of everything shows, and their bytes: what the metadata counts may be
-    /// older than a loss that nobody noticed, and a folder without its row has files that are found by
-    /// their paths.
+    /// The number and the bytes of all listed files. The counts of the metadata may be older than a loss that no
+    /// server noticed, and a listing misses the files of a folder without its row.
     async fn shown(&mut self) -> Result<(u64, u64), Error> {
         let (mut query, mut files, mut bytes) = (everything(), 0u64, 0u64);
         loop {
@@ -443,7 +446,6 @@ impl Verify<'_> {
             self.find(problem, self.rebuild()).await?;
         }
         let Some(listed) = listed else { return Ok(()) };
-        let (files, bytes) = (files - self.undone.0.min(files), bytes - self.undone.1.min(bytes));
         let in_sight = (files - self.hidden.0.min(files), bytes - self.hidden.1.min(bytes));
         let counted = (info.files, info.bytes);
         for (what, has, hold) in [("counts", counted, (files, bytes)), ("lists", listed, in_sight)]
@@ -463,9 +465,13 @@ impl Verify<'_> {
         let doubted = std::mem::take(&mut self.doubted);
         if is_same {
             for Doubt { problem, holder, remedy } in doubted {
-                // Of a chunk that can't be read it was told what lies in it.
+                // The files of an unreadable chunk were reported before.
                 if holder.is_none_or(|holder| !self.lost.contains(&holder)) {
-                    let remedy = remedy.unwrap_or_else(|| self.rebuild());
+                    let remedy = match remedy {
+                        Remedy::Rebuild => self.rebuild(),
+                        Remedy::PutAgain(path) => self.put_or_delete(&path),
+                        Remedy::Other(remedy) => remedy,
+                    };
                     self.find(problem, remedy).await?;
                 }
             }
@@ -485,7 +491,7 @@ impl Verify<'_> {
         self.tell().await
     }
 
-    /// Says how many objects were looked at, if that can be said at once; fails when nobody is there.
+    /// Reports how many objects were checked, unless the channel is full; fails when the client is gone.
     fn mention(&self, checked: u64) -> Result<(), Error> {
         let state = VerifyProgress { checked, findings: Vec::new(), ..self.state.clone() };
         match self.progress.try_send(Reply::More(state)) {
@@ -497,7 +503,7 @@ impl Verify<'_> {
         }
     }
 
-    /// Says how far it is, and what was found since.
+    /// Reports the progress, and the findings since the last report.
     async fn tell(&mut self) -> Result<(), Error> {
         let mut findings = std::mem::take(&mut self.state.findings);
         loop {

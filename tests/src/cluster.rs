@@ -82,7 +82,6 @@ pub fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
         random: Arc::new(OsRandom),
         limits: Limits::default(),
         room: Room::default(),
-        refusals: dl_server::Refusals::default(),
         replaced: dl_server::Replaced::default(),
         settings: Settings::default(),
         roll: Roll::default(),

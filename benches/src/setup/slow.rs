@@ -49,7 +49,6 @@ impl SlowServer {
             random: Arc::new(OsRandom),
             limits: Limits::default(),
             room: Room::default(),
-            refusals: dl_server::Refusals::default(),
             replaced: dl_server::Replaced::default(),
             settings: dl_server::Settings::default(),
             roll: Roll::default(),

@@ -3,16 +3,12 @@
 //! Must hold: sent bytes count when the connection takes them. Received bytes count for all
 //! requests at the server, because answers share the connection.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use dl_runtime::Clock;
-use http_body::{Body as HttpBody, Frame, SizeHint};
-use tonic::Status;
+use http_body_util::BodyExt;
 use tonic::body::Body;
 
 /// A point of monotonic time, in milliseconds; 0 for never.
@@ -64,33 +60,9 @@ impl Flow {
 
     /// A body whose frames count on arrival.
     pub(crate) fn watch(self, body: Body) -> Body {
-        Body::new(Watched { body, flow: self })
-    }
-}
-
-struct Watched {
-    body: Body,
-    flow: Flow,
-}
-
-impl HttpBody for Watched {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        self.flow.transferred();
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        Body::new(body.map_frame(move |frame| {
+            self.transferred();
+            frame
+        }))
     }
 }

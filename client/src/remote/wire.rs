@@ -8,15 +8,15 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fmt::Display;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
 use dl_proto::{MESSAGE_BYTES_MAX, PiecedReply, PutFrames, check_fields, pb};
-use futures::TryFutureExt;
 use futures::future::MapOk;
+use futures::{TryFutureExt, stream};
 use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
@@ -57,7 +57,11 @@ impl<R: PiecedReply> Replies<R> {
 
     /// A body that diverts its messages to the queue.
     fn divert(self, body: Body) -> Body {
-        Body::new(Diverted { body, replies: self, came: Segments::default() })
+        let diverted = Diverted { body, replies: self, came: Segments::default() };
+        let frames = stream::try_unfold(diverted, |mut diverted| async move {
+            Ok::<_, Status>(diverted.next().await?.map(|frame| (frame, diverted)))
+        });
+        Body::new(StreamBody::new(frames))
     }
 }
 
@@ -80,7 +84,7 @@ impl Service<Request<Body>> for Wire {
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let flow = request.extensions_mut().remove::<Flow>();
         if let Some(ChunkBody(frames)) = request.extensions_mut().remove() {
-            *request.body_mut() = Body::new(Sent { frames, flow: flow.clone() });
+            *request.body_mut() = sent(frames, flow.clone());
         }
         let files = request.extensions_mut().remove::<Replies<pb::ReadReply>>();
         let chunks = request.extensions_mut().remove::<Replies<pb::GetChunksReply>>();
@@ -102,28 +106,14 @@ impl Service<Request<Body>> for Wire {
 }
 
 /// The body of a request with a chunk.
-struct Sent {
-    frames: PutFrames,
-    flow: Option<Flow>,
-}
-
-impl http_body::Body for Sent {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if let Some(flow) = &self.flow {
+fn sent(frames: PutFrames, flow: Option<Flow>) -> Body {
+    let frames = frames.map(move |frame| {
+        if let Some(flow) = &flow {
             flow.progressed();
         }
-        Poll::Ready(self.frames.next().map(|frame| Ok(Frame::data(frame))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.frames.is_done()
-    }
+        Ok::<_, Infallible>(Frame::data(frame))
+    });
+    Body::new(StreamBody::new(stream::iter(frames)))
 }
 
 /// The body of an answer with diverted messages.
@@ -135,6 +125,27 @@ struct Diverted<R> {
 }
 
 impl<R: PiecedReply> Diverted<R> {
+    /// The next frame: an empty message in place of each message, or the trailers.
+    async fn next(&mut self) -> Result<Option<Frame<Bytes>>, Status> {
+        loop {
+            if let Some(reply) = self.take()? {
+                self.replies.push(reply);
+                return Ok(Some(Frame::data(Bytes::from_static(EMPTY))));
+            }
+            let Some(frame) = self.body.frame().await.transpose()? else {
+                if self.came.has_remaining() {
+                    let why = "the answer broke off in the middle of a message";
+                    return Err(Status::unavailable(why));
+                }
+                return Ok(None);
+            };
+            match frame.into_data() {
+                Ok(data) => self.came.push(data),
+                Err(trailers) => return Ok(Some(trailers)),
+            }
+        }
+    }
+
     /// Takes the next message, if complete.
     fn take(&mut self) -> Result<Option<R>, Status> {
         let Some([compressed, length @ ..]) = self.came.first::<PREFIX_BYTES>() else {
@@ -154,35 +165,6 @@ impl<R: PiecedReply> Diverted<R> {
         check_fields(self.came.look(length)).map_err(|why| no_sense(&why))?;
         let reply = R::decode((&mut self.came).take(length));
         reply.map(Some).map_err(|why| no_sense(&why))
-    }
-}
-
-impl<R: PiecedReply> http_body::Body for Diverted<R> {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        loop {
-            if let Some(reply) = self.take()? {
-                self.replies.push(reply);
-                return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(EMPTY)))));
-            }
-            let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
-                Some(frame) => frame?,
-                None if self.came.has_remaining() => {
-                    let why = "the answer broke off in the middle of a message";
-                    return Poll::Ready(Some(Err(Status::unavailable(why))));
-                }
-                None => return Poll::Ready(None),
-            };
-            match frame.into_data() {
-                Ok(data) => self.came.push(data),
-                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
-            }
-        }
     }
 }
 

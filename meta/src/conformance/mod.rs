@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use self::history::{Maker, read_back};
 use self::model::Model;
 use crate::{
-    Appended, Brought, DatasetRecord, DatasetState, Found, Kind, ListQuery, MetaStore, ObjectRecord,
+    Appended, DatasetRecord, DatasetState, Found, Kind, ListQuery, MetaStore, ObjectRecord,
 };
 
 /// Runs every check, each on a new, empty store from `make`.
@@ -112,18 +112,18 @@ async fn it_is_bound_once(store: &dyn MetaStore) {
 
 async fn what_was_recovered_is_bound_once(store: &dyn MetaStore) {
     let (first, second) = (StoreId::from_bytes([1; 16]), StoreId::from_bytes([2; 16]));
-    for brought in [Brought::Some, Brought::All, Brought::All] {
-        let mending = store.mending(None).await.expect("begin to recover");
-        assert_eq!(mending.damage, None, "{store}");
+    for _ in 0..3 {
+        let rebuild = store.begin_rebuild().await.expect("begin to recover");
+        assert_eq!(rebuild.damage, None, "{store}");
         let a = record("a", 1, 1);
         put(store, &a).await;
-        store.mended(&mending, brought, first).await.expect("end it");
+        store.end_rebuild(&rebuild, first).await.expect("end it");
         assert_eq!(store.identity().await.expect("ask"), Some(first));
         assert_eq!(store.damage().await.expect("look for damage"), None);
         assert_eq!(store.record(a.id).await.expect("ask"), Some(a));
     }
-    let mending = store.mending(Some(Stamp::new(7))).await.expect("begin to recover");
-    let refused = store.mended(&mending, Brought::All, second).await.expect_err("of another one");
+    let rebuild = store.begin_rebuild().await.expect("begin to recover");
+    let refused = store.end_rebuild(&rebuild, second).await.expect_err("of another one");
     assert_eq!(refused.kind, Kind::Conflict, "{store}");
 }
 

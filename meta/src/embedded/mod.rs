@@ -21,7 +21,6 @@ mod writer;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
 
 use async_trait::async_trait;
 use dl_format::{
@@ -41,9 +40,8 @@ use self::tail::{Command, Known, State};
 pub use self::volatile::VolatileFile;
 use crate::tasks::Tasks;
 use crate::{
-    Appended, Brought, Damage, DatasetInfo, DatasetRecord, DatasetState, Error, Found, Heartbeat,
-    Kind, ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup,
-    TaskTerms, walk,
+    Appended, Damage, DatasetInfo, DatasetRecord, DatasetState, Error, Found, Heartbeat, Kind,
+    ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms, walk,
 };
 
 /// Paths that are looked up where they are asked for, when memory has their rows. More would keep
@@ -548,29 +546,12 @@ impl MetaStore for Embedded {
         Ok(None)
     }
 
-    fn newest(&self) -> Option<SystemTime> {
-        None
-    }
-
     async fn refusal(&self) -> Result<Option<Refusal>, Error> {
         Ok(None)
     }
 
     fn trouble(&self) -> Option<String> {
         None
-    }
-
-    async fn mending(&self, _since: Option<Stamp>) -> Result<Mending, Error> {
-        Ok(Mending { has_rows: true, ..Mending::default() })
-    }
-
-    async fn mended(
-        &self,
-        _mending: &Mending,
-        _brought: Brought,
-        store: StoreId,
-    ) -> Result<(), Error> {
-        self.bind(store).await
     }
 
     async fn join(

@@ -1,16 +1,15 @@
-//! Datasets: their homes, their names, their counts and their ends.
+//! Datasets: their roots, their names, their counts and their ends.
 //!
-//! Must hold: a dataset is there when its home has a record; that is one key, so it begins and
-//! ends in one step. A name that points to a home which isn't there stands for nothing.
+//! Must hold: a dataset exists while its root has a record; the root is one key, so a dataset begins and
+//! ends in one step. A name that points to a missing root stands for nothing.
 //!
 //! # Counting
 //!
-//! Files are counted by a walk over the rows, once for all who ask at the same time, and the home
-//! keeps the result until an object joins the log or leaves it. A counter can't be kept up instead:
-//! whether a row adds a file depends on the other rows of its name, on the bitmaps of deleted
-//! entries, on hashed buckets and on the log, which lie in four shards that no step changes together; each
-//! step may be done again, by anybody, in any order, so one that adds to a number elsewhere may
-//! add twice; and a delete would have to visit every row that its bitmaps kill.
+//! Files are counted by a walk over the rows, once for all calls at the same time. The root keeps the result
+//! until an object joins or leaves the log. A counter would not work: whether a row adds a file depends on
+//! other rows of its name, on bitmaps, on hashed buckets and on the log, in four shards that no step changes
+//! together. Each step may run twice, so an increment elsewhere may count twice. And a delete would have to
+//! visit every row of its bitmaps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +21,10 @@ use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, bytes, decimal, number, pairs};
+use super::dataset_root::{Counted, DatasetRoot, Doubts, STAMP_MAX};
 use super::failure::Failure;
-use super::holders::Holders;
-use super::home::{Counted, Doubts, Home, STAMP_MAX};
 use super::keys::{self, Epoch, Keys};
+use super::live_objects::LiveObjects;
 use super::read::LOG_PAGE;
 use super::records::{Named, encode_dataset};
 use super::scripts::{COUNTED, KILL, PUT, REPLACE, STAMP};
@@ -33,15 +32,14 @@ use super::sweep::Left;
 use super::tree::Walk;
 use crate::{DatasetInfo, DatasetRecord, DatasetState, Error, Kind, Outline};
 
-/// How far the clocks of two servers may be apart: each may be that of a client, give or take 15
-/// minutes.
+/// The largest distance of two servers' clocks: each may be 15 minutes off a client's clock.
 const AHEAD_MICROS: u64 = 30 * 60 * 1_000_000;
 
 /// How long to try to keep a count.
 const KEEPS: Duration = Duration::from_millis(500);
 
 impl Shared {
-    /// The record of a dataset, read once for all who ask for it at the same time.
+    /// The record of a dataset, read once for all calls at the same time.
     pub(super) async fn record_together(
         self: &Arc<Self>,
         id: DatasetId,
@@ -51,7 +49,7 @@ impl Shared {
             let shared = Arc::clone(self);
             dl_runtime::spawn_for_all(async move {
                 let read = async |calls: Vec<()>| {
-                    let record = shared.home(id).await?.map(|home| home.record);
+                    let record = shared.root(id).await?.map(|root| root.record);
                     Ok(vec![record; calls.len()])
                 };
                 shared.records.run(id, read).await;
@@ -66,10 +64,13 @@ impl Shared {
         bytes(answer)?.as_deref().map(Named::decode).transpose()
     }
 
-    pub(super) async fn home_named(&self, name: &DatasetName) -> Result<Option<Home>, Failure> {
+    pub(super) async fn root_named(
+        &self,
+        name: &DatasetName,
+    ) -> Result<Option<DatasetRoot>, Failure> {
         let Some(named) = self.named(name).await? else { return Ok(None) };
-        let home = self.home(named.id).await?;
-        Ok(home.filter(|home| home.record.name == *name))
+        let root = self.root(named.id).await?;
+        Ok(root.filter(|root| root.record.name == *name))
     }
 
     /// The records of all datasets, by name.
@@ -85,7 +86,7 @@ impl Shared {
         }
     }
 
-    /// Those of them that are there, whatever may be missing; one that is damaged costs no other.
+    /// The records that are there, whatever is missing; a damaged record costs no other.
     pub(super) async fn remnants(&self) -> Result<Vec<DatasetRecord>, Failure> {
         let mut records = Vec::new();
         for record in self.records_there().await? {
@@ -98,20 +99,20 @@ impl Shared {
         Ok(records)
     }
 
-    /// What the names stand for, in their order.
+    /// The records that the names point to, in the order of names.
     async fn records_there(&self) -> Result<Vec<Result<DatasetRecord, Failure>>, Failure> {
         let mut names = pairs(self.router.ask_one(Ask::to(&keys::names(), "HGETALL")).await?)?;
         names.sort_unstable();
         let records = names.into_iter().map(|(name, named)| async move {
-            let home = self.home(Named::decode(&named)?.id).await?;
-            let record = home.map(|home| home.record);
+            let root = self.root(Named::decode(&named)?.id).await?;
+            let record = root.map(|root| root.record);
             Ok(record.filter(|record| record.name.as_str().as_bytes() == name))
         });
         let records = join_all(records).await;
         Ok(records.into_iter().filter_map(Result::transpose).collect())
     }
 
-    /// Which objects the log of a dataset holds, read once for all who ask at the same time.
+    /// The objects of a log, read once for all calls at the same time.
     pub(super) async fn outline_together(
         self: &Arc<Self>,
         id: DatasetId,
@@ -130,33 +131,33 @@ impl Shared {
         waiting.answer().await
     }
 
-    /// Which objects a log holds; none when the dataset was dropped.
+    /// The objects of a log; none when the dataset was dropped.
     async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Failure> {
         let (mut rounds, mut doubts) = (self.router.rounds(), Doubts::default());
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
-            let Some(home) = self.home(id).await? else {
+            let Some(root) = self.root(id).await? else {
                 if self.is_gone(id, changes).await? {
                     return Ok(None);
                 }
                 continue;
             };
-            if let Some(counted) = home.counted
-                && counted.objects == home.objects
-                && counted.objects == self.length(home.keys).await?
+            if let Some(counted) = root.counted
+                && counted.objects == root.objects
+                && counted.objects == self.length(root.keys).await?
                 && self.is_as(changes)
             {
                 let Counted { objects, version, .. } = counted;
-                return Ok(Some(Outline { record: home.record, objects, version }));
+                return Ok(Some(Outline { record: root.record, objects, version }));
             }
-            let (objects, version) = self.version(home.keys).await?;
-            let again = self.home(id).await?;
-            // What was read must not be a part of it, nor of a life of the dataset that is over.
+            let (objects, version) = self.version(root.keys).await?;
+            let again = self.root(id).await?;
+            // The log that was read must be complete, and of the current epoch.
             if let Some(again) =
-                again.filter(|again| again.keys == home.keys && self.is_as(changes))
+                again.filter(|again| again.keys == root.keys && self.is_as(changes))
             {
-                if let Err(short) = home.check_log(&again, objects) {
+                if let Err(short) = root.check_log(&again, objects) {
                     doubts.meet(short)?;
                     continue;
                 }
@@ -165,13 +166,13 @@ impl Shared {
         }
     }
 
-    /// How many objects a log has.
+    /// The number of objects in a log.
     async fn length(&self, keys: Keys) -> Result<u64, Failure> {
         let length = number(&self.router.ask_one(Ask::to(&keys.log(), "ZCARD")).await?)?;
         Ok(u64::try_from(length).unwrap_or_default())
     }
 
-    /// What a dataset adds up to, counted once for all who ask at the same time.
+    /// The sums over a dataset, counted once for all calls at the same time.
     pub(super) async fn info_together(
         self: &Arc<Self>,
         id: DatasetId,
@@ -190,39 +191,39 @@ impl Shared {
         waiting.answer().await
     }
 
-    /// What a dataset adds up to; none when it was dropped.
+    /// The sums over a dataset; none when it was dropped.
     async fn info(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Failure> {
         let (mut rounds, mut doubts) = (self.router.rounds(), Doubts::default());
-        let mut told = None;
+        let mut known = None;
         let (record, counted, is_settled) = loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
-            let Some(home) = self.home(id).await? else {
+            let Some(root) = self.root(id).await? else {
                 if self.is_gone(id, changes).await? {
                     return Ok(None);
                 }
                 continue;
             };
-            if let Some(counted) = home.counted
-                && counted.objects == home.objects
+            if let Some(counted) = root.counted
+                && counted.objects == root.objects
                 && self.is_as(changes)
             {
-                break (home.record, counted, true);
+                break (root.record, counted, true);
             }
-            self.roll_forward(home.keys).await;
+            self.roll_forward(root.keys).await;
             let (counted, is_settled) =
-                match Box::pin(self.count(&home, changes, told.take())).await? {
+                match Box::pin(self.count(&root, changes, known.take())).await? {
                     Ok(counted) => counted,
                     Err(stale) => {
-                        told = Some(stale);
+                        known = Some(stale);
                         continue;
                     }
                 };
-            let Some(again) = self.home(id).await? else { continue };
-            // Deletions must not be left out, nor a life of the dataset that is over be counted.
-            let has_deletions = again.tombstones == 0 || home.tombstones > 0;
-            if again.keys == home.keys && has_deletions && self.is_as(changes) {
-                if let Err(short) = home.check_log(&again, counted.objects) {
+            let Some(again) = self.root(id).await? else { continue };
+            // The count must include deletions, and be of the current epoch.
+            let has_deletions = again.tombstones == 0 || root.tombstones > 0;
+            if again.keys == root.keys && has_deletions && self.is_as(changes) {
+                if let Err(short) = root.check_log(&again, counted.objects) {
                     doubts.meet(short)?;
                     continue;
                 }
@@ -233,54 +234,53 @@ impl Shared {
         Ok(Some(DatasetInfo { record, files, bytes, objects, version, is_settled }))
     }
 
-    /// Whether the log holds nothing whose rows may be missing.
+    /// Whether all objects of the log have their rows.
     async fn is_settled(&self, keys: Keys) -> Result<bool, Failure> {
         Ok(number(&self.router.ask_one(Ask::to(&keys.todo(), "EXISTS")).await?)? == 0)
     }
 
-    /// Walks over all files, and keeps the result unless something was appended meanwhile. Says as well
-    /// whether everything is settled that was appended until then. When it has to begin anew, what the
-    /// walk was told.
+    /// Walks over all files, and keeps the result unless an object was appended meanwhile. Gives as well
+    /// whether all earlier appends are settled. A walk that has to begin anew gives its live objects.
     async fn count(
         &self,
-        home: &Home,
+        root: &DatasetRoot,
         changes: u64,
-        told: Option<Holders>,
-    ) -> Result<Result<(Counted, bool), Holders>, Failure> {
-        let was_settled = self.is_settled(home.keys).await?;
+        known: Option<LiveObjects>,
+    ) -> Result<Result<(Counted, bool), LiveObjects>, Failure> {
+        let was_settled = self.is_settled(root.keys).await?;
         let (mut files, mut size) = (0u64, 0u64);
-        let mut walk = Walk::of_everything(self, home);
-        walk.go_by(told);
+        let mut walk = Walk::of_everything(self, root);
+        walk.go_by(known);
         while let Some((_, record)) = walk.next_file().await? {
             files = files.saturating_add(1);
             size = size.saturating_add(record.length);
         }
         if walk.is_stale() {
-            return Ok(Err(walk.into_told()));
+            return Ok(Err(walk.into_live_objects()));
         }
-        // Otherwise nothing is kept, and the caller looks at its home again.
-        let is_whole = self.confirm(home.keys, walk.shards()).await? && self.is_as(changes);
-        let (objects, version) = self.version(home.keys).await?;
-        if was_settled && is_whole && objects == home.objects {
-            let ask = Ask::script(&COUNTED, &home.keys.home(), &[&home.keys.todo()])
-                .arg(home.keys.epoch.to_string())
+        // Otherwise no result is kept, and the caller looks at the root again.
+        let is_whole = self.confirm(root.keys, walk.shards()).await? && self.is_as(changes);
+        let (objects, version) = self.version(root.keys).await?;
+        if was_settled && is_whole && objects == root.objects {
+            let ask = Ask::script(&COUNTED, &root.keys.root(), &[&root.keys.todo()])
+                .arg(root.keys.epoch.to_string())
                 .arg(objects)
                 .arg(version.to_bytes().as_slice())
                 .arg(files)
                 .arg(size)
-                .arg(home.changes);
-            // Who asks wants the count: a Redis that takes no writes is no reason to refuse it.
+                .arg(root.changes);
+            // The caller gets its count also where Redis takes no writes.
             let clock = &*self.clock;
             let kept = Deadline::after(clock, KEEPS).bound(clock, self.router.ask_one(ask)).await;
             if let Ok(Err(failure)) = kept {
-                tracing::debug!(dataset = %home.keys.dataset, why = %failure, "a count is not kept");
+                tracing::debug!(dataset = %root.keys.dataset, why = %failure, "a count is not kept");
             }
         }
-        let is_settled = self.is_settled(home.keys).await?;
+        let is_settled = self.is_settled(root.keys).await?;
         Ok(Ok((Counted { objects, version, files, bytes: size }, is_settled)))
     }
 
-    /// How many objects the log holds, and which.
+    /// The number of objects in the log, and the version that they make.
     async fn version(&self, keys: Keys) -> Result<(u64, Version), Failure> {
         let (mut objects, mut version, mut after) = (0, Version::default(), None);
         loop {
@@ -308,12 +308,12 @@ impl Shared {
                 Err(_) if self.health().damage().is_some() => false,
                 Err(failure) => return Err(failure),
             };
-            // Also above what a Redis that lost its last writes has forgotten: what this server
-            // gave, and what others did whose clocks are ahead.
+            // Also above stamps that a damaged Redis forgot: stamps of this server, and of servers with
+            // clocks ahead.
             let ahead = if is_whole { 0 } else { AHEAD_MICROS };
             let now = Stamp::new(now.get().saturating_add(ahead).min(STAMP_MAX));
             let now = now.max(self.stamps().floor(dataset));
-            let ask = Ask::script(&STAMP, &keys::home(dataset), &[]).arg(now.get());
+            let ask = Ask::script(&STAMP, &keys::root(dataset), &[]).arg(now.get());
             let answer = self.router.ask_one(ask).await?;
             if !self.is_as(changes) {
                 continue;
@@ -334,7 +334,7 @@ impl Shared {
         loop {
             self.router.again(&mut rounds)?;
             let named = self.named(&record.name).await?;
-            let known = self.home(record.id).await?;
+            let known = self.root(record.id).await?;
             let holder = match named {
                 Some(named) => self.holder(record, named).await?,
                 None => None,
@@ -345,17 +345,17 @@ impl Shared {
                 Err(conflict) => return Ok(Err(conflict)),
             };
             if let Some(replaced) = replaced
-                && let Some(home) = self.home(replaced).await?
+                && let Some(root) = self.root(replaced).await?
             {
-                self.kill(&home).await?;
+                self.kill(&root).await?;
             }
             let before = known.as_ref().map(|known| known.stored.as_slice()).unwrap_or_default();
             if known.is_none() && record.state == DatasetState::Recovering {
-                // Its home may have been lost with one shard, and the others have what it named.
+                // Its root may have been lost with one shard, and other shards have keys of its epoch.
                 self.to_sweep(Left::Others(record.id)).await?;
             }
             let epoch = Epoch::new(self.random.u64()).to_string();
-            let ask = Ask::script(&PUT, &keys::home(record.id), &[]);
+            let ask = Ask::script(&PUT, &keys::root(record.id), &[]);
             let put = self.router.ask_one(ask.arg(before).arg(&stored).arg(epoch)).await?;
             if number(&put)? == 0 {
                 continue;
@@ -366,41 +366,41 @@ impl Shared {
             if number(&replaced)? != 0 {
                 return Ok(Ok(()));
             }
-            // Somebody else was faster with the name. What this call made must not outlive it.
+            // Another call was faster with the name. The root of this call must not stay.
             let winner = self.named(&record.name).await?;
             if known.is_none()
                 && winner.is_some_and(|winner| winner.id != record.id)
-                && let Some(home) = self.home(record.id).await?
-                && home.stored == stored
+                && let Some(root) = self.root(record.id).await?
+                && root.stored == stored
             {
-                self.kill(&home).await?;
+                self.kill(&root).await?;
             }
         }
     }
 
-    /// The record that a name stands for; when its home is gone, what the name itself says. One that was
-    /// lost holds its name against no other: which of them is right, the chunk store says.
+    /// The record that a name stands for; where its root is gone, a record from the name itself. A lost
+    /// dataset does not hold its name against another one: the chunk store decides between them.
     async fn holder(
         &self,
         record: &DatasetRecord,
         named: Named,
     ) -> Result<Option<DatasetRecord>, Failure> {
-        let home = self.home(named.id).await?;
-        if home.is_none() && named.generation == record.generation && named.id != record.id {
+        let root = self.root(named.id).await?;
+        if root.is_none() && named.generation == record.generation && named.id != record.id {
             return Ok(None);
         }
-        let home = home.filter(|home| home.record.name == record.name);
-        Ok(Some(home.map_or_else(
+        let root = root.filter(|root| root.record.name == record.name);
+        Ok(Some(root.map_or_else(
             || DatasetRecord { generation: named.generation, id: named.id, ..record.clone() },
-            |home| home.record,
+            |root| root.record,
         )))
     }
 
-    /// Ends a dataset, and leaves word that its keys are to be removed.
-    async fn kill(&self, home: &Home) -> Result<(), Failure> {
-        let keys = home.keys;
+    /// Ends a dataset, and notes that its keys have to be removed.
+    async fn kill(&self, root: &DatasetRoot) -> Result<(), Failure> {
+        let keys = root.keys;
         self.to_sweep(Left::Epoch(keys)).await?;
-        let ask = Ask::script(&KILL, &keys.home(), &[&keys.log(), &keys.todo()]);
+        let ask = Ask::script(&KILL, &keys.root(), &[&keys.log(), &keys.todo()]);
         self.router.ask_one(ask.arg(keys.epoch.to_string())).await?;
         self.forget(keys.dataset);
         self.sweep_now.notify_one();
@@ -412,14 +412,14 @@ impl Shared {
         name: &DatasetName,
         id: DatasetId,
     ) -> Result<(), Failure> {
-        let home = self.home(id).await?;
-        if let Some(home) = &home {
-            self.kill(home).await?;
+        let root = self.root(id).await?;
+        if let Some(root) = &root {
+            self.kill(root).await?;
         } else if self.health().damage().is_some() {
-            // It may have had one, and the word that whoever ended it left may be lost.
+            // There may have been a root, and the note of its end may be lost.
             self.to_sweep(Left::All(id)).await?;
         }
-        let name = home.as_ref().map_or(name, |home| &home.record.name);
+        let name = root.as_ref().map_or(name, |root| &root.record.name);
         if let Some(named) = self.named(name).await?.filter(|named| named.id == id) {
             let ask = Ask::script(&REPLACE, &keys::names(), &[]);
             self.router.ask_one(ask.arg(name.as_str()).arg(named.encode()).arg("")).await?;

@@ -1,7 +1,7 @@
-//! Which versions of files are deleted: the bitmaps of chunks, read while a call needs them.
+//! Deleted versions of files: the bitmaps of chunks, read while a call needs them.
 //!
-//! Must hold: each bitmap is read after the call began, and once for many questions; that nothing is
-//! deleted is said only of shards that have lost nothing.
+//! Must hold: each bitmap is read after the call began, and once for many questions. A version counts as not
+//! deleted only where its shard lost nothing.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,38 +10,38 @@ use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, bytes};
+use super::dataset_root::{DatasetRoot, ask_epoch};
 use super::failure::Failure;
-use super::home::{Home, ask_epoch};
 use super::keys::Keys;
 use super::slots::Shard;
 
-/// Bitmaps kept at once; with more, all are let go.
+/// Most bitmaps in memory; beyond this number, all are dropped.
 const SEEN_MAX: usize = 4_096;
 
-/// Which versions are deleted, each bitmap read once for many.
+/// The bitmaps that a call has read.
 #[derive(Debug)]
 pub(super) struct Deletions {
     keys: Keys,
     none: bool,
-    /// Whether what is not deleted has to be known for sure.
+    /// Whether a missing bitmap must be certain.
     assured: bool,
-    /// Whether the dataset was dropped meanwhile, so that nothing is known.
+    /// Whether the dataset was dropped meanwhile.
     is_stale: bool,
     seen: HashMap<ChunkId, EntrySet>,
 }
 
 impl Deletions {
-    pub(super) fn of(home: &Home) -> Self {
-        let (none, seen) = (home.tombstones == 0, HashMap::new());
-        Self { keys: home.keys, none, assured: true, is_stale: false, seen }
+    pub(super) fn of(root: &DatasetRoot) -> Self {
+        let (none, seen) = (root.tombstones == 0, HashMap::new());
+        Self { keys: root.keys, none, assured: true, is_stale: false, seen }
     }
 
-    /// As far as they are there: for who may ask while some of them may be gone.
-    pub(super) fn as_they_are(home: &Home) -> Self {
-        Self { assured: false, ..Self::of(home) }
+    /// Bitmaps as far as they are there, for calls while some may be lost.
+    pub(super) fn as_they_are(root: &DatasetRoot) -> Self {
+        Self { assured: false, ..Self::of(root) }
     }
 
-    /// Whether who asks has to begin anew.
+    /// Whether the call has to begin anew.
     pub(super) fn is_stale(&self) -> bool {
         self.is_stale
     }
@@ -50,8 +50,8 @@ impl Deletions {
         self.none
     }
 
-    /// Reads what the questions about `chunks` need. Fails when a shard in which some of it lies lost
-    /// its mark: that nothing is deleted would be said of what may be gone.
+    /// Reads the bitmaps of `chunks`. Fails when one of their shards lost its stamp, as the bitmap may be
+    /// lost.
     pub(super) async fn load(
         &mut self,
         shared: &Shared,
@@ -71,18 +71,17 @@ impl Deletions {
         let asks = new.iter().map(|chunk| Ask::to(&self.keys.deletions(*chunk), "GET"));
         let mut asks: Vec<Ask> = asks.collect();
         let shards: BTreeSet<Shard> = asks.iter().map(|ask| ask.shard).collect();
-        let sign = shared.sign().filter(|_| self.assured);
-        // Behind them, on the same connections.
-        asks.extend(sign.iter().flat_map(|sign| shards.iter().map(|shard| sign.ask(*shard))));
-        asks.extend(self.assured.then(|| ask_epoch(self.keys)));
+        if self.assured {
+            // Behind the bitmaps, on the same connections.
+            asks.extend(shared.ask_stamps(shards.into_iter()));
+            asks.push(ask_epoch(self.keys));
+        }
         let mut answers = shared.router.ask(asks).await?;
         if self.assured {
             let epoch = answers.pop().unwrap_or(Value::Nil);
             self.is_stale |= !shared.is_still(self.keys, epoch)?;
-        }
-        let marks = answers.split_off(new.len());
-        if let Some(sign) = sign {
-            self.is_stale |= !shared.are_whole(&sign, marks).await?;
+            let stamps = answers.split_off(new.len());
+            self.is_stale |= !shared.are_whole(stamps).await?;
         }
         for (chunk, answer) in new.into_iter().zip(answers) {
             let bits = bytes(answer)?.unwrap_or_default();
@@ -93,13 +92,13 @@ impl Deletions {
         Ok(())
     }
 
-    /// Whether a version of a chunk that was loaded last is deleted.
+    /// Whether a version of a loaded chunk is deleted.
     pub(super) fn contain(&self, version: &EntryVersion) -> bool {
         let entries = self.seen.get(&version.chunk);
         entries.is_some_and(|entries| entries.contains(version.entry))
     }
 
-    /// The deleted entries of a chunk that was loaded last.
+    /// The deleted entries of a loaded chunk.
     pub(super) fn entries(&self, chunk: ChunkId) -> Option<&EntrySet> {
         self.seen.get(&chunk)
     }

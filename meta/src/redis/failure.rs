@@ -1,7 +1,6 @@
-//! What went wrong inside this module, before it is known what was being done to what.
+//! Errors inside this module, before the operation and its object are known.
 //!
-//! Must hold: each answer of Redis that is an error has one meaning here: where to ask instead,
-//! whether to wait and ask again, or that it is final.
+//! Must hold: each error of Redis has one meaning here: ask another node, wait and ask again, or give up.
 
 use std::error::Error as StdError;
 use std::fmt::{self, Display};
@@ -13,8 +12,8 @@ use redis::{RedisError, ServerError};
 use super::address::Node;
 use crate::{Error, Kind};
 
-/// What a script may have met that passes, as a Redis before version 7 says it: inside an error of
-/// the script's own.
+/// Errors inside scripts that pass by themselves. A Redis before version 7 reports them inside an error of
+/// the script.
 const WAITS: [&str; 4] = ["-READONLY ", "-TRYAGAIN ", "-MISCONF ", "-NOREPLICAS "];
 
 /// Why a call failed for good.
@@ -42,7 +41,7 @@ impl Failure {
         Self::corrupt("Redis answered with another type than expected; is its data ours?")
     }
 
-    /// The error of the call in which it happened.
+    /// The error of the call in which this happened.
     pub(super) fn during(self, action: &'static str, what: impl Display) -> Error {
         match self.why {
             Some(why) => Error::because(self.kind, action, what, why),
@@ -51,18 +50,18 @@ impl Failure {
     }
 }
 
-/// What to do about a command that failed.
+/// The reaction to a command that failed.
 #[derive(Debug, Clone)]
 pub(super) enum Verdict {
-    /// Ask that node, now and from now on.
+    /// Ask this node from now on.
     Moved(Node),
-    /// Ask that node this once.
+    /// Ask this node once.
     Ask(Node),
-    /// Give the scripts to the node again.
+    /// Load the scripts into the node again.
     Reload,
-    /// Ask again later; perhaps another node serves it then.
+    /// Ask again later, perhaps another node.
     Wait(String),
-    /// As above, and this connection is of no more use.
+    /// Ask again later over a new connection.
     Lost(String),
     /// Nothing helps.
     Fatal(Failure),
@@ -127,7 +126,7 @@ impl Verdict {
     }
 }
 
-/// Whether TLS failed in a way that another try does not change.
+/// Whether TLS failed in a way that no other try changes.
 fn is_untrusted(error: &RedisError) -> bool {
     let shared = error.source().and_then(|s| s.downcast_ref::<Arc<dyn StdError + Send + Sync>>());
     let io = shared.and_then(|shared| shared.downcast_ref::<std::io::Error>());
@@ -157,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_script_met_counts_as_if_a_command_had_met_it() {
+    fn an_error_inside_a_script_counts_like_one_of_a_command() {
         for code in ["READONLY", "TRYAGAIN", "MISCONF", "NOREPLICAS"] {
             let inside = format!("-ERR Error running script: @user_script:1: -{code} later.\r\n");
             for answer in [format!("-{code} later.\r\n"), inside] {

@@ -1,8 +1,8 @@
-//! Folders that are being read: the rows of their buckets in one order, some at a time.
+//! Folders that a call reads: the rows of all their buckets in one order, some at a time.
 //!
-//! Must hold: rows come as listings sort, whichever bucket they lie in, so that the first of a name is
-//! the one that holds; of a file's row it is known by then whether it is dead. However many folders are
-//! read on, each primary is asked once.
+//! Must hold: rows come in the order of listings, whichever bucket holds them, so the first row of a name is
+//! its winner; the reader knows then whether a file is dead. For any number of folders, each round asks each
+//! primary once.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -12,40 +12,40 @@ use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, bytes, decimal, strings};
+use super::dataset_root::DatasetRoot;
 use super::deletions::Deletions;
 use super::failure::Failure;
-use super::holders::{Count, Holders};
-use super::home::Home;
 use super::keys::{AllRows, BUCKETS, Key};
+use super::live_objects::{Count, LiveObjects};
 use super::rows::{LARGE, Member};
 use super::slots::Shard;
 use crate::Steps;
 
-/// Rows that are read from a folder at once, at most.
+/// Most rows that are read from a folder at once.
 pub(super) const PAGE: usize = 1_000;
-/// Rows that are enough to see whether there are any, most often.
+/// Rows of a first look, mostly enough to find a live one.
 pub(super) const GLANCE: usize = 16;
-/// The range of all rows begins there.
+/// The begin of the range of all rows.
 pub(super) const BEGIN: &[u8] = b"-";
 
-/// How many rows of a folder are read at once.
+/// The number of rows of a folder that are read at once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pages {
-    /// From its first bucket.
+    /// From the first bucket.
     pub(super) first: usize,
-    /// From each hashed one.
+    /// From each hashed bucket.
     pub(super) hashed: usize,
 }
 
-/// A row, and whether it is of a file that is deleted, or of an object that was taken off the log: known
-/// as soon as it was read, for bitmaps are not kept for as long as rows wait.
+/// A row, and whether its file is deleted or its object left the log. This is found when the row is read, as
+/// bitmaps are not kept while rows wait.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Row {
     pub(super) bytes: Vec<u8>,
     pub(super) is_dead: bool,
 }
 
-/// The row of a file of which it isn't known yet whether it is dead.
+/// The row of a file that may be dead.
 #[derive(Debug)]
 struct Unjudged {
     row: usize,
@@ -59,7 +59,7 @@ struct Stream {
     key: Key,
     rows: VecDeque<Row>,
     unjudged: Vec<Unjudged>,
-    /// Where the range begins that was not read yet; none when all was.
+    /// The begin of the rest; none when all rows were read.
     from: Option<Vec<u8>>,
     page: usize,
 }
@@ -69,13 +69,13 @@ impl Stream {
         Self { key, rows: VecDeque::new(), unjudged: Vec::new(), from: Some(from), page }
     }
 
-    /// Whether there is more to read before it can be gone on with.
+    /// Whether the bucket must be read before its next row is known.
     fn is_empty(&self) -> bool {
         self.rows.is_empty() && self.from.is_some()
     }
 
-    /// Whether it goes with others of its folder that are read on: names are spread evenly, so hashed
-    /// buckets run empty at about the same time, and each by itself would be a round of its own.
+    /// Whether the bucket is read together with other buckets of its folder: names are spread evenly, so
+    /// hashed buckets run empty at about the same time.
     fn is_low(&self) -> bool {
         self.from.is_some() && self.rows.len() <= self.page / 2
     }
@@ -86,7 +86,7 @@ impl Stream {
         Some(ask.arg("LIMIT").arg(0).arg(self.page))
     }
 
-    /// Takes what was read. Nothing is to be judged where nothing was ever deleted or taken off the log.
+    /// Takes a page. Rows are not judged in a dataset without deletions and without retired objects.
     fn take(&mut self, answer: Value, to_judge: bool) -> Result<(), Failure> {
         let rows = strings(answer)?;
         let last = rows.last().filter(|_| rows.len() >= self.page);
@@ -101,42 +101,42 @@ impl Stream {
         Ok(())
     }
 
-    /// Takes note of what is dead of the rows that were read last; whether that is sure.
-    fn judge(&mut self, deletions: &Deletions, holders: &Holders) -> bool {
+    /// Marks dead rows of the last page; whether all marks are certain.
+    fn judge(&mut self, deletions: &Deletions, live_objects: &LiveObjects) -> bool {
         let mut is_sure = true;
         for Unjudged { row, version, holder } in std::mem::take(&mut self.unjudged) {
             if let Some(row) = self.rows.get_mut(row) {
                 let is_deleted = deletions.contain(&version);
-                row.is_dead = is_deleted || holders.lack(holder);
-                is_sure &= is_deleted || !holders.doubt(holder);
+                row.is_dead = is_deleted || live_objects.lack(holder);
+                is_sure &= is_deleted || !live_objects.doubt(holder);
             }
         }
         is_sure
     }
 }
 
-/// A folder that is being read.
+/// A folder that a call reads.
 #[derive(Debug)]
 pub(super) struct Folder {
     pub(super) path: Vec<u8>,
     streams: Vec<Stream>,
     pages: Pages,
-    /// Where hashed buckets are to be read from, as long as it is not known whether it has any.
+    /// The begin of the hashed buckets, until it is known whether there are any.
     large_from: Option<Vec<u8>>,
-    /// The file that was met last; what follows of that name are older versions.
+    /// The last file; later rows of its name are older versions.
     file: Option<Vec<u8>>,
-    /// The folder that was met last: two buckets may show it.
+    /// The last folder: two buckets may show it.
     folder: Option<Vec<u8>>,
-    /// A name that is a folder; its file comes next, if there is one.
+    /// The name of a folder; a file of the same name comes next, if there is one.
     pub(super) marked: Vec<u8>,
-    /// Whether a live file lies below some of the folders in it that come next.
+    /// For some of the next folders inside, whether a live file lies below.
     pub(super) lives: HashMap<Vec<u8>, bool>,
-    /// A folder in it that is not read from its beginning, and what is behind its slash.
+    /// A folder inside that is read from the middle on, and the rest of the path behind its slash.
     pub(super) resume: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Folder {
-    /// How much of it is read from now on.
+    /// The size of the next pages.
     pub(super) fn set_pages(&mut self, pages: Pages) {
         self.pages = pages;
         for (bucket, stream) in self.streams.iter_mut().enumerate() {
@@ -144,12 +144,12 @@ impl Folder {
         }
     }
 
-    /// Whether it has to be read on before its next row is known.
+    /// Whether the folder must be read before its next row is known.
     pub(super) fn is_waiting(&self) -> bool {
         self.streams.iter().any(Stream::is_empty)
     }
 
-    /// The next row, over all its buckets; none when it is waiting, or over.
+    /// The next row of all buckets; none while the folder waits, or at its end.
     pub(super) fn next_row(&mut self) -> Option<Row> {
         if self.is_waiting() {
             return None;
@@ -159,7 +159,7 @@ impl Folder {
         least.and_then(|stream| stream.rows.pop_front())
     }
 
-    /// Whether the row of a file is the first of its name, and so the one that holds.
+    /// Whether the row of a file is the first of its name, and so the winner.
     pub(super) fn is_first(&mut self, name: &[u8]) -> bool {
         let is_first = self.file.as_deref() != Some(name);
         if is_first {
@@ -168,7 +168,7 @@ impl Folder {
         is_first
     }
 
-    /// Whether a folder in it was not met before.
+    /// Whether a folder inside is new.
     pub(super) fn is_new(&mut self, name: &[u8]) -> bool {
         let is_new = self.folder.as_deref() != Some(name);
         if is_new {
@@ -177,14 +177,14 @@ impl Folder {
         is_new
     }
 
-    /// Names of folders in it that come next, as far as it was read.
+    /// Names of the next folders inside, as far as they were read.
     pub(super) fn coming(&self) -> impl Iterator<Item = &[u8]> {
         let rows = self.streams.iter().flat_map(|stream| &stream.rows);
         let names = rows.filter_map(|row| row.bytes.strip_suffix(b"/"));
         names.filter(|name| !name.contains(&0))
     }
 
-    /// The path of what has this name in it.
+    /// The path of a name in this folder.
     pub(super) fn inside(&self, name: &[u8]) -> Vec<u8> {
         match self.path.as_slice() {
             [] => name.to_vec(),
@@ -197,52 +197,52 @@ impl Folder {
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
     pub(super) shared: &'a Shared,
-    pub(super) home: &'a Home,
+    pub(super) root: &'a DatasetRoot,
     all_rows: AllRows,
     pub(super) deletions: Deletions,
-    holders: Holders,
-    /// Whether an object may have been taken off the log behind rows of it that hold files.
+    live_objects: LiveObjects,
+    /// Whether an object may have left the log after its rows were read.
     is_unsure: bool,
-    /// What was read, and so what has to be whole for the answer to be.
+    /// The shards that were read, which must be whole for the answer to be.
     pub(super) shards: BTreeSet<Shard>,
-    /// Told of each round that was answered.
+    /// Counts the answered rounds.
     pub(super) steps: Steps,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(shared: &'a Shared, home: &'a Home) -> Self {
-        let (all_rows, deletions) = (home.keys.all_rows(), Deletions::of(home));
-        let holders = Holders::after(home, shared.router.changes());
+    pub(super) fn new(shared: &'a Shared, root: &'a DatasetRoot) -> Self {
+        let (all_rows, deletions) = (root.keys.all_rows(), Deletions::of(root));
+        let live_objects = LiveObjects::after(root, shared.router.changes());
         let (is_unsure, shards, steps) = (false, BTreeSet::new(), Steps::default());
-        Self { shared, home, all_rows, deletions, holders, is_unsure, shards, steps }
+        Self { shared, root, all_rows, deletions, live_objects, is_unsure, shards, steps }
     }
 
-    /// Goes by what a call was told that began before.
-    pub(super) fn go_by(&mut self, told: Option<Holders>) {
-        if let Some(told) = told {
-            self.holders = told.again(self.home, self.shared.router.changes());
+    /// Takes over the live objects that an earlier round of the call learnt.
+    pub(super) fn go_by(&mut self, known: Option<LiveObjects>) {
+        if let Some(known) = known {
+            self.live_objects = known.again(self.root, self.shared.router.changes());
         }
     }
 
-    /// What it was told, for the call when it begins anew.
-    pub(super) fn into_told(self) -> Holders {
-        self.holders
+    /// The live objects, for the next round of the call.
+    pub(super) fn into_live_objects(self) -> LiveObjects {
+        self.live_objects
     }
 
-    /// Whether who asks has to begin anew: the dataset was dropped meanwhile, or files were moved away
-    /// while their rows were read.
+    /// Whether the call has to begin anew: the dataset was dropped, or files moved while their rows were
+    /// read.
     pub(super) fn is_stale(&self) -> bool {
-        self.deletions.is_stale() || self.holders.are_stale() || self.is_unsure
+        self.deletions.is_stale() || self.live_objects.are_stale() || self.is_unsure
     }
 
-    /// A folder, to be read from `from` on.
+    /// A folder that is read from `from` on.
     pub(super) fn folder(&self, path: Vec<u8>, from: &[u8], pages: Pages) -> Folder {
         let first = Stream::new(self.all_rows.of(0, &path), from.to_vec(), pages.first);
         Folder {
             path,
             streams: vec![first],
             pages,
-            large_from: self.home.is_large.then(|| from.to_vec()),
+            large_from: self.root.is_large.then(|| from.to_vec()),
             file: None,
             folder: None,
             marked: Vec::new(),
@@ -251,9 +251,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a page of every bucket that has run empty, or soon will.
+    /// Reads a page of each bucket that is empty, or soon will be.
     pub(super) async fn fill(&mut self, folders: &mut [Folder]) -> Result<(), Failure> {
-        let may_lack = self.home.retired > 0;
+        let may_lack = self.root.retired > 0;
         let to_judge = may_lack || !self.deletions.are_none();
         let (mut chunks, mut objects) = (BTreeSet::new(), BTreeSet::new());
         let mut beside = Count { places: self.shared.router.changes(), ..Count::default() };
@@ -269,7 +269,7 @@ impl<'a> Reader<'a> {
                 break;
             }
             self.shards.extend(asks.iter().map(|ask| ask.shard));
-            let count = || Ask::to(&self.home.keys.home(), "HGET").arg("retired");
+            let count = || Ask::to(&self.root.keys.root(), "HGET").arg("retired");
             asks.extend(may_lack.then(count));
             let mut answers = self.shared.router.ask(asks).await?;
             self.steps.step();
@@ -298,11 +298,12 @@ impl<'a> Reader<'a> {
                 }));
             }
         }
-        let holders = Box::pin(self.holders.load(self.shared, self.home, beside, objects));
-        try_join!(holders, self.deletions.load(self.shared, chunks))?;
-        self.shards.extend(self.holders.doubted(self.home));
+        let live_objects =
+            Box::pin(self.live_objects.load(self.shared, self.root, beside, objects));
+        try_join!(live_objects, self.deletions.load(self.shared, chunks))?;
+        self.shards.extend(self.live_objects.doubted(self.root));
         for stream in folders.iter_mut().flat_map(|folder| &mut folder.streams) {
-            self.is_unsure |= !stream.judge(&self.deletions, &self.holders);
+            self.is_unsure |= !stream.judge(&self.deletions, &self.live_objects);
         }
         Ok(())
     }

@@ -1,8 +1,7 @@
 //! What is where in Redis: the format "dl-meta-redis 1".
 //!
-//! Must hold: every key names its shard in its hash tag, and so its slot; all keys of a dataset
-//! but its home carry its epoch, so that what is left of a dropped dataset is never taken for part
-//! of one that came back under the same id.
+//! Must hold: every key names its shard, and so its slot, in its hash tag. All keys of a dataset but its root
+//! carry its epoch: keys of a dropped dataset are never taken for keys of a later one with the same id.
 //!
 //! # Keys
 //!
@@ -10,8 +9,8 @@
 //! |---|---|---|
 //! | `dl:{t}:identity`, first | string | the chunk store's 16 bytes |
 //! | `dl:{t}:names`, first | hash | name: generation and dataset id |
-//! | `dl:{t}:dropped`, first | hash | whose keys are still to be removed: `D:E`, that epoch; `D:`, all but the one that the home names, once there is one; `D:*`, the same, and all where there is no home: since when (s) |
-//! | `dl:{t}:mark`, each | hash | id: the chunk store; run: the process that had the shard, or `dropped` where Redis removed keys of its own accord; seen: until when (ms) nothing is missing; mend:T: of recovery T, apart by blanks: since when (ms) the objects were sealed that it appends again, the process, the run that the mark named, when (ms) it began, when (ms) it ended if it has |
+//! | `dl:{t}:dropped`, first | hash | whose keys are still to be removed: `D:E`, that epoch; `D:`, all but the one that the root names, once there is one; `D:*`, the same, and all where there is no root: since when (s) |
+//! | `dl:{t}:mark`, each | hash | the stamp of the shard. id: the chunk store; run: the run of the process that holds the shard, or `dropped` after Redis removed keys; time: when (s) the stamp was written; life: a number, drawn by the first rebuild of this copy of the shard |
 //! | `dl:{t}:ds:D`, D | hash | record, epoch, objects, tombstones, changes, retired, given, last, large, counted, version, files, bytes |
 //! | `dl:{t}:log:D:E`, D | zset | object id and record |
 //! | `dl:{t}:todo:D:E`, D | hash | object id: who appended it and when; its rows may be missing |
@@ -77,7 +76,7 @@ pub(super) fn dropped() -> Key {
     key(Shard::FIRST, "dropped")
 }
 
-pub(super) fn mark(shard: Shard) -> Key {
+pub(super) fn shard_stamp(shard: Shard) -> Key {
     key(shard, "mark")
 }
 
@@ -93,14 +92,14 @@ pub(super) fn nothing(shard: Shard) -> Key {
     key(shard, "nothing")
 }
 
-pub(super) fn home(dataset: DatasetId) -> Key {
+pub(super) fn root(dataset: DatasetId) -> Key {
     key(Shard::of(&[dataset.as_bytes()]), format_args!("ds:{dataset}"))
 }
 
 /// What all keys of all datasets match, and some others.
 pub(super) const OF_DATASETS: &str = "dl:{*}:*:*:*";
 
-/// The key and the dataset of what a node has, and the life of it; none of a home, nor of what is no
+/// The key and the dataset of what a node has, and the life of it; none of a root, nor of what is no
 /// dataset's.
 pub(super) fn read(bytes: Vec<u8>) -> Option<(Key, Keys)> {
     let (tag, rest) = bytes.strip_prefix(b"dl:{").and_then(|rest| split(rest, b"}:"))?;
@@ -126,16 +125,16 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    pub(super) fn home(self) -> Key {
-        home(self.dataset)
+    pub(super) fn root(self) -> Key {
+        root(self.dataset)
     }
 
     pub(super) fn log(self) -> Key {
-        key(home(self.dataset).shard, format_args!("log:{}:{}", self.dataset, self.epoch))
+        key(root(self.dataset).shard, format_args!("log:{}:{}", self.dataset, self.epoch))
     }
 
     pub(super) fn todo(self) -> Key {
-        key(home(self.dataset).shard, format_args!("todo:{}:{}", self.dataset, self.epoch))
+        key(root(self.dataset).shard, format_args!("todo:{}:{}", self.dataset, self.epoch))
     }
 
     pub(super) fn header(self, chunk: ChunkId) -> Key {
@@ -213,7 +212,7 @@ mod tests {
         ] {
             assert_eq!(read(key.bytes.clone()), Some((key, keys)));
         }
-        for other in [identity(), names(), dropped(), mark(Shard::FIRST), keys.home()] {
+        for other in [identity(), names(), dropped(), shard_stamp(Shard::FIRST), keys.root()] {
             assert_eq!(read(other.bytes), None);
         }
         for strange in ["", "dl:{", "dl:{0}:c:", "x:{0}:c:a:b", "dl:{none}:log:a:b"] {

@@ -1,8 +1,8 @@
 //! A connection to one Redis process, made ready: checked, known by its run, given the scripts.
 //!
-//! Must hold: a process that could drop keys, or that is not what the address promised, is refused
-//! before anything is asked of it, and as soon as it becomes one. Where one may have dropped some,
-//! the marks of its shards say so, so that every server takes them for lost.
+//! Must hold: a process that could drop keys, or differs from the address, is refused before any question,
+//! and as soon as it becomes so. After a process may have dropped keys, the stamps of its shards are
+//! removed, so that every server takes the shards for lost.
 
 use std::collections::HashMap;
 use std::fs;
@@ -29,7 +29,7 @@ use crate::{Kind, Refusal};
 #[derive(Debug, Clone)]
 pub(super) struct Link {
     pub(super) connection: MultiplexedConnection,
-    /// Which life of which process: another one after a restart and after a failover.
+    /// The run of the process: another one after a restart and after a failover.
     pub(super) run: Arc<str>,
 }
 
@@ -38,16 +38,7 @@ fn is_cut(error: &redis::RedisError) -> bool {
     error.is_connection_dropped() && !error.is_connection_refusal()
 }
 
-/// What a node says of itself.
-#[derive(Debug, Clone)]
-pub(super) struct Process {
-    /// Which life of which process.
-    pub(super) run: Arc<str>,
-    /// Its clock, in milliseconds; none where it does not say.
-    pub(super) time_ms: Option<u64>,
-}
-
-/// How many keys each node had dropped when it was last looked at.
+/// The numbers of dropped keys, by node, at the last look.
 #[derive(Debug, Default)]
 pub(super) struct Dropped(Mutex<HashMap<Node, Look>>);
 
@@ -55,14 +46,12 @@ pub(super) struct Dropped(Mutex<HashMap<Node, Look>>);
 struct Look {
     run: Arc<str>,
     keys: u64,
-    /// Whether it may have dropped any key. One that drops only keys which are to expire drops none
-    /// of ours.
+    /// Whether the policy may drop any key. A `volatile-` policy drops keys of training jobs alone.
     any: bool,
 }
 
 impl Dropped {
-    /// Whether a node may have dropped keys of ours since it was looked at before, whatever its
-    /// policy is now.
+    /// Whether a node may have dropped our keys since the last look, whatever its policy is now.
     fn has_grown(&self, node: &Node, info: &Info) -> bool {
         let any = !info.get("maxmemory_policy").starts_with("volatile-");
         let keys = info.get("evicted_keys").parse().unwrap_or_default();
@@ -73,7 +62,7 @@ impl Dropped {
     }
 }
 
-/// What INFO says, as far as it matters.
+/// The answer to INFO.
 pub(super) struct Info(pub(super) String);
 
 impl Info {
@@ -82,17 +71,12 @@ impl Info {
         self.0.lines().find_map(value).unwrap_or_default().trim()
     }
 
-    /// Whether it makes room by dropping any key.
+    /// Whether the process makes room by dropping any key.
     fn drops_keys(&self) -> bool {
         self.get("maxmemory_policy").starts_with("allkeys-")
     }
 
-    /// Its clock, in milliseconds; none where it does not say.
-    fn time_ms(&self) -> Option<u64> {
-        Some(self.get("server_time_usec").parse::<u64>().ok()? / 1_000)
-    }
-
-    /// The process, and how often it changed from replica to primary.
+    /// The run: the process, and the history of its data, which changes when a replica takes over.
     pub(super) fn run(&self) -> Arc<str> {
         format!("{}:{}", self.get("run_id"), self.get("master_replid")).into()
     }
@@ -112,7 +96,7 @@ impl Link {
             .set_response_timeout(Some(options.command_timeout));
         let connected = client.get_multiplexed_async_connection_with_config(&config).await;
         let mut connection = connected.map_err(|error| match Verdict::of(&error) {
-            // As it is where one end speaks TLS and the other doesn't.
+            // A port without TLS does not answer.
             Verdict::Lost(why) if address.is_tls && error.is_timeout() => Verdict::Lost(format!(
                 "{why}; if that port speaks plain text, write redis or redis-cluster before ://"
             )),
@@ -133,7 +117,7 @@ impl Link {
         Ok(link)
     }
 
-    /// Gives the node all scripts.
+    /// Loads all scripts into the node.
     pub(super) async fn load(&self, node: &Node) -> Result<(), Verdict> {
         let mut pipeline = redis::pipe();
         for script in scripts::all() {
@@ -159,44 +143,46 @@ impl Link {
         }
     }
 
-    /// The run that the process is in now, if it may still be asked.
+    /// The run of the process, if the process is still fit.
     pub(super) async fn current_run(
         &self,
         address: &Address,
         node: &Node,
         dropped: &Dropped,
-    ) -> Result<Process, Verdict> {
+    ) -> Result<Arc<str>, Verdict> {
         let info = info(&mut self.connection.clone(), node).await?;
         self.check(&info, address, node, dropped).await?;
-        Ok(Process { run: info.run(), time_ms: info.time_ms() })
+        Ok(info.run())
     }
 
-    /// What the process says of itself now.
-    pub(super) async fn info(&self, node: &Node) -> Result<Info, Verdict> {
-        info(&mut self.connection.clone(), node).await
-    }
-
-    /// Why the process takes no writes at all, if it is so; `shard` is one that it has. One that does
-    /// nothing tells: Redis refuses it as any other, after a snapshot or a log that could not be written
-    /// (MISCONF) and without enough replicas (NOREPLICAS).
-    pub(super) async fn takes_no_writes(
+    /// Why the process takes no writes of so many bytes; `shard` is a shard that it holds. The write changes
+    /// nothing, as its key does not exist. Redis refuses it like any other: for want of memory (OOM), after
+    /// a snapshot or a log that could not be written (MISCONF), without enough replicas (NOREPLICAS).
+    pub(super) async fn probe(
         &self,
         node: &Node,
         shard: Shard,
+        length: usize,
     ) -> Result<Option<Refusal>, Verdict> {
         let mut pipeline = redis::Pipeline::with_capacity(1);
-        pipeline.cmd("UNLINK").arg(keys::nothing(shard).bytes);
-        Ok(self.send(&pipeline).await?.into_iter().find_map(|answer| match answer {
-            Value::ServerError(error) if matches!(error.code(), "MISCONF" | "NOREPLICAS") => {
-                let (code, details) = (error.code(), error.details().unwrap_or_default());
-                let why = format!("the Redis at {node} takes no writes: {code} {details}");
-                Some(Refusal::All(why))
+        let set = pipeline.cmd("SET").arg(keys::nothing(shard).bytes);
+        set.arg(vec![0; length].as_slice()).arg("XX");
+        let answer = self.send(&pipeline).await?.into_iter().next();
+        let Some(Value::ServerError(error)) = answer else { return Ok(None) };
+        let details = error.details().unwrap_or_default();
+        Ok(match error.code() {
+            "OOM" => Some(Refusal::Full(format!(
+                "the Redis at {node} has reached its maxmemory: raise it, add primaries to the cluster, \
+                 or delete something and run `dlcmd purge`"
+            ))),
+            code @ ("MISCONF" | "NOREPLICAS") => {
+                Some(Refusal::All(format!("the Redis at {node} takes no writes: {code} {details}")))
             }
             _ => None,
-        }))
+        })
     }
 
-    /// Refuses what would lose keys or answer for the wrong ones.
+    /// Refuses a process that would lose keys, or is not of the kind in the address.
     async fn check(
         &self,
         info: &Info,
@@ -210,15 +196,15 @@ impl Link {
             tracing::error!(%node, "this Redis has dropped keys: some metadata may be lost");
             let mut pipeline = redis::Pipeline::with_capacity(SHARDS);
             for shard in Shard::all() {
-                // By its text: the node may not know it yet.
+                // By its text: the node may not have the script yet.
                 let script = pipeline.cmd("EVAL").arg(scripts::DROPPED.code);
-                script.arg(1).arg(keys::mark(shard).bytes);
+                script.arg(1).arg(keys::shard_stamp(shard).bytes);
             }
-            // Shards of other nodes are refused one by one. A database without marks is not ours.
+            // The node refuses shards of other nodes. A database without stamps is not ours.
             self.send(&pipeline).await?;
         }
         match fit {
-            // What was read of it before is read again.
+            // Earlier answers of the node are doubtful.
             Ok(()) if was_dropped => Err(Verdict::Lost("it has dropped keys".to_owned())),
             fit => fit,
         }
@@ -272,7 +258,7 @@ fn certificates(text: &[u8]) -> Result<(), &'static str> {
     pem::certificates(text).map(drop)
 }
 
-/// What is in a file. What is none of what it is to be is refused here: `redis` would repeat it.
+/// Reads a file of TLS settings. Wrong contents are refused here: `redis` would print them.
 async fn read(
     file: &Path,
     check: fn(&[u8]) -> Result<(), &'static str>,
@@ -315,12 +301,12 @@ fn check(info: &Info, address: &Address, node: &Node) -> Result<(), Verdict> {
     }
 }
 
-/// Says so when a restart empties this Redis. Whoever may not ask for its settings isn't told.
+/// Warns when a restart would empty this Redis. Without the right to read settings, there is no warning.
 async fn warn_of_loss(connection: &mut MultiplexedConnection, info: &Info, node: &Node) {
     if info.get("aof_enabled") != "0" {
         return;
     }
-    // One that takes its data from another one writes none for that time, whatever it is set to.
+    // A process that is syncing from a primary reports `aof_enabled:0` whatever its settings are.
     let is_set = |value: Option<Vec<u8>>, to: &[u8]| value.is_some_and(|value| value == to);
     let no_save = is_set(setting(connection, "save").await, b"")
         && is_set(setting(connection, "appendonly").await, b"no");

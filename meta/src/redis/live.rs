@@ -1,8 +1,8 @@
-//! Whether live files lie below folders: all that was ever written there may be deleted.
+//! Live files below folders: all files that were ever written there may be deleted.
 //!
-//! Must hold: it finds what a walk over each of them would. It asks about many folders at once, in no
-//! order, and ends at the first file: what lives costs a few rows, and what is dead few rounds. A
-//! round reads a bounded number of rows; few of them while many search, for nobody waits.
+//! Must hold: the answer is that of a walk over each folder. The search asks about many folders at once, in
+//! no order, and ends at the first live file: live folders cost a few rows, dead ones few rounds. A round
+//! reads a bounded number of rows, and fewer while many calls search.
 
 use std::iter::repeat_n;
 use std::ops::RangeInclusive;
@@ -14,19 +14,19 @@ use super::folders::{BEGIN, Folder, GLANCE, PAGE, Pages, Reader};
 use super::keys::BUCKETS;
 use super::rows::Member;
 
-/// Searches of this process that read much in a round.
+/// Searches of this process that read many rows in a round.
 pub(super) const TURNS: usize = 16;
-/// Rows of such a round, about.
+/// Rows of such a round.
 const MANY: usize = 8 * PAGE;
-/// Rows of a round of the others.
+/// Rows of a round of all other searches.
 const FEW: usize = 32 * GLANCE;
-/// Folders that wait in a search, as long as they are taken many at a time.
+/// Most waiting folders of a search that reads many folders at a time.
 const OPEN_MAX: usize = 2_000;
-/// Folders that are asked about together: a first round has room for a glance at each.
+/// Folders in one search: a first round has room for a few rows of each.
 const TOGETHER: usize = MANY / GLANCE;
 
-/// Which of these folders hold a live file at any depth; not to be relied on when the reader is stale
-/// by then. Boxed: most calls never need it.
+/// For each of these folders, whether a live file lies below; void when the reader is stale. Boxed: most
+/// calls never need the search.
 pub(super) fn hold_live<'a>(
     reader: &'a mut Reader<'_>,
     paths: &'a [Vec<u8>],
@@ -45,7 +45,7 @@ pub(super) fn hold_live<'a>(
 
 async fn search(reader: &mut Reader<'_>, paths: &[Vec<u8>]) -> Result<Vec<bool>, Failure> {
     let shared = reader.shared;
-    let shares = shares(reader.home.is_large);
+    let shares = shares(reader.root.is_large);
     let searches = paths.iter().map(|path| Search::of(path, *shares.start(), reader));
     let mut searches: Vec<Search> = searches.collect();
     while !reader.is_stale() {
@@ -71,8 +71,7 @@ async fn search(reader: &mut Reader<'_>, paths: &[Vec<u8>]) -> Result<Vec<bool>,
     Ok(searches.iter().map(|search| search.is_live).collect())
 }
 
-/// How many rows of a folder are worth a question, and how many it can be asked for at once. A large
-/// one is asked in all of its buckets.
+/// The least and the most rows to ask of a folder at once. A large folder is asked in all of its buckets.
 fn shares(is_large: bool) -> RangeInclusive<usize> {
     if is_large { 2 * usize::from(BUCKETS)..=MANY } else { GLANCE..=PAGE }
 }
@@ -84,10 +83,10 @@ fn pages(share: usize) -> Pages {
 /// The search for a live file below one folder.
 #[derive(Debug)]
 struct Search {
-    /// Folders of which something was not read yet; those met last are at the end, and come first.
-    /// Beyond [`OPEN_MAX`] they are read one at a time, so that few are met for each level.
+    /// Folders that are not fully read; the last ones come first. Beyond [`OPEN_MAX`], folders are read one
+    /// at a time, so that each level adds few.
     open: Vec<Folder>,
-    /// Rows that the next round reads: twice as many each time.
+    /// Rows of the next round: twice as many each time.
     rows: usize,
     is_live: bool,
 }
@@ -98,12 +97,12 @@ impl Search {
         Self { open: vec![folder], rows: least, is_live: false }
     }
 
-    /// Rows that the next round would read for it.
+    /// Rows that the next round would read for this search.
     fn wanted(&self) -> usize {
         if self.open.is_empty() { 0 } else { self.rows }
     }
 
-    /// The folders that are read for it in this round, as far as there is room.
+    /// The folders that this round reads for the search, as far as there is room.
     fn begin(&mut self, shares: &RangeInclusive<usize>, room: &mut usize) -> Vec<Folder> {
         let mut rows = self.rows.min(*room);
         if self.open.len() > OPEN_MAX {
@@ -121,7 +120,7 @@ impl Search {
         folders
     }
 
-    /// Takes what was read of a folder.
+    /// Takes the rows of a folder.
     fn look(
         &mut self,
         mut folder: Folder,

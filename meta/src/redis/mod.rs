@@ -1,25 +1,24 @@
 //! Metadata in Redis or a Redis Cluster, shared by any number of servers.
 //!
-//! Must hold: an append is acknowledged once Redis has the object in its log and in its index;
-//! what of that survives is up to Redis, and what it may have lost is noticed and told, never
-//! served around. No server keeps anything that another one needs.
+//! Must hold: an append is acknowledged once Redis has the object in its log and in its index. Redis may
+//! lose acknowledged writes: the loss is noticed, and contents are refused until a rebuild. No server keeps
+//! anything that another server needs.
 
 mod address;
 mod batches;
 mod command;
+mod dataset_root;
 mod datasets;
 mod deletions;
 mod failure;
 mod folders;
 mod gather;
 mod health;
-mod holders;
-mod home;
 mod keys;
+mod known_parents;
 mod link;
 mod live;
-mod memory;
-mod mending;
+mod live_objects;
 mod read;
 mod records;
 mod retire;
@@ -35,14 +34,12 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 mod tree;
-mod ways;
 mod write;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dl_format::{
@@ -58,17 +55,17 @@ pub use self::address::without_login;
 use self::failure::{Failure, Verdict};
 use self::gather::Gathering;
 use self::health::Health;
-use self::holders::Logged;
 use self::keys::Keys;
+use self::known_parents::KnownParents;
+use self::live_objects::Logged;
 use self::read::Lookups;
 use self::router::Router;
 use self::stamps::Stamps;
-use self::ways::Ways;
 use self::write::LargeFolders;
 use crate::types::still_in_use;
 use crate::{
-    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind,
-    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms,
+    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind, ListEntry,
+    ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup, TaskTerms,
 };
 
 /// Settings of a [`Redis`] store.
@@ -92,19 +89,18 @@ impl Default for RedisOptions {
     }
 }
 
-/// A metadata store in Redis. An append survives what Redis survives: its own death with
-/// `appendonly`, that of a primary with a replica, but for the last writes. Whether some are
-/// missing, [`MetaStore::damage`] says.
+/// A metadata store in Redis. An append is as durable as Redis: `appendonly` and replicas may lose the last
+/// writes. [`MetaStore::damage`] reports such losses.
 #[derive(Debug)]
 pub struct Redis {
     shared: Arc<Shared>,
     sweeper: JoinHandle<()>,
 }
 
-/// What calls and background work share.
+/// The state that calls and background work share.
 #[derive(Debug)]
 struct Shared {
-    /// Itself, for what goes on after the call that began it.
+    /// Itself, for work that outlives its call.
     me: Weak<Self>,
     router: Router,
     clock: Arc<dyn Clock>,
@@ -112,20 +108,14 @@ struct Shared {
     known: Mutex<HashMap<DatasetId, Known>>,
     stamps: Mutex<Stamps>,
     large: Mutex<LargeFolders>,
-    ways: Ways,
+    known_parents: KnownParents,
     logged: Mutex<Logged>,
     lookups: Lookups,
     records: Gathering<DatasetId, (), Option<DatasetRecord>>,
     outlines: Gathering<DatasetId, (), Option<Outline>>,
     infos: Gathering<DatasetId, (), Option<DatasetInfo>>,
     health: Mutex<Health>,
-    /// Counts appends that have ended, however they did.
-    appended: AtomicU64,
-    /// What that was when this process last wrote the marks.
-    marked: AtomicU64,
-    /// Whether the marks could not be written when this process last tried.
-    is_unmarked: AtomicBool,
-    /// The turn of the call that surveys for all that wait.
+    /// The turn of the call that surveys for all waiting calls.
     surveys: Semaphore,
     /// When and why the last survey failed.
     failed: Mutex<Option<(Duration, Failure)>>,
@@ -134,18 +124,16 @@ struct Shared {
     sweep_now: Arc<Notify>,
 }
 
-/// What this process remembers of a dataset. May be out of date: whatever is read or written with
-/// it is checked by its home.
+/// A dataset as this process knew it last. May be out of date: reads and writes are checked by the root.
 #[derive(Debug, Clone, Copy)]
 struct Known {
     keys: Keys,
-    /// From when on it may be looked over for objects without rows.
+    /// The time of the next look for objects without rows.
     looks: Duration,
 }
 
 impl Redis {
-    /// What is wrong with an address of a Redis, without its password; none for one of another
-    /// store.
+    /// The problem of the address of a Redis, without its password; none for the address of another store.
     pub fn check(url: &str) -> Option<Result<(), String>> {
         let parsed = Address::parse(url)?.map(|_| ());
         Some(parsed.map_err(|why| format!("{why}; write {ADDRESSES}")))
@@ -186,16 +174,13 @@ impl Redis {
             known: Mutex::default(),
             stamps: Mutex::default(),
             large: Mutex::default(),
-            ways: Ways::default(),
+            known_parents: KnownParents::default(),
             logged: Mutex::default(),
             lookups: Lookups::default(),
             records: Gathering::default(),
             outlines: Gathering::default(),
             infos: Gathering::default(),
             health: Mutex::default(),
-            appended: AtomicU64::default(),
-            marked: AtomicU64::default(),
-            is_unmarked: AtomicBool::default(),
             surveys: Semaphore::new(1),
             failed: Mutex::default(),
             searches: Semaphore::new(live::TURNS),
@@ -209,12 +194,12 @@ impl Redis {
 }
 
 impl Shared {
-    /// Connects to all primaries, so that none is found unfit later.
+    /// Connects to all primaries, which finds the unfit ones.
     async fn open(&self) -> Result<(), Failure> {
         if let Err(Verdict::Fatal(failure)) = self.router.refresh().await {
             return Err(failure);
         }
-        // Waits for those that can't be asked yet.
+        // Waits for primaries that don't answer yet.
         self.identity().await?;
         self.router.runs().await?;
         Ok(())
@@ -256,7 +241,7 @@ impl Shared {
         self.logged().forget(id);
     }
 
-    /// Whether a dataset may be looked over for objects without rows: nobody else may then, until
+    /// Whether this call may look for objects without rows in a dataset; no other call may until
     /// [`Shared::looked`].
     fn may_look(&self, id: DatasetId) -> bool {
         let mut known = self.all_known();
@@ -268,7 +253,7 @@ impl Shared {
         may
     }
 
-    /// It was, and may be again after `pause`.
+    /// Ends the look; the next one may begin after `pause`.
     fn looked(&self, id: DatasetId, pause: Duration) {
         if let Some(known) = self.all_known().get_mut(&id) {
             known.looks = self.clock.monotonic() + pause;
@@ -311,9 +296,9 @@ impl MetaStore for Redis {
     }
 
     async fn record_named(&self, name: &DatasetName) -> Result<Option<DatasetRecord>, Error> {
-        let home = self.shared.home_named(name).await;
-        let home = home.map_err(|failure| failure.during("find dataset", name))?;
-        Ok(home.map(|home| home.record))
+        let root = self.shared.root_named(name).await;
+        let root = root.map_err(|failure| failure.during("find dataset", name))?;
+        Ok(root.map(|root| root.record))
     }
 
     async fn records(&self) -> Result<Vec<DatasetRecord>, Error> {
@@ -349,7 +334,6 @@ impl MetaStore for Redis {
     async fn append(&self, object: &Committed) -> Result<Appended, Error> {
         let dataset = object.header().dataset();
         let appended = self.shared.append(object).await;
-        self.shared.appended.fetch_add(1, Ordering::AcqRel);
         appended.map_err(|failure| failure.during("append to dataset", dataset))
     }
 
@@ -407,10 +391,6 @@ impl MetaStore for Redis {
         damage.map_err(|failure| failure.during("look for damage in", self))
     }
 
-    fn newest(&self) -> Option<SystemTime> {
-        self.shared.newest()
-    }
-
     async fn refusal(&self) -> Result<Option<Refusal>, Error> {
         let refusal = self.shared.router.refusal().await;
         refusal.map_err(|failure| failure.during("look for room in", self))
@@ -420,19 +400,14 @@ impl MetaStore for Redis {
         self.shared.router.trouble()
     }
 
-    async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Error> {
-        let mending = self.shared.mending(since).await;
-        mending.map_err(|failure| failure.during("begin to mend", self))
+    async fn begin_rebuild(&self) -> Result<Rebuild, Error> {
+        let rebuild = self.shared.begin_rebuild().await;
+        rebuild.map_err(|failure| failure.during("begin to rebuild", self))
     }
 
-    async fn mended(
-        &self,
-        mending: &Mending,
-        brought: Brought,
-        store: StoreId,
-    ) -> Result<(), Error> {
-        let mended = self.shared.mended(mending, brought, store).await;
-        mended.map_err(|failure| failure.during("take for mended", self))?
+    async fn end_rebuild(&self, rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
+        let ended = self.shared.end_rebuild(rebuild, store).await;
+        ended.map_err(|failure| failure.during("end the rebuild of", self))?
     }
 
     async fn join(

@@ -1,7 +1,7 @@
 //! Lookups, listings and pages of the log.
 //!
-//! Must hold: what is not found is said only of shards that have lost nothing; otherwise the call
-//! fails and names the way out. Everything else that an answer needs is read after it was asked.
+//! Must hold: a path is reported missing only where its shards lost nothing; otherwise the call fails with a
+//! remedy. All other parts of an answer are read after the question.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, number, parts, string, strings};
+use super::dataset_root::{DatasetRoot, Doubts, ask_root, read_root};
 use super::deletions::Deletions;
 use super::failure::Failure;
 use super::folders::Reader;
 use super::gather::Gathering;
-use super::holders::{Count, Holders};
-use super::home::{Doubts, Home, ask_home, read_home};
 use super::keys::{AllRows, Key, Keys, bucket_of};
 use super::live::hold_live;
+use super::live_objects::{Count, LiveObjects};
 use super::records::decode_object;
 use super::rows::{Member, spell_range};
 use super::slots::Shard;
@@ -26,47 +26,47 @@ use super::tree::Walk;
 use crate::types::deleted_entries;
 use crate::{Found, ListEntry, ListQuery, ObjectRecord};
 
-/// Objects of the log that are read at once.
+/// Objects of a page of the log.
 pub(super) const LOG_PAGE: usize = 1_000;
 
-/// Paths of a lookup that goes to Redis together with others; one of more goes alone.
+/// Most paths of a lookup that shares its round with others; a larger lookup goes alone.
 const TOGETHER_MAX: usize = 32;
 
 /// Lookups that wait for each other, by dataset.
 pub(super) type Lookups = Gathering<DatasetId, Vec<FilePath>, Rows>;
 
-/// What the rows of one name say.
+/// The rows of one name.
 #[derive(Debug, Clone, Copy)]
 struct Named {
     is_folder: bool,
-    /// The first row of a file, which is its winner.
+    /// The first row of the file, its winner.
     winner: Option<FileRecord>,
-    /// Where the rows were asked for.
+    /// The shards that were asked for rows.
     shards: [Option<Shard>; 2],
-    /// Where a newer row would be than the one that was found.
+    /// The shard in which a newer row would be.
     newer: Option<Shard>,
-    /// The log that has not what holds the first row, which is none then.
+    /// The shard of the log that lacks the object of the first row; the row does not count then.
     log: Option<Shard>,
 }
 
-/// Rows of some names, each from one bucket, read with this home.
+/// Rows of some names, each from one bucket, read with this root.
 struct Buckets {
-    home: Home,
+    root: DatasetRoot,
     todo: i64,
     rows: Vec<(Shard, Value)>,
 }
 
-/// What the rows of some names say, read with this home.
+/// The findings about some names, read with this root.
 #[derive(Debug)]
 pub(super) struct Rows {
-    home: Arc<Home>,
+    root: Arc<DatasetRoot>,
     named: Vec<Named>,
-    /// What [`Shared::is_as`] wants to hear.
+    /// The count of changes for [`Shared::is_as`].
     changes: u64,
 }
 
 impl Shared {
-    /// Looks paths up, together with what others look up at the same time.
+    /// Looks paths up, together with other lookups at the same time.
     pub(super) async fn lookup_together(
         self: &Arc<Self>,
         dataset: DatasetId,
@@ -107,28 +107,28 @@ impl Shared {
         }
     }
 
-    /// The rows of the names of several calls, of each by itself.
+    /// The rows of the names of several calls, for each call.
     async fn rows_of_all(
         &self,
         dataset: DatasetId,
         calls: Vec<Vec<FilePath>>,
     ) -> Result<Vec<Rows>, Failure> {
         let paths: Vec<&FilePath> = calls.iter().flatten().collect();
-        let Rows { home, named, changes } = self.rows(dataset, &paths).await?;
+        let Rows { root, named, changes } = self.rows(dataset, &paths).await?;
         let mut named = named.into_iter();
         let rows = calls.iter().map(|paths| {
             let named = named.by_ref().take(paths.len()).collect();
-            Rows { home: Arc::clone(&home), named, changes }
+            Rows { root: Arc::clone(&root), named, changes }
         });
         Ok(rows.collect())
     }
 
-    /// Reads what tells what stands at each path: the first bucket of its folder and then, where some
-    /// folder is large, the hashed one. A purge moves rows from the first to the hashed ones, in other
-    /// nodes: read in this order, they are found in one of them.
+    /// Reads the rows of each path: in the first bucket of its folder and then, with large folders, in the
+    /// hashed one. A purge moves rows from the first bucket to a hashed one on another node: in this order,
+    /// one of the two has them.
     async fn rows(&self, dataset: DatasetId, paths: &[&FilePath]) -> Result<Rows, Failure> {
         let mut rounds = self.router.rounds();
-        let mut heard: Option<Holders> = None;
+        let mut heard: Option<LiveObjects> = None;
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
@@ -136,46 +136,48 @@ impl Shared {
                 self.gone(dataset, changes).await?;
                 continue;
             };
-            // What another life of the dataset had, or other places have heard, says nothing.
+            // Knowledge of another epoch, or of before a change of places, is void.
             heard = heard.filter(|heard| heard.are_of(keys, changes));
-            let holders = heard.get_or_insert_with(|| Holders::heard(self, keys, changes));
+            let live_objects = heard.get_or_insert_with(|| LiveObjects::heard(self, keys, changes));
             let Some(first) = self.buckets(dataset, keys, paths, |_| 0).await? else {
                 self.gone(dataset, changes).await?;
                 continue;
             };
-            // What was read is only taken when the home, read with it, says that it is all.
-            let has_moved = |home: &Home| home.keys != keys || !self.is_as(changes);
-            if has_moved(&first.home) || first.todo > 0 && self.roll_forward(keys).await {
+            // Rows count only where the root, read with them, shows that they are complete.
+            let has_moved = |root: &DatasetRoot| root.keys != keys || !self.is_as(changes);
+            if has_moved(&first.root) || first.todo > 0 && self.roll_forward(keys).await {
                 continue;
             }
-            let (mut home, mut buckets) = (first.home, vec![first.rows]);
-            if home.is_large {
+            let (mut root, mut buckets) = (first.root, vec![first.rows]);
+            if root.is_large {
                 let Some(hashed) = self.buckets(dataset, keys, paths, bucket_of).await? else {
                     self.gone(dataset, changes).await?;
                     continue;
                 };
-                if has_moved(&hashed.home) {
+                if has_moved(&hashed.root) {
                     continue;
                 }
-                home = hashed.home;
+                root = hashed.root;
                 buckets.push(hashed.rows);
             }
             let of = |number| Named::of(buckets.iter().filter_map(|rows| rows.get(number)));
             let mut named = (0..paths.len()).map(of).collect::<Result<Vec<_>, _>>()?;
             let winners = named.iter().filter_map(|named| named.winner.as_ref());
-            let beside = Count { retired: home.retired, places: changes };
-            holders.load(self, &home, beside, winners.map(|winner| winner.holder.chunk)).await?;
-            if holders.are_uncertain() || holders.are_stale() {
+            let beside = Count { retired: root.retired, places: changes };
+            live_objects
+                .load(self, &root, beside, winners.map(|winner| winner.holder.chunk))
+                .await?;
+            if live_objects.are_uncertain() || live_objects.are_stale() {
                 continue;
             }
-            if let Some(log) = holders.doubted(&home) {
-                named.iter_mut().for_each(|named| named.judge(holders, log));
+            if let Some(log) = live_objects.doubted(&root) {
+                named.iter_mut().for_each(|named| named.judge(live_objects, log));
             }
-            return Ok(Rows { home: Arc::new(home), named, changes });
+            return Ok(Rows { root: Arc::new(root), named, changes });
         }
     }
 
-    /// Asks for the rows of each path in one bucket of its folder, by its name; none without a home.
+    /// Asks for the rows of each path in one bucket of its folder, by its name; none without a root.
     async fn buckets(
         &self,
         dataset: DatasetId,
@@ -184,29 +186,29 @@ impl Shared {
         bucket: impl Fn(&[u8]) -> u8,
     ) -> Result<Option<Buckets>, Failure> {
         let mut asks = Vec::with_capacity(2 + paths.len());
-        asks.extend([ask_home(dataset), Ask::to(&keys.todo(), "HLEN")]);
+        asks.extend([ask_root(dataset), Ask::to(&keys.todo(), "HLEN")]);
         let mut spelling = Spelling::of(keys);
         asks.extend(paths.iter().map(|path| spelling.ask(bucket(path.name()), path)));
         let shards: Vec<Shard> = asks.iter().skip(2).map(|ask| ask.shard).collect();
         let mut answers = self.router.ask(asks).await?.into_iter();
-        let home = read_home(dataset, answers.next().unwrap_or(Value::Nil))?;
-        let Some(home) = home else { return Ok(None) };
+        let root = read_root(dataset, answers.next().unwrap_or(Value::Nil))?;
+        let Some(root) = root else { return Ok(None) };
         let todo = number(&answers.next().unwrap_or(Value::Nil))?;
-        self.learn(home.keys);
-        Ok(Some(Buckets { home, todo, rows: shards.into_iter().zip(answers).collect() }))
+        self.learn(root.keys);
+        Ok(Some(Buckets { root, todo, rows: shards.into_iter().zip(answers).collect() }))
     }
 
-    /// Takes deletions into account. None when a process or shard changed its place since the rows
-    /// were read, or the dataset was dropped: what was read then may lack what was written before them.
+    /// Takes deletions into account. None when a process or shard changed its place since the rows were read,
+    /// or the dataset was dropped: the rows may lack earlier writes.
     async fn found(
         &self,
-        Rows { home, named, changes }: &Rows,
+        Rows { root, named, changes }: &Rows,
         paths: &[FilePath],
     ) -> Result<Option<Vec<Found>>, Failure> {
-        let mut reader = Reader::new(self, home);
+        let mut reader = Reader::new(self, root);
         let winners = named.iter().filter_map(|named| named.winner.as_ref());
         reader.deletions.load(self, winners.map(|record| record.version.chunk)).await?;
-        // Before others are read: bitmaps are not kept.
+        // Before other bitmaps are read: these are not kept.
         let is_there = |record: &FileRecord| !reader.deletions.contain(&record.version);
         let files: Vec<_> = named.iter().map(|named| named.winner.filter(is_there)).collect();
         let folders = paths.iter().zip(named).filter(|(_, named)| named.is_folder);
@@ -231,7 +233,7 @@ impl Shared {
                 }
             });
         }
-        let is_still = self.confirm(home.keys, &doubted).await?;
+        let is_still = self.confirm(root.keys, &doubted).await?;
         Ok((is_still && self.is_as(*changes)).then_some(found))
     }
 
@@ -240,28 +242,28 @@ impl Shared {
         dataset: DatasetId,
         query: &ListQuery,
     ) -> Result<Vec<ListEntry>, Failure> {
-        let (mut rounds, mut told) = (self.router.rounds(), None);
+        let (mut rounds, mut known) = (self.router.rounds(), None);
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
-            let Some(home) = self.home(dataset).await? else {
+            let Some(root) = self.root(dataset).await? else {
                 self.gone(dataset, changes).await?;
                 continue;
             };
-            self.roll_forward(home.keys).await;
+            self.roll_forward(root.keys).await;
             let (mut entries, mut bytes) = (Vec::new(), 0);
-            let Some(mut walk) = Walk::of_list(self, &home, query) else { return Ok(entries) };
-            walk.go_by(told.take());
+            let Some(mut walk) = Walk::of_list(self, &root, query) else { return Ok(entries) };
+            walk.go_by(known.take());
             while !query.is_full(entries.len(), bytes) {
                 let Some(entry) = walk.next().await? else { break };
                 bytes += entry.path().as_bytes().len();
                 entries.push(entry);
             }
-            let is_whole = !walk.is_stale() && self.confirm(home.keys, walk.shards()).await?;
+            let is_whole = !walk.is_stale() && self.confirm(root.keys, walk.shards()).await?;
             if is_whole && self.is_as(changes) {
                 return Ok(entries);
             }
-            told = Some(walk.into_told());
+            known = Some(walk.into_live_objects());
         }
     }
 
@@ -271,14 +273,14 @@ impl Shared {
         after: Option<ChunkId>,
         limit: usize,
     ) -> Result<Vec<ObjectRecord>, Failure> {
-        let home = self.home(dataset).await?.ok_or_else(Failure::missing)?;
+        let root = self.root(dataset).await?.ok_or_else(Failure::missing)?;
         // A recovery reads the log, too.
-        let mut deletions = Deletions::as_they_are(&home);
+        let mut deletions = Deletions::as_they_are(&root);
         let mut objects: Vec<ObjectRecord> = Vec::new();
         let mut after = after;
         while objects.len() < limit {
             let page = (limit - objects.len()).min(LOG_PAGE);
-            let records = self.log_page(home.keys, after, page).await?;
+            let records = self.log_page(root.keys, after, page).await?;
             deletions.load(self, records.iter().map(|record| record.id)).await?;
             let Some(last) = records.last() else { break };
             after = Some(last.id);
@@ -291,13 +293,13 @@ impl Shared {
                 break;
             }
         }
-        if objects.is_empty() && self.home(dataset).await?.is_none() {
+        if objects.is_empty() && self.root(dataset).await?.is_none() {
             return Err(Failure::missing());
         }
         Ok(objects)
     }
 
-    /// Which entries of chunks are deleted.
+    /// The deleted entries of chunks.
     pub(super) async fn deleted(
         &self,
         dataset: DatasetId,
@@ -307,12 +309,12 @@ impl Shared {
         loop {
             self.router.again(&mut rounds)?;
             let changes = self.assure().await?;
-            let Some(home) = self.home(dataset).await? else {
+            let Some(root) = self.root(dataset).await? else {
                 self.gone(dataset, changes).await?;
                 continue;
             };
-            self.roll_forward(home.keys).await;
-            let mut deletions = Deletions::of(&home);
+            self.roll_forward(root.keys).await;
+            let mut deletions = Deletions::of(&root);
             deletions.load(self, chunks.iter().copied()).await?;
             if !deletions.is_stale() && self.is_as(changes) {
                 let entries = chunks.iter().map(|chunk| deletions.entries(*chunk).cloned());
@@ -331,8 +333,8 @@ impl Shared {
         let mut rounds = self.router.rounds();
         loop {
             self.router.again(&mut rounds)?;
-            let Rows { home, named, changes } = self.rows(dataset, &paths).await?;
-            let mut deletions = Deletions::of(&home);
+            let Rows { root, named, changes } = self.rows(dataset, &paths).await?;
+            let mut deletions = Deletions::of(&root);
             let winners = named.iter().filter_map(|named| named.winner.as_ref());
             deletions.load(self, winners.map(|record| record.version.chunk)).await?;
             if !deletions.is_stale() && self.is_as(changes) {
@@ -353,18 +355,18 @@ impl Shared {
                 continue;
             };
             let all = Ask::to(&keys.log(), "ZRANGEBYLEX").arg("-").arg("+");
-            let asks = vec![ask_home(dataset), all, ask_home(dataset)];
+            let asks = vec![ask_root(dataset), all, ask_root(dataset)];
             let mut answers = self.router.ask(asks).await?.into_iter();
-            let before = read_home(dataset, answers.next().unwrap_or(Value::Nil))?;
+            let before = read_root(dataset, answers.next().unwrap_or(Value::Nil))?;
             let members = answers.next().unwrap_or(Value::Nil);
-            // Read behind it: if the dataset is still the same one, it was then.
-            let home = read_home(dataset, answers.next().unwrap_or(Value::Nil))?;
-            let Some(home) = home else {
+            // Read after the log: the dataset is still the same.
+            let root = read_root(dataset, answers.next().unwrap_or(Value::Nil))?;
+            let Some(root) = root else {
                 self.gone(dataset, changes).await?;
                 continue;
             };
-            self.learn(home.keys);
-            if home.keys != keys {
+            self.learn(root.keys);
+            if root.keys != keys {
                 continue;
             }
             let is_still = self.confirm(keys, &BTreeSet::from([keys.log().shard])).await?;
@@ -372,7 +374,7 @@ impl Shared {
                 continue;
             }
             let members = strings(members)?;
-            let is_short = before.map(|before| before.check_log(&home, members.len() as u64));
+            let is_short = before.map(|before| before.check_log(&root, members.len() as u64));
             if let Some(Err(short)) = is_short {
                 doubts.meet(short)?;
                 continue;
@@ -387,7 +389,7 @@ impl Shared {
         if is_gone { Err(Failure::missing()) } else { Ok(()) }
     }
 
-    /// At most `limit` objects of a log, by id, from the first one after `after`; none as deleted.
+    /// At most `limit` objects of a log, by id, from the first one after `after`; no entry counts as deleted.
     pub(super) async fn log_page(
         &self,
         keys: Keys,
@@ -404,7 +406,7 @@ impl Shared {
 }
 
 impl Named {
-    /// By rows of one name from one or two buckets, and where these are.
+    /// The finding from the rows of one name in one or two buckets, with their shards.
     fn of<'a>(buckets: impl Iterator<Item = &'a (Shard, Value)>) -> Result<Self, Failure> {
         let (mut is_folder, mut winner, mut newer) = (false, None, None);
         let mut shards = [None; 2];
@@ -416,7 +418,7 @@ impl Named {
                 if row.ends_with(&[0, 0]) && !row[..row.len() - 2].contains(&0) {
                     is_folder = true;
                 } else if winner.is_none_or(|winner| row < winner) {
-                    // Of a folder that is large by now new rows are not in the first bucket.
+                    // New rows of a folder that became large are not in the first bucket.
                     let next = buckets.peek().map(|((shard, _), _)| *shard);
                     (winner, newer) = (Some(row), next);
                 }
@@ -429,15 +431,15 @@ impl Named {
         Ok(Self { is_folder, winner, shards, newer, log: None })
     }
 
-    /// Lets go of the winner when this log has not what holds it.
-    fn judge(&mut self, holders: &Holders, log: Shard) {
-        if self.winner.take_if(|winner| holders.lack(winner.holder.chunk)).is_some() {
+    /// Drops the winner where the log lacks its object.
+    fn judge(&mut self, live_objects: &LiveObjects, log: Shard) {
+        if self.winner.take_if(|winner| live_objects.lack(winner.holder.chunk)).is_some() {
             self.log = Some(log);
         }
     }
 }
 
-/// Asks what paths are, one after the other, in buffers for all of them.
+/// Makes the questions for paths, in shared buffers.
 struct Spelling {
     all_rows: AllRows,
     key: Key,

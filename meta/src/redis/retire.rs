@@ -1,8 +1,8 @@
-//! Takes objects off the log: the log, then the rows of the index, then the header.
+//! Takes objects off the log: first the log entry, then the rows of the index, then the header.
 //!
-//! Must hold: the step of the log is what counts; whatever a crash leaves behind it is no file. The
-//! header goes last, so that doing it again finds what was left. Marks of deleted entries and of
-//! folders stay: taken away beside an append that brings them, they would be missing.
+//! Must hold: once the log entry is gone, rows that a crash leaves behind are no files. The header goes last,
+//! so that a repetition finds the rest. Bitmaps of deleted entries and rows of folders stay: removed beside
+//! an append that writes them, they would be missing.
 
 use std::collections::HashSet;
 
@@ -10,22 +10,22 @@ use dl_format::{ChunkId, Committed, DatasetId, FilePath, FileRecord};
 
 use super::Shared;
 use super::command::{Ask, bytes, number};
+use super::dataset_root::ask_root;
+use super::dataset_root::read_root;
 use super::failure::Failure;
-use super::home::ask_home;
-use super::home::read_home;
 use super::keys::{Keys, bucket_of};
 use super::records::decode_header;
 use super::rows::file;
 use super::scripts::{MISSING, RETIRE, STALE};
 use crate::Found;
 
-/// Objects whose headers are held at a time.
+/// Objects whose headers are in memory at a time.
 const AT_ONCE: usize = 16;
 /// Paths that are looked up, and rows that are removed, at a time.
 const ROWS_AT_ONCE: usize = 4_096;
 
 impl Shared {
-    /// Whether a file that is not deleted lies in one of them; none was taken off then.
+    /// Whether a live file lies in one of the objects; no object was taken off then.
     pub(super) async fn retire(
         &self,
         dataset: DatasetId,
@@ -47,13 +47,13 @@ impl Shared {
         let mut rounds = self.router.rounds();
         loop {
             self.router.again(&mut rounds)?;
-            let home = read_home(dataset, self.router.ask_one(ask_home(dataset)).await?)?;
-            let home = home.ok_or_else(Failure::missing)?;
-            let keys = home.keys;
+            let root = read_root(dataset, self.router.ask_one(ask_root(dataset)).await?)?;
+            let root = root.ok_or_else(Failure::missing)?;
+            let keys = root.keys;
             self.learn(keys);
             let objects = self.headers(keys, ids).await?;
-            // One that is not there was taken off before, or its shard has lost it: its rows in other
-            // shards would then stay, and nobody knew any more that they are to go.
+            // A missing header was taken off before, or lost with its shard: its rows in other shards would
+            // then stay for ever.
             let there: HashSet<ChunkId> =
                 objects.iter().map(|object| object.header().id()).collect();
             let lacking = ids.iter().filter(|id| !there.contains(id));
@@ -62,7 +62,7 @@ impl Shared {
                 continue;
             }
             let asks = ids.iter().map(|id| {
-                let ask = Ask::script(&RETIRE, &keys.home(), &[&keys.log(), &keys.todo()]);
+                let ask = Ask::script(&RETIRE, &keys.root(), &[&keys.log(), &keys.todo()]);
                 ask.arg(keys.epoch.to_string()).arg(id.as_bytes())
             });
             let answers = self.router.ask(asks.collect()).await?;
@@ -76,7 +76,7 @@ impl Shared {
                 continue;
             }
             for object in &objects {
-                self.remove_rows(keys, object, home.is_large).await?;
+                self.remove_rows(keys, object, root.is_large).await?;
             }
             let headers = ids.iter().map(|id| Ask::to(&keys.header(*id), "UNLINK"));
             self.router.ask(headers.collect()).await?;
@@ -95,7 +95,7 @@ impl Shared {
         Ok(headers)
     }
 
-    /// Whether a file lies in one of these objects, as far as no folder hides it.
+    /// Whether a file that no folder hides lies in one of these objects.
     async fn hold_files(&self, dataset: DatasetId, objects: &[Committed]) -> Result<bool, Failure> {
         let chunks: HashSet<ChunkId> = objects.iter().map(|object| object.header().id()).collect();
         let paths: Vec<FilePath> = objects

@@ -1,11 +1,11 @@
 //! Brings questions to the primaries that serve them: one connection and one pipeline per node.
 //!
-//! Must hold: a question is asked until it is answered or the patience of the call ends, whatever
-//! moves, dies or is elected meanwhile; so it may be done twice. Nothing waits longer. A single
-//! Redis is a cluster of one node.
+//! Must hold: a question is repeated until it is answered or the patience of the call ends, whatever
+//! moves, dies or is elected meanwhile; so commands may run twice. Nothing waits longer. A single Redis is
+//! a cluster of one node.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,22 +19,23 @@ use super::RedisOptions;
 use super::address::{Address, Node};
 use super::command::{Ask, list};
 use super::failure::{Failure, Verdict};
-use super::link::{Dropped, Link, Process};
-use super::memory::Memory;
+use super::link::{Dropped, Link};
 use super::slots::{SHARDS, Shard};
 use crate::{Kind, Refusal};
 
 const BACKOFF: Backoff =
     Backoff { first: Duration::from_millis(20), factor: 2, max: Duration::from_millis(400) };
-/// Redirections that are followed at once, before it is taken for a cluster in disorder.
+/// Redirections that are followed at once before a pause.
 const HOPS: u32 = 3;
-/// A call begins anew at least so often before it is given up for that.
+/// A call begins anew at least so often before it gives up.
 const ROUNDS_MIN: u32 = 3;
-/// A map of the cluster that was asked for again is at least this old.
+/// The least age of a map of the cluster before a refresh.
 const REFRESH: Duration = Duration::from_millis(50);
-/// How long a primary is asked whether it takes new objects.
+/// How long a primary is asked whether it takes writes.
 const REFUSAL: Duration = Duration::from_secs(2);
-/// How long it is told what a question had to wait for.
+/// Bytes of a probe after a primary had no memory for a write: more than any command of an append has.
+const PROBE: usize = 1 << 20;
+/// How long the reason of a wait is reported.
 const TROUBLE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -47,7 +48,8 @@ pub(super) struct Router {
     /// Counts new connections and new owners.
     changes: AtomicU64,
     dropped: Dropped,
-    memory: Memory,
+    /// A primary had no memory for a write since the last probe.
+    had_no_room: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -55,13 +57,13 @@ struct State {
     owners: Vec<Option<Node>>,
     links: HashMap<Node, Arc<OnceCell<Link>>>,
     refreshed: Option<Duration>,
-    /// Where the next refresh begins to ask, so that one node with an old map is not asked alone.
+    /// The first node of the next refresh: one node may have an old map.
     turn: usize,
-    /// What a question had to wait for last, and when.
+    /// When the last question had to wait, and why.
     trouble: Option<(Duration, String)>,
 }
 
-/// How long a call has begun anew, and how often: what it read had changed meanwhile.
+/// The rounds of a call: each begins anew after a change of places.
 #[derive(Debug)]
 pub(super) struct Rounds {
     deadline: Deadline,
@@ -73,7 +75,7 @@ struct Pending {
     index: usize,
     cmd: Cmd,
     shard: Shard,
-    /// Ask that node this once.
+    /// The node to ask once.
     ask: Option<Node>,
 }
 
@@ -93,8 +95,8 @@ impl Router {
             trouble: None,
         });
         let (changes, dropped) = (AtomicU64::new(0), Dropped::default());
-        let memory = Memory::default();
-        Self { address, options, clock, random, state, changes, dropped, memory }
+        let had_no_room = AtomicBool::new(false);
+        Self { address, options, clock, random, state, changes, dropped, had_no_room }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -110,17 +112,22 @@ impl Router {
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// For a call that is about to begin.
+    /// How long a call is tried.
+    pub(super) fn patience(&self) -> Duration {
+        self.options.patience
+    }
+
+    /// The rounds of a call that is about to begin.
     pub(super) fn rounds(&self) -> Rounds {
         Rounds { deadline: Deadline::after(&*self.clock, self.options.patience), count: 0 }
     }
 
-    /// Lets a call begin, or begin anew, until its patience is over. One whose rounds are long, as
-    /// that of a walk, has some nevertheless.
+    /// Lets a call begin, or begin anew, until its patience is over. Calls with long rounds, such as
+    /// walks, have a few rounds in any case.
     pub(super) fn again(&self, rounds: &mut Rounds) -> Result<(), Failure> {
         let is_over = rounds.deadline.remaining(&*self.clock).is_zero();
         if is_over && rounds.count >= ROUNDS_MIN {
-            let why = "what is read changes all the time";
+            let why = "the places of Redis shards changed in each round of the call";
             return Err(self.gave_up(self.options.patience, Some(why.to_owned())));
         }
         rounds.count += 1;
@@ -132,7 +139,7 @@ impl Router {
         self.ask_within(self.options.patience, asks).await
     }
 
-    /// The same, given up after so long.
+    /// Like [`Router::ask`], with another patience.
     pub(super) async fn ask_within(
         &self,
         patience: Duration,
@@ -188,7 +195,7 @@ impl Router {
         answers.into_iter().next().ok_or_else(Failure::unexpected)
     }
 
-    /// What a question had to wait for in the last half minute, and how long ago.
+    /// The reason of the last wait in the last half minute, and how long ago that was.
     pub(super) fn trouble(&self) -> Option<String> {
         let (at, why) = self.state().trouble.clone()?;
         let ago = self.clock.monotonic().saturating_sub(at);
@@ -271,8 +278,7 @@ impl Router {
                     Verdict::Reload => self.reload(&node).await,
                     Verdict::Fatal(failure) => {
                         if failure.kind == Kind::Full {
-                            let length = pipeline.get_packed_pipeline().len();
-                            self.memory.refused(&node, length);
+                            self.had_no_room.store(true, Ordering::Release);
                         }
                         return Err(failure);
                     }
@@ -329,7 +335,7 @@ impl Router {
         }
     }
 
-    /// The connection to a node, made when there is none. One caller makes it for all.
+    /// The connection to a node. One caller makes it for all.
     pub(super) async fn link(&self, node: &Node) -> Result<Link, Verdict> {
         let cell = Arc::clone(self.state().links.entry(node.clone()).or_default());
         let link = cell
@@ -342,7 +348,7 @@ impl Router {
         Ok(link.clone())
     }
 
-    /// Lets go of a connection, unless another one has taken its place.
+    /// Drops a connection, unless another connection took its place.
     fn unlink(&self, node: &Node, link: &Link) {
         let mut state = self.state();
         let same = |cell: &Arc<OnceCell<Link>>| {
@@ -353,7 +359,7 @@ impl Router {
         }
     }
 
-    /// Nodes that serve something, each once.
+    /// Nodes that serve shards, each once.
     pub(super) fn primaries(&self) -> Vec<Node> {
         let mut nodes: Vec<_> = self.state().owners.iter().flatten().cloned().collect();
         nodes.sort_unstable();
@@ -361,12 +367,12 @@ impl Router {
         nodes
     }
 
-    /// Which node serves a shard, as far as is known.
+    /// The node that serves a shard, if known.
     pub(super) fn owner(&self, shard: Shard) -> Option<Node> {
         self.state().owners.get(shard.index()).cloned().flatten()
     }
 
-    /// One answer of one node, whatever it serves.
+    /// The answer of one node, whichever shards it serves.
     pub(super) async fn ask_node(&self, node: &Node, cmd: Cmd) -> Result<Value, Failure> {
         let mut pipeline = redis::Pipeline::with_capacity(1);
         pipeline.add_command(cmd);
@@ -386,8 +392,8 @@ impl Router {
         }
     }
 
-    /// In which run the process of every primary is now.
-    pub(super) async fn runs(&self) -> Result<HashMap<Node, Process>, Failure> {
+    /// The runs of all primaries.
+    pub(super) async fn runs(&self) -> Result<HashMap<Node, Arc<str>>, Failure> {
         let deadline = Deadline::after(&*self.clock, self.options.patience);
         for failures in 0.. {
             let asked = join_all(self.primaries().into_iter().map(|node| self.run_of(node)));
@@ -405,33 +411,32 @@ impl Router {
                 return Err(self.gave_up(self.options.patience, Some(why)));
             }
             self.clock.sleep(wait).await;
-            // What it could not learn shows in the next try.
+            // The next try reports the same failure.
             let _ = deadline.bound(&*self.clock, self.refresh()).await;
         }
         Err(self.gave_up(self.options.patience, None))
     }
 
-    /// Why a primary takes no new objects: the first that takes no writes at all, or else one that is full.
-    /// Those that don't answer at once are passed over, whatever is wrong with them.
+    /// Why a primary takes no new objects: first a primary that takes no writes at all, then a full one. A
+    /// write that changes nothing tells. Primaries that don't answer in time are passed over.
     pub(super) async fn refusal(&self) -> Result<Option<Refusal>, Failure> {
         let deadline = Deadline::after(&*self.clock, self.options.patience.min(REFUSAL));
-        let ask = |node: Node| async move {
-            let mut full = None;
-            let said = deadline.bound(&*self.clock, self.refusal_of(&node, &mut full)).await;
-            (full, said)
-        };
+        // A small write may pass where there is no room for a header.
+        let had_no_room = self.had_no_room.load(Ordering::Acquire);
+        let length = if had_no_room { PROBE } else { 0 };
+        let ask = |node| deadline.bound(&*self.clock, self.refusal_of(node, length));
         let mut asked: FuturesUnordered<_> = self.primaries().into_iter().map(ask).collect();
         let (mut full, mut unfit) = (None, None);
-        while let Some((is_full, said)) = asked.next().await {
-            full = match (full, is_full) {
-                (_, over @ Some(Refusal::Over(_))) => over,
-                (full, is_full) => full.or(is_full),
-            };
+        while let Some(said) = asked.next().await {
             match said {
-                Ok(Ok(Some(all))) => return Ok(Some(all)),
+                Ok(Ok(Some(all @ Refusal::All(_)))) => return Ok(Some(all)),
+                Ok(Ok(Some(one))) => full = Some(one),
                 Ok(Err(Verdict::Fatal(failure))) => unfit = Some(failure),
                 _ => {}
             }
+        }
+        if full.is_none() && had_no_room {
+            self.had_no_room.store(false, Ordering::Release);
         }
         match (full, unfit) {
             (None, Some(failure)) => Err(failure),
@@ -439,34 +444,26 @@ impl Router {
         }
     }
 
-    /// Why a primary takes no writes at all. That it is full is told in `full`, also when it says nothing
-    /// after that.
-    async fn refusal_of(
-        &self,
-        node: &Node,
-        full: &mut Option<Refusal>,
-    ) -> Result<Option<Refusal>, Verdict> {
-        let link = self.link(node).await?;
-        let asked = async {
-            *full = self.memory.refusal(node, &link.info(node).await?);
-            match Shard::all().find(|shard| self.owner(*shard).as_ref() == Some(node)) {
-                Some(shard) => link.takes_no_writes(node, shard).await,
-                None => Ok(None),
-            }
+    /// Why a primary takes no write with so many bytes.
+    async fn refusal_of(&self, node: Node, length: usize) -> Result<Option<Refusal>, Verdict> {
+        let link = self.link(&node).await?;
+        let mut shards = Shard::all();
+        let Some(shard) = shards.find(|shard| self.owner(*shard).as_ref() == Some(&node)) else {
+            return Ok(None);
         };
-        let refusal = asked.await;
+        let refusal = link.probe(&node, shard, length).await;
         if let Err(Verdict::Lost(_)) = &refusal {
-            self.unlink(node, &link);
+            self.unlink(&node, &link);
         }
         refusal
     }
 
-    async fn run_of(&self, node: Node) -> Result<(Node, Process), Verdict> {
+    async fn run_of(&self, node: Node) -> Result<(Node, Arc<str>), Verdict> {
         let link = self.link(&node).await?;
         match link.current_run(&self.address, &node, &self.dropped).await {
-            Ok(process) => Ok((node, process)),
+            Ok(run) => Ok((node, run)),
             Err(verdict) => {
-                // One that became unfit is asked nothing more until it is connected to anew.
+                // An unfit process is asked again only over a new connection.
                 if let Verdict::Lost(_) | Verdict::Fatal(_) = &verdict {
                     self.unlink(&node, &link);
                 }
@@ -475,8 +472,7 @@ impl Router {
         }
     }
 
-    /// Learns anew which node serves what. The first node that knows is believed: whoever serves
-    /// a slot then will say when it is wrong.
+    /// Learns anew which node serves which shard, from the first node that knows: a wrong node redirects.
     pub(super) async fn refresh(&self) -> Result<(), Verdict> {
         if !self.address.is_cluster {
             return Ok(());
@@ -504,7 +500,7 @@ impl Router {
                     self.adopt(owners);
                     return Ok(());
                 }
-                // Another node may do; what can't be mended by waiting is told rather.
+                // Another node may do. A fatal failure is reported first.
                 Err(Verdict::Fatal(failure)) => refused = Verdict::Fatal(failure),
                 Err(verdict) if !matches!(refused, Verdict::Fatal(_)) => {
                     refused = Verdict::Wait(format!("{node}: {}", text_of(verdict)));
@@ -523,11 +519,11 @@ impl Router {
         self.changed();
         state.owners = owners;
         let State { owners, links, .. } = &mut *state;
-        // A node that serves again later is another one by then: connected to anew, it says so.
+        // A node that serves again later may have another run: a new connection shows it.
         links.retain(|node, _| owners.iter().flatten().any(|owner| owner == node));
     }
 
-    /// What a node says about who serves each shard.
+    /// The nodes that serve each shard, as one node sees them.
     async fn slots(&self, node: &Node) -> Result<Vec<Option<Node>>, Verdict> {
         let link = self.link(node).await?;
         let mut pipeline = redis::Pipeline::with_capacity(1);

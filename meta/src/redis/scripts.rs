@@ -1,13 +1,13 @@
-//! What Redis does in one step: the scripts.
+//! The scripts: steps that Redis runs as one.
 //!
-//! Must hold: each touches keys of one shard; run twice it ends as run once; and none compares
-//! bytes in Lua, which would follow the locale of the server. Their answers are numbers: what the
-//! constants here say, or a count. Those that begin with PERSIST, which changes nothing here, go on
-//! when memory is full: Redis refuses only the first write of a script then, and never that one.
+//! Must hold: each script touches keys of one shard; a second run changes nothing; no script compares bytes
+//! in Lua, which would follow the locale of the server. Answers are the constants here, or counts. Scripts
+//! that begin with PERSIST, which changes nothing here, run also when memory is full: Redis checks only the
+//! first write of a script, and lets PERSIST pass.
 
 use std::sync::LazyLock;
 
-/// A script, and the name by which Redis knows it.
+/// A script, and its name in Redis.
 #[derive(Debug)]
 pub(super) struct Script {
     pub(super) code: &'static str,
@@ -20,32 +20,30 @@ impl Script {
     }
 }
 
-/// No such dataset.
+/// The dataset does not exist.
 pub(super) const MISSING: i64 = -1;
-/// The dataset was dropped and made again: it has another epoch than the caller thought.
+/// The dataset has another epoch: it was dropped and made again.
 pub(super) const STALE: i64 = -2;
 /// The folder is large: its rows go to hashed buckets.
 pub(super) const IS_LARGE: i64 = -3;
 
-/// The mark says nothing of that recovery.
-pub(super) const BEGIN_GONE: i64 = -1;
-/// Another process has the shard.
+/// The shard has another life, or its stamp another value.
+pub(super) const OTHER_LIFE: i64 = -1;
+/// Another process holds the shard.
 pub(super) const OTHER_PROCESS: i64 = -2;
-/// Something else changed the mark.
-pub(super) const OTHER_MARK: i64 = -3;
 
-/// The job has as many members as it may have.
+/// The job has its largest number of members.
 pub(super) const CROWDED: i64 = -1;
 
-/// The commit point. Home, log, todo; epoch, object id, member of the log, who and when, stamp,
-/// 1 for a tombstone. Answers 1 when the object is new, 0 when it was known, 2 when it was known by
-/// another member, whose place it takes.
+/// The commit point. Root, log, todo; epoch, object id, member of the log, writer and time, stamp, 1 for a
+/// tombstone. Answers 1 for a new object, 0 for a known one, 2 where the member replaces another one of
+/// this object.
 pub(super) static APPEND: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
-local home = redis.call('HMGET', KEYS[1], 'record', 'epoch', 'last')
-if not home[1] then return -1 end
-if home[2] ~= ARGV[1] then return -2 end
+local root = redis.call('HMGET', KEYS[1], 'record', 'epoch', 'last')
+if not root[1] then return -1 end
+if root[2] ~= ARGV[1] then return -2 end
 local id = ARGV[2]
 local found = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. id, '+', 'LIMIT', 0, 1)[1]
 if found and string.sub(found, 1, 16) == id then
@@ -56,7 +54,7 @@ if found and string.sub(found, 1, 16) == id then
     if found ~= ARGV[3] then
         redis.call('ZADD', KEYS[2], 0, ARGV[3])
         redis.call('ZREM', KEYS[2], found)
-        if tonumber(home[3] or 0) < tonumber(ARGV[5]) then
+        if tonumber(root[3] or 0) < tonumber(ARGV[5]) then
             redis.call('HSET', KEYS[1], 'last', ARGV[5])
         end
         return 2
@@ -68,18 +66,17 @@ redis.call('ZADD', KEYS[2], 0, ARGV[3])
 redis.call('HSET', KEYS[1], 'objects', redis.call('ZCARD', KEYS[2]))
 redis.call('HDEL', KEYS[1], 'counted')
 if ARGV[6] == '1' then redis.call('HINCRBY', KEYS[1], 'tombstones', 1) end
-if tonumber(home[3] or 0) < tonumber(ARGV[5]) then redis.call('HSET', KEYS[1], 'last', ARGV[5]) end
+if tonumber(root[3] or 0) < tonumber(ARGV[5]) then redis.call('HSET', KEYS[1], 'last', ARGV[5]) end
 redis.call('HSET', KEYS[3], id, ARGV[4])
 return 1
 ",
     )
 });
 
-/// Rows into one bucket. Of one name the first row stays, and no other row of the entry that its new row
-/// is of. The bucket; how many it takes when it is the first one of its folder, the
-/// number of the argument that is the first file, the range of the files' names, then folders and
-/// files, in order. Answers 0, or [`IS_LARGE`] where it took none: it would have more than it takes, and
-/// not all of them are there already.
+/// Writes rows into one bucket. For each name the first row stays, and no other row of the new row's entry.
+/// The bucket; its most rows when it is the first bucket of its folder, the number of the argument with the
+/// first file, the range of the files' names, then folders and files in order. Answers 0, or [`IS_LARGE`]
+/// without any write where the bucket would have too many rows.
 pub(super) static APPLY: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -135,13 +132,13 @@ return 0
     )
 });
 
-/// The next stamp. Home; now. Answers it as text.
+/// The next stamp, as text. Root; now.
 pub(super) static STAMP: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
-local home = redis.call('HMGET', KEYS[1], 'record', 'given', 'last')
-if not home[1] then return -1 end
-local last = math.max(tonumber(home[2] or 0), tonumber(home[3] or 0))
+local root = redis.call('HMGET', KEYS[1], 'record', 'given', 'last')
+if not root[1] then return -1 end
+local last = math.max(tonumber(root[2] or 0), tonumber(root[3] or 0))
 local stamp = string.format('%.0f', math.max(tonumber(ARGV[1]), last + 1))
 redis.call('PERSIST', KEYS[1])
 redis.call('HSET', KEYS[1], 'given', stamp)
@@ -150,8 +147,8 @@ return stamp
     )
 });
 
-/// A dataset's record in place of another. Home; the record that was read or nothing, the new one,
-/// an epoch. Answers 1, or 0 when another record was there.
+/// Replaces a dataset's record. Root; the record that was read or nothing, the new one, an epoch. Answers
+/// 1, or 0 where another record is there.
 pub(super) static PUT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -167,7 +164,7 @@ return 1
     )
 });
 
-/// The end of a dataset. Home, log, todo; epoch.
+/// Ends a dataset. Root, log, todo; epoch.
 pub(super) static KILL: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -177,8 +174,8 @@ return redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
     )
 });
 
-/// A field in place of another: names. The hash; field, the value that was read or nothing, the
-/// new one or nothing. Answers 1, or 0 when another value was there.
+/// Replaces a field, such as a name. The hash; field, the value that was read or nothing, the new value or
+/// nothing. Answers 1, or 0 where another value is there.
 pub(super) static REPLACE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -195,13 +192,13 @@ return 1
     )
 });
 
-/// Takes an object off the log. Home, log, todo; epoch, object id. Answers 1 when it was there.
+/// Takes an object off the log. Root, log, todo; epoch, object id. Answers 1 where the log had the object.
 pub(super) static RETIRE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
-local home = redis.call('HMGET', KEYS[1], 'record', 'epoch')
-if not home[1] then return -1 end
-if home[2] ~= ARGV[1] then return -2 end
+local root = redis.call('HMGET', KEYS[1], 'record', 'epoch')
+if not root[1] then return -1 end
+if root[2] ~= ARGV[1] then return -2 end
 local id = ARGV[2]
 redis.call('HDEL', KEYS[3], id)
 local found = redis.call('ZRANGEBYLEX', KEYS[2], '[' .. id, '+', 'LIMIT', 0, 1)[1]
@@ -216,12 +213,12 @@ return 1
     )
 });
 
-/// What was counted, if it still holds. Home, todo; epoch, objects, version, files, bytes, changes.
+/// Stores a count, if still valid. Root, todo; epoch, objects, version, files, bytes, changes.
 pub(super) static COUNTED: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
-local home = redis.call('HMGET', KEYS[1], 'epoch', 'objects', 'changes')
-if home[1] ~= ARGV[1] or (home[2] or '0') ~= ARGV[2] or (home[3] or '0') ~= ARGV[6] then return 0 end
+local root = redis.call('HMGET', KEYS[1], 'epoch', 'objects', 'changes')
+if root[1] ~= ARGV[1] or (root[2] or '0') ~= ARGV[2] or (root[3] or '0') ~= ARGV[6] then return 0 end
 if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
 redis.call('HSET', KEYS[1], 'counted', ARGV[2], 'version', ARGV[3], 'files', ARGV[4],
     'bytes', ARGV[5])
@@ -230,7 +227,7 @@ return 1
     )
 });
 
-/// That some folder is large. Home; epoch.
+/// Notes that some folder is large. Root; epoch.
 pub(super) static LARGE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -241,41 +238,53 @@ return 1
     )
 });
 
-/// Whose shard this is. The mark; the run that it must name or nothing when there is none, the
-/// chunk store, the run that it shall name, the time. A time goes back only when it is
-/// ahead of this process.
-pub(super) static MARK: LazyLock<Script> = LazyLock::new(|| {
+/// The begin of a rebuild. The stamp; a number, for a shard that has no life yet. Answers the run of this
+/// process and the life of the shard.
+pub(super) static BEGIN_REBUILD: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
-local mark = redis.call('HMGET', KEYS[1], 'run', 'seen')
-if (mark[1] or '') ~= ARGV[1] then return 0 end
-local seen = math.max(tonumber(mark[2] or 0), tonumber(ARGV[4]))
-local time = string.match(redis.call('INFO', 'server'), 'server_time_usec:(%d+)')
-if time then seen = math.min(seen, math.floor(time / 1000)) end
-seen = string.format('%.0f', seen)
 redis.call('PERSIST', KEYS[1])
-redis.call('HSET', KEYS[1], 'id', ARGV[2], 'run', ARGV[3], 'seen', seen)
+redis.call('HSETNX', KEYS[1], 'life', ARGV[1])
+local info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
+local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'master_replid:(%w+)')
+return {run, redis.call('HGET', KEYS[1], 'life')}
+",
+    )
+});
+
+/// A shard is whole. The stamp; a field, the value that this field must have, the run in which the value
+/// was read, the chunk store, the runs of all primaries, each between blanks, the time in seconds. Answers
+/// 1, [`OTHER_LIFE`], or [`OTHER_PROCESS`] where the value was read from a process that is gone.
+pub(super) static CONFIRM: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+redis.call('PERSIST', KEYS[1])
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return -1 end
+local info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
+local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'master_replid:(%w+)')
+if run ~= ARGV[3] and not string.find(ARGV[5], ' ' .. ARGV[3] .. ' ', 1, true) then return -2 end
+redis.call('HSET', KEYS[1], 'id', ARGV[4], 'run', run, 'time', ARGV[6])
 return 1
 ",
     )
 });
 
-/// That Redis has dropped keys of its own accord. The mark, which then names no run at all and no
-/// time, so that everything counts as lost, also where the rest of the metadata went with it.
+/// Redis has dropped keys of its own accord. The stamp, which then names no run and no life, so that
+/// the shard counts as lost.
 pub(super) static DROPPED: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 redis.call('PERSIST', KEYS[1])
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'run', 'dropped', 'seen', 0)
+redis.call('HSET', KEYS[1], 'run', 'dropped')
 return 1
 ",
     )
 });
 
-/// A command about one key, also when memory is full: what a delete needs. The key; the command and
-/// its other arguments.
+/// A command about one key, for deletes, which run also when memory is full. The key; the command and its
+/// other arguments.
 pub(super) static ROOM: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -285,9 +294,9 @@ return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))
     )
 });
 
-/// Entries that are deleted beside others of their chunk, also when memory is full. The bitmap of the
-/// chunk; another one. Answers how long it is. (BITOP wants a second key, and while a slot moves Redis
-/// refuses commands with several.)
+/// Adds deleted entries to the bitmap of their chunk, also when memory is full. The bitmap; the new bits.
+/// Answers the length. (BITOP needs a second key, and Redis refuses commands with several keys while a slot
+/// moves.)
 pub(super) static DELETE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -304,69 +313,11 @@ return #long
     )
 });
 
-/// That somebody begins to bring back what may be missing. The mark; who, since when the objects
-/// were sealed, 1 to go on only where it had begun, the time. Answers the run of this process and
-/// the mark.
-pub(super) static MEND: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(
-        r"
-local info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
-local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'master_replid:(%w+)')
-if ARGV[3] ~= '1' then
-    local marked = redis.call('HGET', KEYS[1], 'run') or ''
-    local said = ARGV[2] .. ' ' .. run .. ' ' .. marked .. ' ' .. ARGV[4]
-    redis.call('HSET', KEYS[1], 'mend:' .. ARGV[1], said)
-end
-return {run, redis.call('HGETALL', KEYS[1])}
-",
-    )
-});
-
-/// That it was brought back, and when. The mark; who, the chunk store, the time, 1 when all was and
-/// the shard is whole, the runs of all primaries, each between blanks, since when the objects were
-/// sealed of which it tells from now on, the last time of that which need not be told, then the
-/// other beginnings that end with it. Answers 1, or what tells that something was lost in between:
-/// [`BEGIN_GONE`], [`OTHER_PROCESS`] when it is neither the one in which it began, nor has the shard
-/// from that one, or [`OTHER_MARK`].
-pub(super) static MENDED: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(
-        r"
-local field = 'mend:' .. ARGV[1]
-local mark = redis.call('HMGET', KEYS[1], 'run', 'seen', field)
-if not mark[3] then return -1 end
-local since, began, marked, begun = string.match(mark[3], '^(%d+) (%S+) (%S*) (%d+)')
-if not began then return -1 end
-redis.call('PERSIST', KEYS[1])
-local info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
-local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'master_replid:(%w+)')
-if began ~= run and not string.find(ARGV[5], ' ' .. began .. ' ', 1, true) then return -2 end
-if ARGV[4] == '1' then
-    if (mark[1] or '') ~= marked and mark[1] ~= run then return -3 end
-    local seen = math.max(tonumber(mark[2] or 0), tonumber(ARGV[3]))
-    local time = string.match(info, 'server_time_usec:(%d+)')
-    if time then seen = math.min(seen, math.floor(time / 1000)) end
-    seen = string.format('%.0f', seen)
-    redis.call('HSET', KEYS[1], 'id', ARGV[2], 'run', run, 'seen', seen)
-end
-if tonumber(ARGV[6]) < tonumber(since) then since = ARGV[6] end
-if tonumber(since) > tonumber(ARGV[7]) then
-    redis.call('HDEL', KEYS[1], field)
-else
-    local said = since .. ' ' .. began .. ' ' .. marked .. ' ' .. begun .. ' ' .. ARGV[3]
-    redis.call('HSET', KEYS[1], field, said)
-end
-for i = 8, #ARGV, 1000 do
-    redis.call('HDEL', KEYS[1], unpack(ARGV, i, math.min(i + 999, #ARGV)))
-end
-return 1
-",
-    )
-});
-
 /// A heartbeat of a training job, or the end of a member. The job; the field of the member, its record, now,
-/// how long after its last heartbeat a member is dead, in how many ms the job expires, most members, version
-/// and secret or nothing, the end of the lease, 1 when the member leaves. Answers the hash: of a heartbeat
-/// when there is a job, of a member that leaves when it was the last one. Otherwise nothing, or [`CROWDED`].
+/// the time from the last heartbeat to a member's death, the time in ms to the expiry of the job, most
+/// members, version and secret or nothing, the end of the lease, 1 when the member leaves. Answers the hash
+/// to a heartbeat where there is a job, and to the last member that leaves. Otherwise nothing, or
+/// [`CROWDED`].
 pub(super) static MEMBERS: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -416,10 +367,22 @@ return answer
     )
 });
 
-/// All of them: a node is given them when it is connected to.
-pub(super) fn all() -> [&'static Script; 15] {
+/// All scripts, for a new connection.
+pub(super) fn all() -> [&'static Script; 14] {
     [
-        &APPEND, &APPLY, &STAMP, &PUT, &KILL, &REPLACE, &RETIRE, &COUNTED, &LARGE, &MARK, &MEND,
-        &MENDED, &ROOM, &DELETE, &MEMBERS,
+        &APPEND,
+        &APPLY,
+        &STAMP,
+        &PUT,
+        &KILL,
+        &REPLACE,
+        &RETIRE,
+        &COUNTED,
+        &LARGE,
+        &BEGIN_REBUILD,
+        &CONFIRM,
+        &ROOM,
+        &DELETE,
+        &MEMBERS,
     ]
 }

@@ -1,8 +1,7 @@
-//! Removes what is left of datasets that were dropped: a task beside the calls.
+//! Removes the keys of dropped datasets: a task beside the calls.
 //!
-//! Must hold: nothing is removed of a dataset whose home still names the epoch; word of a drop is
-//! kept until a sweep that began long after it found everything gone, so that what was still on
-//! its way then is removed too. Any server sweeps for any other.
+//! Must hold: no key is removed whose epoch the root still names. The note of a drop stays until a sweep that
+//! began long after the drop found nothing, so late writes are removed too. Any server sweeps for any other.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -20,15 +19,15 @@ use super::failure::Failure;
 use super::keys::{self, Epoch, Keys};
 use super::scripts::{REPLACE, ROOM};
 
-/// How long after a drop something of the dataset may still be written: for two minutes, by clocks of
-/// servers that may be half an hour apart.
+/// How long after a drop its dataset may still be written to: two minutes, by clocks that may be half an hour
+/// apart.
 const LATE: Duration = Duration::from_secs(32 * 60);
-/// How often it is looked for what others left.
+/// How often to look for notes of other servers.
 const PAUSE: Duration = Duration::from_secs(300);
-/// Keys that are looked at in one step.
+/// Keys of one step of a scan.
 const STEP: usize = 1_000;
 
-/// Sweeps at once, whenever it is told to, and now and then; until the store is gone.
+/// Sweeps at once, on each wake-up, and now and then; until the store is gone.
 pub(super) async fn run(shared: Weak<Shared>, clock: Arc<dyn Clock>) {
     while let Some(strong) = shared.upgrade() {
         if let Err(failure) = strong.sweep().await {
@@ -44,8 +43,8 @@ pub(super) async fn run(shared: Weak<Shared>, clock: Arc<dyn Clock>) {
 }
 
 impl Shared {
-    /// Leaves word that something is about to be left, or may have been; also when memory is full. The
-    /// next sweep is soon enough: there may be many such words, and mostly nothing is there.
+    /// Notes that keys may be left over, also when memory is full. The next sweep is soon enough: there may
+    /// be many notes, and mostly no keys.
     pub(super) async fn to_sweep(&self, left: Left) -> Result<(), Failure> {
         let ask = Ask::script(&ROOM, &keys::dropped(), &[]).arg("HSET");
         self.router.ask_one(ask.arg(left.to_string()).arg(self.seconds())).await?;
@@ -56,7 +55,7 @@ impl Shared {
         self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
     }
 
-    /// Removes what there is word of.
+    /// Removes the keys that the notes name.
     pub(super) async fn sweep(&self) -> Result<(), Failure> {
         let dropped = pairs(self.router.ask_one(Ask::to(&keys::dropped(), "HGETALL")).await?)?;
         let (mut ended, mut doubted, mut words) = (HashSet::new(), HashMap::new(), Vec::new());
@@ -90,7 +89,7 @@ impl Shared {
             let left = str::from_utf8(&since).ok().and_then(|since| since.parse::<u64>().ok());
             let is_late = left.is_none_or(|since| now.saturating_sub(since) > LATE.as_secs());
             if is_late && self.router.changes() == changes {
-                // Unless somebody has left it anew.
+                // Unless the note was written again.
                 let done = Ask::script(&REPLACE, &keys::dropped(), &[]).arg(field);
                 self.router.ask_one(done.arg(since).arg("")).await?;
             }
@@ -98,8 +97,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Removes all keys of a node whose dataset has ended, in one pass over them; of the `doubted`
-    /// datasets those of other epochs than that of their home, and where it says so, all if they have none.
+    /// Removes keys of a node in one pass: those of `ended` epochs, and of `doubted` datasets those of other
+    /// epochs than the root names. The flag says whether to remove all keys without a root.
     async fn sweep_node(
         &self,
         node: &Node,
@@ -119,7 +118,7 @@ impl Shared {
             };
             let odd = found.iter().map(|(_, keys)| keys).filter(|keys| is_odd(keys));
             let odd: BTreeSet<DatasetId> = odd.map(|keys| keys.dataset).collect();
-            // Behind the keys: a home names its epoch before there is anything else of it.
+            // After the keys: a root names its epoch before the dataset has other keys.
             let odd: Vec<DatasetId> = odd.into_iter().collect();
             known.retain(|dataset, _| !odd.contains(dataset));
             known.extend(self.epochs(&odd).await?);
@@ -138,9 +137,9 @@ impl Shared {
         }
     }
 
-    /// The epochs that the homes of datasets name, of those that have one.
+    /// The epochs in the roots of datasets.
     async fn epochs(&self, datasets: &[DatasetId]) -> Result<HashMap<DatasetId, Epoch>, Failure> {
-        let ask = |dataset: &DatasetId| Ask::to(&keys::home(*dataset), "HGET").arg("epoch");
+        let ask = |dataset: &DatasetId| Ask::to(&keys::root(*dataset), "HGET").arg("epoch");
         let answers = self.router.ask(datasets.iter().map(ask).collect()).await?;
         let mut epochs = HashMap::new();
         for (dataset, answer) in datasets.iter().zip(answers) {
@@ -151,14 +150,14 @@ impl Shared {
     }
 }
 
-/// What somebody left word of.
+/// A note of keys to remove.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Left {
-    /// This one is about to end.
+    /// This epoch.
     Epoch(Keys),
-    /// All but the one that the home names, once there is one.
+    /// All epochs but the one in the root, once there is a root.
     Others(DatasetId),
-    /// All but the one that the home names, if there is one.
+    /// All epochs but the one in the root, if there is a root.
     All(DatasetId),
 }
 
@@ -174,7 +173,7 @@ impl Left {
     }
 }
 
-/// The field of the hash of words.
+/// The field of the hash of notes.
 impl fmt::Display for Left {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,8 +1,8 @@
 //! Walks over the rows of folders, in the order of listings.
 //!
-//! Must hold: it gives what `dl_format::Fold` holds: deleted winners are no files, and a folder
-//! hides a file of the same path. It reads only the folders it is asked for, a page at a time, and
-//! those that come next together; its memory is that of some pages.
+//! Must hold: a walk gives the same files as `dl_format::Fold`: deleted winners are no files, and a folder
+//! hides a file of the same path. A walk reads only the folders it is asked for, a page at a time, with the
+//! next folders; its memory is some pages.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,11 +10,11 @@ use bytes::Bytes;
 use dl_format::{FilePath, FileRecord};
 
 use super::Shared;
+use super::dataset_root::DatasetRoot;
 use super::failure::Failure;
 use super::folders::{BEGIN, Folder, GLANCE, PAGE, Pages, Reader, Row};
-use super::holders::Holders;
-use super::home::Home;
 use super::live::hold_live;
+use super::live_objects::LiveObjects;
 use super::rows::Member;
 use super::slots::Shard;
 use crate::{ListEntry, ListQuery};
@@ -23,15 +23,15 @@ use crate::{ListEntry, ListQuery};
 const SLICE: usize = 32;
 /// Folders that are read at once.
 const AHEAD: usize = 32;
-/// Folders that are read and wait for their turn.
+/// Folders that were read ahead.
 const AHEAD_ALL: usize = 128;
 
-/// A walk over one folder, or over all below it.
+/// A walk over one folder, or over all folders below.
 #[derive(Debug)]
 pub(super) struct Walk<'a> {
     reader: Reader<'a>,
     recursive: bool,
-    /// Also files that a folder hides.
+    /// Gives files that a folder hides as well.
     with_hidden: bool,
     pages: Pages,
     start: Option<(Vec<u8>, Vec<u8>)>,
@@ -42,13 +42,17 @@ pub(super) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// All files, those hidden by folders too.
-    pub(super) fn of_everything(shared: &'a Shared, home: &'a Home) -> Self {
-        Self { with_hidden: true, ..Self::new(shared, home, Vec::new(), Vec::new(), PAGE) }
+    /// A walk over all files, also hidden ones.
+    pub(super) fn of_everything(shared: &'a Shared, root: &'a DatasetRoot) -> Self {
+        Self { with_hidden: true, ..Self::new(shared, root, Vec::new(), Vec::new(), PAGE) }
     }
 
-    /// A page of a listing; none when it can't have any entries.
-    pub(super) fn of_list(shared: &'a Shared, home: &'a Home, query: &ListQuery) -> Option<Self> {
+    /// A page of a listing; none where it has no entries.
+    pub(super) fn of_list(
+        shared: &'a Shared,
+        root: &'a DatasetRoot,
+        query: &ListQuery,
+    ) -> Option<Self> {
         let prefix = query.dir.prefix();
         let after = match query.after.as_deref() {
             Some(after) if after >= prefix.as_slice() => after.strip_prefix(prefix.as_slice())?,
@@ -56,14 +60,20 @@ impl<'a> Walk<'a> {
         };
         let page = query.limit.clamp(GLANCE, PAGE);
         let path = query.dir.as_bytes().to_vec();
-        let mut walk = Self::new(shared, home, path, after.to_vec(), page);
+        let mut walk = Self::new(shared, root, path, after.to_vec(), page);
         walk.reader.steps = query.steps.clone();
         Some(Self { recursive: query.recursive, ..walk })
     }
 
-    fn new(shared: &'a Shared, home: &'a Home, path: Vec<u8>, after: Vec<u8>, page: usize) -> Self {
+    fn new(
+        shared: &'a Shared,
+        root: &'a DatasetRoot,
+        path: Vec<u8>,
+        after: Vec<u8>,
+        page: usize,
+    ) -> Self {
         Self {
-            reader: Reader::new(shared, home),
+            reader: Reader::new(shared, root),
             recursive: true,
             with_hidden: false,
             pages: Pages { first: page, hashed: SLICE.min(page) },
@@ -74,22 +84,22 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What was read, and so what has to be whole for the answer to be.
+    /// The shards that were read, which must be whole for the answer to be.
     pub(super) fn shards(&self) -> &BTreeSet<Shard> {
         &self.reader.shards
     }
 
-    /// Goes by what a walk was told that had to begin anew.
-    pub(super) fn go_by(&mut self, told: Option<Holders>) {
-        self.reader.go_by(told);
+    /// Takes over the live objects that an earlier round of the walk learnt.
+    pub(super) fn go_by(&mut self, known: Option<LiveObjects>) {
+        self.reader.go_by(known);
     }
 
-    /// What it was told, for the one that begins anew.
-    pub(super) fn into_told(self) -> Holders {
-        self.reader.into_told()
+    /// The live objects, for the next round of the walk.
+    pub(super) fn into_live_objects(self) -> LiveObjects {
+        self.reader.into_live_objects()
     }
 
-    /// Whether it has to begin anew.
+    /// Whether the walk has to begin anew.
     pub(super) fn is_stale(&self) -> bool {
         self.reader.is_stale()
     }
@@ -105,7 +115,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The next line of the listing; none, too, when it has to begin anew.
+    /// The next line of the listing; none at the end, or when the walk has to begin anew.
     pub(super) async fn next(&mut self) -> Result<Option<ListEntry>, Failure> {
         if let Some((path, after)) = self.start.take() {
             let folder = self.folder(path, &after);
@@ -116,7 +126,7 @@ impl<'a> Walk<'a> {
                 return Ok(None);
             }
             let Some(row) = self.row().await? else {
-                // What was read ahead for it was used, or is in no folder any more.
+                // The folder that was read ahead was used, or is gone.
                 if self.open.pop().is_none() {
                     return Ok(None);
                 }
@@ -152,8 +162,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Whether some live file lies below a folder of the innermost one. Where all folders are asked
-    /// about, those that come next are with it.
+    /// Whether a live file lies below a folder in the innermost one. The question includes the next folders.
     async fn is_live(&mut self, name: &[u8]) -> Result<bool, Failure> {
         let Some(folder) = self.open.last() else { return Ok(false) };
         if self.reader.deletions.are_none() {
@@ -194,7 +203,7 @@ impl<'a> Walk<'a> {
         folder
     }
 
-    /// Opens a folder of the innermost one, and reads those that come next with it.
+    /// Opens a folder in the innermost one, and reads the next folders with it.
     async fn descend(&mut self, path: Vec<u8>, after: Option<Vec<u8>>) -> Result<(), Failure> {
         if after.is_none()
             && let Some(folder) = self.ahead.remove(&path)

@@ -1,40 +1,38 @@
 //! Appends: the header, the log, then the rows of the index.
 //!
-//! Must hold: the step of the log is the commit point, and the header is there before it, so that
-//! any server can bring the rows after it. Each part may be done again, by anybody, in any order; an
-//! object stands in `todo` until all of them are done. No file has a row before the folders above it
-//! have theirs.
+//! Must hold: the log is the commit point, and the header is in Redis before it, so any server can write
+//! the rows later. Each part may be repeated by any server, in any order; an object stays in `todo` until
+//! all parts are done. The rows of folders come before the rows of the files below them. A header without
+//! a log entry is no object: the next try with the same id overwrites it, and it goes with its epoch.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use dl_format::{ChunkId, Committed, DatasetId, ObjectKind, Stamp, StoreId};
+use dl_format::{ChunkId, Committed, DatasetId, ObjectKind};
 use dl_runtime::Deadline;
 use tokio::sync::oneshot;
 
 use super::Shared;
 use super::batches::{Batch, Batches};
 use super::command::{Ask, bytes, number, pairs};
+use super::dataset_root::STAMP_MAX;
 use super::failure::Failure;
-use super::home::STAMP_MAX;
 use super::keys::Keys;
 use super::records::{decode_header, encode_header, encode_object};
 use super::rows;
 use super::scripts::{APPEND, DELETE, IS_LARGE, LARGE, MISSING, ROOM, STALE};
-use crate::{Appended, Brought, Kind, Mending, ObjectRecord};
+use crate::{Appended, Kind, ObjectRecord};
 
-/// Rows that whoever appended them should have brought by now are brought by others.
+/// After this time, other servers write the rows of an object.
 const OVERDUE: Duration = Duration::from_secs(2);
-/// After that an object is too old to be looked for after every loss.
-const RECENT: Duration = Duration::from_secs(10 * 60);
-/// How often a dataset is looked over for those.
+/// How often to look for objects without rows in a dataset.
 const LOOK: Duration = Duration::from_secs(1);
-/// Objects that one call brings after.
+/// Objects whose rows one call writes.
 const ROLLED_AT_ONCE: usize = 64;
-/// How long who reads waits for rows that are overdue.
+/// How long a reader waits for overdue rows.
 const ROLLS: Duration = Duration::from_secs(2);
-/// After that it is tried again where nothing got on.
+/// The pause after a look that wrote no rows.
 const REST: Duration = Duration::from_secs(10);
 /// Large folders that are remembered.
 const LARGE_MAX: usize = 10_000;
@@ -62,7 +60,7 @@ impl Shared {
             };
             let stored = stored.arg(encode_header(header));
             self.router.ask_one(stored).await?;
-            let ask = Ask::script(&APPEND, &keys.home(), &[&keys.log(), &keys.todo()])
+            let ask = Ask::script(&APPEND, &keys.root(), &[&keys.log(), &keys.todo()])
                 .arg(keys.epoch.to_string())
                 .arg(record.id.as_bytes())
                 .arg(&member)
@@ -91,7 +89,7 @@ impl Shared {
         }
     }
 
-    /// Brings the rows of an object into the index, one piece after the other.
+    /// Writes the rows of an object into the index, one piece after the other.
     async fn apply(&self, keys: Keys, object: &Committed) -> Result<(), Failure> {
         let deletions: Vec<_> = object.header().deletions().iter().collect();
         for deletions in deletions.chunks(MARKED_AT_ONCE) {
@@ -101,11 +99,11 @@ impl Shared {
             self.router.ask(asks.collect()).await?;
         }
         let mut batches = Batches::of(object);
-        let unknown = self.ways.unknown(keys, batches.entries(), self.clock.monotonic());
+        let unknown = self.known_parents.unknown(keys, batches.entries(), self.clock.monotonic());
         let mut piece = batches.piece();
         if !unknown.is_empty() {
             self.lead(keys, &piece, batches.clone()).await?;
-            self.ways.learn(unknown);
+            self.known_parents.learn(unknown);
         }
         while !piece.is_empty() {
             self.apply_piece(keys, piece).await?;
@@ -114,8 +112,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Brings the rows of the folders on the way to files before those of the files: what is found by
-    /// its path, and so not put again, is in listings as well, also where the other rows have to wait.
+    /// Writes the rows of all parents before the rows of the files: a file that is found by its path, and
+    /// so not put again, must be in listings too, also while other rows wait for memory.
     async fn lead(
         &self,
         keys: Keys,
@@ -159,13 +157,13 @@ impl Shared {
         self.apply_hashed(keys, large).await
     }
 
-    /// Brings rows into hashed buckets, and says so first where it is looked for.
+    /// Writes rows into hashed buckets, after a note in the root that there are some.
     async fn apply_hashed(&self, keys: Keys, large: Vec<(Vec<u8>, Batch)>) -> Result<(), Failure> {
         if large.is_empty() {
             return Ok(());
         }
-        let told = Ask::script(&LARGE, &keys.home(), &[]).arg(keys.epoch.to_string());
-        self.router.ask_one(told).await?;
+        let large_one = Ask::script(&LARGE, &keys.root(), &[]).arg(keys.epoch.to_string());
+        self.router.ask_one(large_one).await?;
         let mut asks = Vec::new();
         for (path, _) in &large {
             asks.push(Ask::to(&keys.rows(0, path), "ZADD").arg(0).arg(rows::LARGE));
@@ -184,14 +182,13 @@ impl Shared {
         Ok(())
     }
 
-    /// Brings the rows of objects whose maker did not, when it is time to look; true when it did. None
-    /// of them counts as there yet: who reads is answered without those that have to wait, and without
-    /// those that take longer, which goes on.
+    /// Writes the overdue rows of other servers' objects; true when there were any. These objects are not
+    /// acknowledged yet: a reader is answered without the rows that have to wait or take longer.
     pub(super) async fn roll_forward(&self, keys: Keys) -> bool {
         let Some(shared) = self.me.upgrade().filter(|_| self.may_look(keys.dataset)) else {
             return false;
         };
-        let (tell, told) = oneshot::channel();
+        let (sender, done) = oneshot::channel();
         let mut look = Look { shared, dataset: keys.dataset, rest: REST };
         dl_runtime::spawn_for_all(async move {
             let rolled = look.shared.roll_overdue(keys).await;
@@ -206,9 +203,9 @@ impl Shared {
                 }
             }
             drop(look);
-            let _ = tell.send(rolled.is_ok_and(|rolled| rolled.count > 0));
+            let _ = sender.send(rolled.is_ok_and(|rolled| rolled.count > 0));
         });
-        let in_time = Deadline::after(&*self.clock, ROLLS).bound(&*self.clock, told).await;
+        let in_time = Deadline::after(&*self.clock, ROLLS).bound(&*self.clock, done).await;
         matches!(in_time, Ok(Ok(true)))
     }
 
@@ -218,40 +215,21 @@ impl Shared {
         let is_overdue = |who: &[u8]| {
             let since = str::from_utf8(who).ok().and_then(|who| who.split(' ').nth(1));
             let since = since.and_then(|since| since.parse::<u128>().ok());
-            // Another server's clock may be ahead: what is done twice is done as well.
+            // Another server's clock may be ahead: writing rows twice is harmless.
             since.is_none_or(|since| now.abs_diff(since) > OVERDUE.as_millis())
         };
         let overdue = todo.into_iter().filter(|(_, who)| is_overdue(who)).map(|(id, _)| id);
         let overdue = overdue.filter_map(|id| id.try_into().ok().map(ChunkId::from_bytes));
         let overdue: Vec<ChunkId> = overdue.collect();
-        // Some may not get on, and hold up no others.
+        // Objects that fail must not block others.
         let first = usize::try_from(self.random.u64() >> 1).unwrap_or_default();
         let (before, from) = overdue.split_at(first.checked_rem(overdue.len()).unwrap_or_default());
         let overdue: Vec<ChunkId> =
             from.iter().chain(before).copied().take(ROLLED_AT_ONCE).collect();
-        let late = self.begin_late(&overdue).await?;
-        let rolled = self.roll(keys, &overdue).await;
-        if let Some((mending, store)) = late {
-            // What another one binds or brings back meanwhile doesn't matter here.
-            let _ = self.mended(&mending, Brought::Some, store).await?;
-        }
-        rolled
+        self.roll(keys, &overdue).await
     }
 
-    /// Says in the marks that rows come which are older than what a loss is looked for.
-    async fn begin_late(&self, objects: &[ChunkId]) -> Result<Option<(Mending, StoreId)>, Failure> {
-        let now = self.newest().map_or(self.clock.now(), |newest| newest.max(self.clock.now()));
-        let recent = now.checked_sub(RECENT).map_or(0, |at| Stamp::at(at).get());
-        let oldest = objects.iter().map(|id| u64::from(id.seconds()) * 1_000_000).min();
-        let Some(oldest) = oldest.filter(|oldest| *oldest < recent) else { return Ok(None) };
-        let Some(store) = self.identity().await? else { return Ok(None) };
-        if let Some(refusal) = self.router.refusal().await? {
-            return Err(Failure::because(refusal.kind(), refusal.to_string()));
-        }
-        Ok(Some((self.mending(Some(Stamp::new(oldest))).await?, store)))
-    }
-
-    /// Those whose header is lost or damaged, or for whose rows there is no room, are passed over.
+    /// Passes over objects whose header is lost or damaged, or whose rows find no room.
     async fn roll(&self, keys: Keys, objects: &[ChunkId]) -> Result<Rolled, Failure> {
         let mut rolled = Rolled::default();
         for &id in objects {
@@ -275,7 +253,7 @@ impl Shared {
 
     async fn roll_one(&self, keys: Keys, id: ChunkId) -> Result<(), Failure> {
         let raw = bytes(self.router.ask_one(Ask::to(&keys.header(id), "GET")).await?)?;
-        // Where it was lost with its shard, a recovery appends the object again.
+        // A rebuild appends an object again whose header was lost with its shard.
         let raw = raw.ok_or_else(|| Failure::because(Kind::Missing, "its header is gone"))?;
         self.apply(keys, &decode_header(id, raw)?).await?;
         let done = Ask::to(&keys.todo(), "HDEL").arg(id.as_bytes());
@@ -284,11 +262,11 @@ impl Shared {
     }
 }
 
-/// A look over a dataset for objects without rows. Ends with this value, however that ends.
+/// A look over a dataset for objects without rows. Ends when this value is dropped.
 struct Look {
     shared: Arc<Shared>,
     dataset: DatasetId,
-    /// How long to wait before the next one.
+    /// The pause before the next look.
     rest: Duration,
 }
 
@@ -298,12 +276,12 @@ impl Drop for Look {
     }
 }
 
-/// How far objects got that had no rows.
+/// The results of a look.
 #[derive(Debug, Default)]
 struct Rolled {
-    /// Those that have them now.
+    /// Objects that have their rows now.
     count: usize,
-    /// Those that were passed over.
+    /// Objects that were passed over.
     left: usize,
 }
 

@@ -27,18 +27,18 @@ fn range(chunk: ChunkId, offset: u32, length: u32) -> ChunkRange {
 struct Asked {
     came: mpsc::Receiver<Reply<Pieces>>,
     budget: Budget,
-    lease: Arc<Lease>,
+    reserved: Arc<Reservation>,
 }
 
 fn ask(parts: &Parts, budget: u32, request: GetChunksRequest) -> Asked {
     let (replies, came) = mpsc::channel(2);
-    let (budget, lease) = (Budget::new(budget, "test"), Arc::<Lease>::default());
-    let (parts, reads, held) = (parts.clone(), budget.clone(), Arc::clone(&lease));
+    let (budget, reserved) = (Budget::new(budget, "test"), Arc::<Reservation>::default());
+    let (parts, reads, held) = (parts.clone(), budget.clone(), Arc::clone(&reserved));
     dl_runtime::spawn(async move {
         let executor = Executor::new(Arc::clone(&parts.store));
         get(&parts, &executor, (&reads, &held), request, replies).await.unwrap();
     });
-    Asked { came, budget, lease }
+    Asked { came, budget, reserved }
 }
 
 impl Asked {
@@ -155,9 +155,9 @@ async fn a_client_that_takes_nothing_holds_two_waves_and_no_more_than_its_memory
     assert!((1..=2 * WAVES[0]).contains(&read), "{read} bytes were read");
     let (total, used) = asked.budget.total_and_used();
     assert_eq!((total, used), (u64::from(48 * MIB), memory(COST_MAX, WAVES[0])));
-    let (budget, lease) = (asked.budget.clone(), Arc::downgrade(&asked.lease));
+    let (budget, reserved) = (asked.budget.clone(), Arc::downgrade(&asked.reserved));
     drop(asked);
-    while lease.strong_count() > 0 {
+    while reserved.strong_count() > 0 {
         tokio::task::yield_now().await;
     }
     assert_eq!(budget.total_and_used().1, 0);

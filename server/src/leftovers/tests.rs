@@ -2,14 +2,12 @@
 
 use std::pin::pin;
 
-use dl_meta::MetaStore;
 use dl_runtime::Clock;
 use dl_runtime::fault::Fault;
 use dl_store::{Prefix, StoreExt};
 use futures::future::{Either, select};
 
 use super::*;
-use crate::auth::Caller;
 use crate::testing::{Rig, dataset, rig};
 
 async fn objects(rig: &Rig) -> usize {
@@ -71,7 +69,7 @@ async fn who_deletes_a_large_dataset_is_answered_in_time_and_the_rest_goes_witho
     let slow = Some(Fault::Delay(Duration::from_secs(7)));
     rig.store.script("delete", [slow; 3 * REMOVALS_AT_ONCE]);
     let name = dataset("large");
-    let deletion = crate::catalog::delete(&rig.parts, &left, (&name, id), &Caller::Everybody);
+    let deletion = crate::catalog::delete(&rig.parts, &left, (&name, id));
     let (deleted, seconds) = rig.run(deletion).await;
     // Twice so many, in 14 seconds; those that were under way then are not counted.
     let removed = 2 * REMOVALS_AT_ONCE as u64;
@@ -81,24 +79,6 @@ async fn who_deletes_a_large_dataset_is_answered_in_time_and_the_rest_goes_witho
     assert_eq!(record, None, "it is deleted all the same");
     let seconds = until(&rig, 0, &mut job).await;
     assert!(seconds <= 1, "{seconds} s");
-}
-
-#[tokio::test]
-async fn who_deletes_what_no_name_tells_of_waits_for_all_of_it_and_is_told_of_failures() {
-    let rig = rig().await;
-    let id = rig.create("ds").await;
-    rig.store_chunk(id, 1).await;
-    // The chunk store has lost the name, which stands for another one by now, and the metadata is lost.
-    let lost = crate::parts::key(dl_format::name_key(&dataset("ds"), 1));
-    rig.parts.store.delete(&lost).await.unwrap();
-    rig.memory.drop_dataset(&dataset("ds"), id).await.unwrap();
-    rig.create("ds").await;
-    rig.store.script("delete", [Some(Fault::Before(dl_store::Kind::Denied))]);
-    let failed = rig.delete("ds", id).await.unwrap_err();
-    assert_eq!(failed.kind, dl_proto::Kind::Denied);
-    rig.store.script("delete", [Some(Fault::Delay(2 * ANSWERED_WITHIN))]);
-    let (deleted, _) = rig.run(rig.delete("ds", id)).await;
-    assert_eq!(deleted.unwrap(), DeletedDataset { removed: 1, more_left: false });
 }
 
 #[tokio::test]

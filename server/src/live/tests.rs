@@ -37,7 +37,6 @@ async fn a_kept_dataset_is_looked_through_when_it_changes_and_not_all_the_time()
         random: Arc::new(OsRandom),
         limits: Limits::default(),
         room: Room::default(),
-        refusals: crate::Refusals::default(),
         replaced: crate::Replaced::default(),
         settings: Settings::default(),
         roll: Roll::default(),

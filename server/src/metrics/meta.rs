@@ -5,15 +5,14 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use async_trait::async_trait;
 use dl_format::{
     ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, FileRecord, Stamp, StoreId,
 };
 use dl_meta::{
-    Appended, Brought, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind,
-    ListEntry, ListQuery, Mending, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms,
+    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind, ListEntry,
+    ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup, TaskTerms,
 };
 use dl_runtime::Clock;
 
@@ -182,10 +181,6 @@ impl MetaStore for MeteredMeta {
         self.timed(&self.metrics.state, self.inner.damage()).await
     }
 
-    fn newest(&self) -> Option<SystemTime> {
-        self.inner.newest()
-    }
-
     async fn refusal(&self) -> Result<Option<Refusal>, Error> {
         self.timed(&self.metrics.state, self.inner.refusal()).await
     }
@@ -198,17 +193,12 @@ impl MetaStore for MeteredMeta {
         self.timed(&self.metrics.change, self.inner.retire(dataset, ids)).await
     }
 
-    async fn mending(&self, since: Option<Stamp>) -> Result<Mending, Error> {
-        self.timed(&self.metrics.change, self.inner.mending(since)).await
+    async fn begin_rebuild(&self) -> Result<Rebuild, Error> {
+        self.timed(&self.metrics.change, self.inner.begin_rebuild()).await
     }
 
-    async fn mended(
-        &self,
-        mending: &Mending,
-        brought: Brought,
-        store: StoreId,
-    ) -> Result<(), Error> {
-        self.timed(&self.metrics.change, self.inner.mended(mending, brought, store)).await
+    async fn end_rebuild(&self, rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
+        self.timed(&self.metrics.change, self.inner.end_rebuild(rebuild, store)).await
     }
 
     async fn join(

@@ -27,7 +27,7 @@ pub(crate) use self::tasks::TaskMetrics;
 pub(crate) use self::text::CONTENT_TYPE;
 use self::text::{Kind, Text};
 use crate::auth::People;
-use crate::door::Door;
+use crate::connections::ConnectionLimiter;
 use crate::executor::Executor;
 use crate::parts::{Budget, Parts};
 use crate::settings::Live;
@@ -57,7 +57,7 @@ pub(crate) struct Gauges {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
     None,
-    /// Its last writes, which the servers put back.
+    /// Some writes: the servers rebuild the metadata.
     Last,
     /// Anything: it takes a recovery of everything.
     All,
@@ -67,7 +67,7 @@ pub(crate) enum Loss {
 #[derive(Debug)]
 pub(crate) struct Watched {
     pub(crate) gauges: Gauges,
-    pub(crate) door: Door,
+    pub(crate) connections: ConnectionLimiter,
     pub(crate) fast_store: Option<Arc<TierStore>>,
     pub(crate) sources: Sources,
 }
@@ -137,7 +137,7 @@ impl Metrics {
         text.metric("process_resident_memory_bytes", Kind::Gauge, help);
         text.sample(&[], resident);
         self.write_requests(&mut text);
-        write_door(&mut text, &watched.door);
+        write_connections(&mut text, &watched.connections);
         let help = "Requests that were refused for their user or key.";
         text.metric("diesel_refused_keys_total", Kind::Counter, help);
         text.sample(&[], read(&self.refused_keys));
@@ -187,8 +187,9 @@ impl Metrics {
     }
 }
 
-fn write_door(text: &mut Text, door: &Door) {
-    let (newcomers, known) = door.open();
+fn write_connections(text: &mut Text, connections: &ConnectionLimiter) {
+    let (newcomers, known) = connections.open();
+    let traffic = connections.traffic();
     let help = "Open gRPC connections, by whether they have asked anything.";
     text.metric("diesel_connections", Kind::Gauge, help);
     text.sample(&[("state", "new")], newcomers);
@@ -196,16 +197,16 @@ fn write_door(text: &mut Text, door: &Door) {
     let help =
         "Connections closed because they asked or took nothing, for too long or while others came.";
     text.metric("diesel_connections_closed_total", Kind::Counter, help);
-    text.sample(&[], read(&door.counts().closed));
+    text.sample(&[], read(&traffic.closed));
     let help = "Bytes received on gRPC connections, TLS included.";
     text.metric("diesel_received_bytes_total", Kind::Counter, help);
-    text.sample(&[], read(&door.counts().received));
+    text.sample(&[], read(&traffic.received_bytes));
     let help = "Bytes sent on gRPC connections, TLS included.";
     text.metric("diesel_sent_bytes_total", Kind::Counter, help);
-    text.sample(&[], read(&door.counts().sent));
+    text.sample(&[], read(&traffic.sent_bytes));
     let help = "Bytes that came on gRPC connections and that no request has taken.";
     text.metric("diesel_unread_bytes", Kind::Gauge, help);
-    text.sample(&[], door.unread());
+    text.sample(&[], connections.inflight_bytes());
 }
 
 /// Names and helps of the times of operations and of their failures.

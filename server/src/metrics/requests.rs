@@ -3,15 +3,12 @@
 //! Must hold: each request is counted once, also when its client goes away; labels are the methods
 //! and codes that there are, whatever clients ask for.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use dl_runtime::Clock;
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::BodyExt;
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderMap, Response};
 use tonic::{Code, Status};
@@ -104,7 +101,16 @@ impl Measured {
         if let Some(code) = code(response.headers()) {
             self.ended = code;
         }
-        response.map(|body| Body::new(MeasuredBody { body, measured: self }))
+        response.map(|body| {
+            Body::new(body.map_frame(move |frame| {
+                // All of it, which ends with the body.
+                let measured = &mut self;
+                if let Some(code) = frame.trailers_ref().and_then(code) {
+                    measured.ended = code;
+                }
+                frame
+            }))
+        })
     }
 }
 
@@ -123,38 +129,6 @@ impl Drop for Measured {
 
 fn code(headers: &HeaderMap) -> Option<Code> {
     headers.get(Status::GRPC_STATUS).map(|code| Code::from_bytes(code.as_bytes()))
-}
-
-/// The body of an answer, whose trailers say how it ended.
-struct MeasuredBody {
-    body: Body,
-    measured: Measured,
-}
-
-impl HttpBody for MeasuredBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        if let Some(Ok(frame)) = &frame
-            && let Some(code) = frame.trailers_ref().and_then(code)
-        {
-            self.measured.ended = code;
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }
 
 #[cfg(test)]

@@ -6,21 +6,22 @@
 use dl_format::DatasetId;
 
 use super::Purge;
+use super::damage::Stop;
 use crate::catalog;
-use crate::error::Error;
 use crate::survey::Survey;
 
 impl Purge<'_> {
     /// Counts the steps of the first round of a purge. Stored objects outside of the log,
     /// which a purge adopts first, are left out.
-    pub(super) async fn estimate(&mut self, id: DatasetId) -> Result<(), Error> {
+    pub(super) async fn estimate(&mut self, id: DatasetId) -> Result<(), Stop> {
         let _turn = self.turns.survey(self.parts, || self.is_awaited()).await?;
         let record = catalog::by_id(self.parts, id).await?;
         let now = self.parts.clock.now();
         let mut survey = Survey::read(self.parts, id).await?;
         let older = self.older(id).await;
         let (ledger, held) = self.look(&mut survey, &record).await?;
-        let (rules, kept) = self.rules(&record, &survey, older, now, true).await;
+        self.settle(id, &survey, &ledger).await?;
+        let (rules, kept) = self.rules(&record, &survey, older, now, true);
         let plan = ledger.plan(&survey, rules, &held);
         let object = |number: &usize| survey.objects.get(*number).map(|object| (*number, object));
         let removed = plan.remove.iter().filter_map(object);
@@ -32,7 +33,6 @@ impl Purge<'_> {
             all.map(|(number, object)| ledger.dead_bytes(number, object)).sum();
         self.wait_for(&survey, &plan, &plan.rewrite, kept);
         self.name_leases(id).await;
-        self.end().await;
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Training jobs that lease versions of a dataset which is to be purged.
 //!
-//! Must hold: a purge that waits for no reader takes nothing from a job, unless its caller insists.
+//! Must hold: a purge without a grace time takes no chunk from a job, unless its caller insists.
 
 use dl_format::DatasetId;
 use dl_proto::Kind;
@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::snapshot::leases;
 
 impl Purge<'_> {
-    /// Refuses a purge that waits for no reader while training jobs lease a version.
+    /// Refuses a purge without a grace time while training jobs lease a version.
     pub(super) async fn refuse_leased(&self, id: DatasetId) -> Result<(), Error> {
         if !self.grace.is_zero() || self.force {
             return Ok(());
@@ -27,11 +27,11 @@ impl Purge<'_> {
         Err(Error::new(Kind::Conflict, ACTION, self.name, why))
     }
 
-    /// Names the jobs that lease a version; with a grace time the sweep has kept it.
+    /// Names the jobs that lease a version; with a grace time the sweep has kept that version.
     pub(super) async fn name_leases(&mut self, id: DatasetId) {
         match leases::holders(self.parts, id).await {
             Ok(holders) => self.state.leased_by = holders,
-            Err(error) => self.problem(error.chain()).await,
+            Err(error) => self.problem(error.chain()),
         }
     }
 }

@@ -1,9 +1,9 @@
-//! What a purge decides, from the rows of a survey alone: which chunks are rewritten, what goes,
-//! and what has to wait.
+//! The decisions of a purge, by the rows of a survey alone: which chunks are rewritten, which objects go,
+//! and which have to wait.
 //!
-//! Must hold: a chunk goes only when none of its entries is a version that counts: each is older
-//! than the winner of its path, a copy of it, or deleted. A tombstone goes when no object holds a
-//! version that it names. Nothing that could not be read is taken for absent.
+//! Must hold: a chunk goes only when each of its entries is older than the winner of its path, a copy of
+//! the winner, or deleted. A tombstone goes when no object holds a version that it names. An object
+//! without a readable header is not taken for absent.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
@@ -14,80 +14,77 @@ use dl_meta::ObjectRecord;
 
 use crate::commit::STANDSTILL_MAX;
 use crate::snapshot::Older;
-use crate::survey::{Named, Row, Survey, Writer, writer};
+use crate::survey::{DeletedEntries, Row, Survey, Writer, writer};
 
-/// A chunk of which more than this share is dead is rewritten, in percent.
+/// The dead share in percent above which a chunk is rewritten.
 const DEAD_PERCENT: u64 = 30;
 
-/// Parts that no file names are left for an upload that goes on, for so long after its last sign: two
-/// hours more than any upload may stand still, which is longer than it takes until what is sealed has come
-/// or is refused.
+/// Time after the last sign of an upload for which parts without a file are kept: two hours more than an
+/// upload may stand still. Within two hours each sealed object has arrived or is refused.
 const UPLOAD: Duration = STANDSTILL_MAX.saturating_add(Duration::from_secs(2 * 60 * 60));
 
-/// Bytes of an entry in the header of the chunk that it is moved to, beside its path: with the version
-/// that it keeps, and the chunk that this names.
+/// Bytes of a moved entry in the header of its new chunk, beside the path: with the version that the entry
+/// keeps, and the chunk that the version names.
 const MOVED_ENTRY: usize = ENTRY_LEN + ORIGIN_LEN + ID_LEN;
 
-/// When something may go.
+/// The rules for the time at which objects may go.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
-    /// When the survey began: what is decided by it holds for what was there then.
+    /// The time at which the survey began: decisions are about the objects of that time.
     pub(super) now: SystemTime,
-    /// How long nothing must have needed it, for readers that looked it up before.
+    /// Time for which no file must have needed an object, for readers that looked the file up before.
     pub(super) grace: Duration,
-    /// What was needed after that may still be read, by a snapshot of an older version.
+    /// Objects needed after this stamp may still be read by a snapshot of an older version.
     pub(super) read_until: Option<Stamp>,
-    /// How old its id must be: until then its put may be repeated, or somebody may be about to
-    /// write what depends on it.
+    /// The least age of the id: until then the put may be repeated, or a client may be about to write an
+    /// object that depends on this one.
     pub(super) settled: Duration,
     pub(super) chunk_size: u64,
     /// Whether tombstones may go.
     pub(super) with_tombstones: bool,
 }
 
-/// What the rows say of a chunk.
+/// The state of a chunk by its rows.
 #[derive(Debug, Clone, Default)]
 pub(super) struct State {
-    /// The entries that count.
+    /// The entries with live files.
     pub(super) kept: EntrySet,
     kept_cost: u64,
-    /// Bytes that they take in the header of the chunk that they are moved to.
+    /// Bytes of these entries in the header of their next chunk.
     kept_header: u64,
     cost: u64,
-    /// Some entry is the winner of its path, and deleted.
+    /// Whether an entry is the winner of its path, and deleted.
     is_shadow: bool,
-    /// Since when no other entry counts, at the latest.
+    /// The latest stamp at which an entry stopped to be alive.
     since: Stamp,
 }
 
-/// What the rows say of all objects.
+/// The states of all objects by their rows.
 #[derive(Debug)]
 pub(super) struct Ledger {
     pub(super) states: Vec<State>,
-    /// Entries that tombstones name and that some chunk holds.
+    /// Deleted entries in existing chunks.
     held: HashMap<ChunkId, EntrySet>,
-    /// Versions that only a deleted winner hides.
+    /// Versions hidden by a deleted winner alone.
     pub(super) hidden: Deletions,
-    /// Winners that are deleted, and that no tombstone names any more: it is lost or damaged.
-    pub(super) undone: Deletions,
-    /// Winners that are not deleted.
+    /// The number of winners without a deletion.
     pub(super) files: u64,
 }
 
-/// What to do, by numbers in the log.
+/// The work of a purge, by numbers in the log.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct PurgePlan {
     pub(super) rewrite: Vec<usize>,
-    /// In this order.
+    /// In the order of removal.
     pub(super) remove: Vec<usize>,
-    /// What goes, or is rewritten, when its time has come; and when that is, as far as the rows tell.
+    /// Objects that go, or are rewritten, later; and the latest of these times, as far as the rows tell.
     pub(super) waiting: Vec<usize>,
     pub(super) until: SystemTime,
 }
 
-/// Until when these snapshots need nothing that is needed no more. A version is all objects
-/// up to its last stamp, unless one came into the log after others with later stamps, or has left it:
-/// then that version may need anything.
+/// The stamp up to which objects may lose their last file without an effect on these snapshots. A version is
+/// all objects up to its last stamp, unless an object came into the log after others with later stamps, or
+/// has left the log: such a version may need any object.
 pub(super) fn read_until(objects: &[ObjectRecord], older: &[Older]) -> Option<Stamp> {
     let until = |older: &Older| {
         let last = older.version.last_stamp()?;
@@ -99,18 +96,18 @@ pub(super) fn read_until(objects: &[ObjectRecord], older: &[Older]) -> Option<St
     older.iter().filter_map(until).min()
 }
 
-/// What becomes of an object.
+/// The decision about an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Stays,
-    /// Until then at least.
+    /// The object stays until this time at least.
     Waits(SystemTime),
     Goes,
 }
 
 impl State {
-    /// Whether two such chunks go into one of `size` bytes, so that of many that are put together only one
-    /// is left that is small.
+    /// Whether two such chunks fit into a chunk of `size` bytes. Many small chunks put together then leave at
+    /// most one small chunk.
     fn is_small(&self, size: u64) -> bool {
         let half = |whole: u64| (whole / 2).saturating_sub(PAGE as u64);
         let more = u64::from(self.kept.count()) * (MOVED_ENTRY - ENTRY_LEN) as u64;
@@ -121,22 +118,22 @@ impl State {
 impl Ledger {
     pub(super) fn new(survey: &Survey) -> Self {
         let states = vec![State::default(); survey.objects.len()];
-        Self {
-            states,
-            held: HashMap::new(),
-            hidden: Deletions::default(),
-            undone: Deletions::default(),
-            files: 0,
-        }
+        Self { states, held: HashMap::new(), hidden: Deletions::default(), files: 0 }
     }
 
-    /// Takes the rows of one path, of so many bytes.
-    pub(super) fn add(&mut self, path: usize, winner: &Row, others: &[Row], named: &Named) {
+    /// Takes the rows of a path of `path` bytes.
+    pub(super) fn add(
+        &mut self,
+        path: usize,
+        winner: &Row,
+        others: &[Row],
+        deleted: &DeletedEntries,
+    ) {
         let version = winner.record.version;
-        let is_deleted = named.contains(&version);
+        let is_deleted = deleted.contains(&version);
         self.files += u64::from(!is_deleted);
         for row in std::iter::once(winner).chain(others) {
-            if named.contains(&row.record.version) {
+            if deleted.contains(&row.record.version) {
                 let EntryVersion { chunk, entry, .. } = row.record.version;
                 self.held.entry(chunk).or_default().insert(entry);
             }
@@ -152,23 +149,23 @@ impl Ledger {
             let is_version = row.record.version == version;
             state.is_shadow |= is_version && is_deleted;
             state.since = state.since.max(match (is_version, is_deleted) {
-                (true, true) => named.since(version.chunk),
+                (true, true) => deleted.since(version.chunk),
                 (true, false) => winner.record.holder.stamp,
                 (false, _) => version.stamp,
             });
-            if is_deleted && !is_version && !named.contains(&row.record.version) {
+            if is_deleted && !is_version && !deleted.contains(&row.record.version) {
                 self.hidden.insert(&row.record.version);
             }
         }
     }
 
-    /// Bytes of an object that no file needs: all of it, but for the live entries of a chunk.
+    /// Bytes of an object without its live entries.
     pub(super) fn dead_bytes(&self, number: usize, object: &ObjectRecord) -> u64 {
         let kept = self.states.get(number).map_or(0, |state| state.kept_cost);
         object.object_length.saturating_sub(kept)
     }
 
-    /// Whether some chunk holds what a tombstone names.
+    /// Whether a chunk holds an entry of a tombstone.
     pub(super) fn is_held(&self, deletions: &Deletions) -> bool {
         deletions.iter().any(|(chunk, entries)| {
             let held = self.held.get(&chunk);
@@ -177,7 +174,7 @@ impl Ledger {
     }
 
     /// `held` are the tombstones for which [`Ledger::is_held`].
-    pub(super) fn plan(&self, survey: &Survey, rules: Rules, held: &HashSet<usize>) -> Plan {
+    pub(super) fn plan(&self, survey: &Survey, rules: Rules, held: &HashSet<usize>) -> PurgePlan {
         let is_whole = survey.is_whole();
         let chunks: Vec<Fate> = (0..survey.objects.len())
             .map(|number| self.fate_of_chunk(survey, number, rules, is_whole))
@@ -186,7 +183,7 @@ impl Ledger {
         let (rewrite, waiting) = self.rewrites(survey, rules, is_whole);
         let young = waiting.iter().filter_map(|number| survey.objects.get(*number));
         let until = young.map(|object| rules.settles(object)).max().unwrap_or(rules.now);
-        let mut plan = Plan { rewrite, remove: Vec::new(), waiting, until };
+        let mut plan = PurgePlan { rewrite, remove: Vec::new(), waiting, until };
         for (number, object) in survey.objects.iter().enumerate() {
             let fate = match object.kind {
                 ObjectKind::Chunk => chunks.get(number).copied().unwrap_or(Fate::Stays),
@@ -198,17 +195,16 @@ impl Ledger {
                 }
                 ObjectKind::Tombstone => rules.fate(object, object.stamp),
             };
-            // What is not in the store any more is not there to be removed.
             match fate {
-                Fate::Goes if survey.stored.contains_key(&object.id) => plan.remove.push(number),
+                Fate::Goes => plan.remove.push(number),
                 Fate::Waits(until) => {
                     plan.waiting.push(number);
                     plan.until = plan.until.max(until);
                 }
-                Fate::Goes | Fate::Stays => {}
+                Fate::Stays => {}
             }
         }
-        // A chunk that names parts goes after them: it is what leads to them.
+        // A chunk goes after the parts that it names: without the chunk nothing leads to them.
         plan.remove.sort_by_key(|number| match survey.objects.get(*number).map(|o| o.kind) {
             Some(ObjectKind::Part) => 0,
             Some(ObjectKind::Chunk) => 1,
@@ -223,15 +219,15 @@ impl Ledger {
             return Fate::Stays;
         };
         let is_known = state.cost > 0 && !survey.unread.contains_key(&number);
-        // What can't be read may hold older versions that this one hides.
+        // An object that can't be read may hold older versions that this chunk hides.
         if !is_known || state.kept.count() > 0 || state.is_shadow && !is_whole {
             return Fate::Stays;
         }
         rules.fate(object, state.since)
     }
 
-    /// Chunks with holes, and small ones when there are several to be put together; and those with
-    /// holes that are too young.
+    /// Chunks to rewrite: with holes, and small if there are several. Also gives chunks with holes that are too
+    /// young.
     fn rewrites(&self, survey: &Survey, rules: Rules, is_whole: bool) -> (Vec<usize>, Vec<usize>) {
         let large: HashSet<usize> = survey.extents.iter().map(|(number, _)| *number).collect();
         let may_go = |number: usize, state: &State| {
@@ -254,7 +250,7 @@ impl Ledger {
                 (false, _) => {}
             }
         }
-        // One alone would be written again by each purge, beside one that is damaged.
+        // Each purge would write a single small chunk again.
         if small.len() > 1 {
             holes.append(&mut small);
         }
@@ -264,14 +260,14 @@ impl Ledger {
 }
 
 impl Rules {
-    /// Everything that keeps an object that no path needs since then.
+    /// The decision about an object without files since a stamp.
     fn fate(self, object: &ObjectRecord, since: Stamp) -> Fate {
         let until = self.until(object, since);
         let is_named = self.read_until.is_some_and(|until| since > until);
         if until <= self.now && !is_named { Fate::Goes } else { Fate::Waits(until) }
     }
 
-    /// Until when it stays, whatever snapshots name.
+    /// The time until which an object stays, without regard to snapshots.
     fn until(self, object: &ObjectRecord, since: Stamp) -> SystemTime {
         later(since.time(), self.grace).max(self.settles(object))
     }
@@ -281,18 +277,18 @@ impl Rules {
     }
 }
 
-/// A time that can't be told is not reached for long.
+/// The sum; a time far away where the sum overflows.
 fn later(time: SystemTime, by: Duration) -> SystemTime {
     const LONG: Duration = Duration::from_secs(1 << 40);
     time.checked_add(by).unwrap_or(SystemTime::UNIX_EPOCH + LONG)
 }
 
-/// Who needs the parts of large files.
+/// The chunks and uploads in need of parts of large files.
 #[derive(Debug)]
 struct Parts {
-    /// The chunks that name each.
+    /// The chunks of each part.
     named_by: HashMap<ChunkId, Vec<usize>>,
-    /// When each writer sealed its last object.
+    /// The time at which each writer sealed its last object.
     last: HashMap<Writer, SystemTime>,
 }
 

@@ -1,8 +1,8 @@
 //! Moves the live files of chunks with holes into full chunks.
 //!
-//! Must hold: each file keeps the version it was first written as, so that a copy neither beats a
-//! newer write nor escapes a delete; what is committed was seen alive a moment before; only bytes
-//! with the right checksum are moved; no more than [`memory`] says is in memory.
+//! Must hold: each file keeps the version of its first commit, so that a copy neither beats a newer write
+//! nor escapes a delete; a file is committed only a moment after its last look-up; only bytes with the right
+//! checksum are moved; no more than [`memory`] bytes are held.
 
 use std::time::Duration;
 
@@ -21,45 +21,45 @@ use crate::error::Error;
 use crate::headers::read_header;
 use crate::parts::Parts;
 
-/// Bytes of files that are read at once.
+/// Bytes of files read together.
 const READ_BYTES: u64 = 4 << 20;
 
-/// Paths that are looked up at once.
+/// Paths looked up together.
 const PATHS_AT_ONCE: usize = 4_096;
 
-/// The memory that rewriting takes, in bytes: the open chunk, the one that is being committed, and
-/// what is read, which is one file at least.
+/// The memory of a rewrite in bytes: the open chunk, the chunk in its commit, and the bytes read, which are
+/// at least those of a file.
 pub(super) fn memory(shape: ChunkShape) -> u64 {
     let size = u64::from(shape.size());
     ChunkWriter::buffer_length(shape) as u64 + size + READ_BYTES.max(size)
 }
 
-/// Packs files into one chunk after the other.
+/// Packs files into chunks.
 #[derive(Debug)]
 pub(super) struct Rewriter<'a> {
     parts: &'a Parts,
     record: &'a DatasetRecord,
     ids: &'a mut ChunkIdMaker,
-    /// How long what was seen alive may be committed.
+    /// Time after the look-up of a file within which its copy may be committed.
     fresh: Duration,
-    /// When the survey began.
+    /// The time at which the survey began.
     surveyed: Duration,
     open: ChunkWriter,
-    /// When the first of what is in the open chunk was seen alive.
+    /// The earliest look-up of a file in the open chunk.
     seen: Option<Duration>,
-    /// Chunks that were committed.
+    /// The number of committed chunks.
     pub(super) written: u64,
 }
 
-/// What became of the entries of a chunk that count.
+/// What became of the live entries of a chunk.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Moved {
-    /// None is left that counts.
+    /// No live entry is left in the chunk.
     All,
-    /// Those stay that folders hide: since the survey, nobody can tell whether they count.
+    /// Entries that folders hide stay: whether they are still alive can't be looked up any more.
     NotHidden,
-    /// Some stay that are damaged.
-    NotDamaged(Vec<String>),
+    /// The header or the bytes of a file are damaged.
+    Damaged(String),
 }
 
 impl<'a> Rewriter<'a> {
@@ -74,15 +74,14 @@ impl<'a> Rewriter<'a> {
         Self { parts, record, ids, fresh, surveyed, open, seen: None, written: 0 }
     }
 
-    /// Moves those of the entries `kept` of a chunk that still count. What it moved is committed by
-    /// [`Rewriter::finish`] at the latest.
+    /// Moves the entries `kept` of a chunk that are still alive. [`Rewriter::finish`] commits the last of them.
     pub(super) async fn take(
         &mut self,
         chunk: ChunkId,
         key: &Key,
         kept: &EntrySet,
     ) -> Result<Moved, Error> {
-        // One more takes a while: what is in the open chunk is not to become too old by it.
+        // Another chunk takes a while. The files in the open chunk must not become too old meanwhile.
         if self.seen.is_some_and(|seen| self.since(seen) > self.fresh / 2) {
             self.finish().await?;
         }
@@ -91,14 +90,13 @@ impl<'a> Rewriter<'a> {
             // Another purge was faster.
             Err(error) if error.kind == Kind::NotFound => return Ok(Moved::All),
             Err(error) if error.kind.is_retryable() => return Err(error),
-            Err(error) => return Ok(Moved::NotDamaged(vec![error.chain()])),
+            Err(error) => return Ok(Moved::Damaged(error.chain())),
         };
         let header = match header.committed() {
             Ok(header) => header,
-            Err(error) => return Ok(Moved::NotDamaged(vec![format!("{key}: {error}")])),
+            Err(error) => return Ok(Moved::Damaged(format!("{key}: {error}"))),
         };
         let Alive { entries, is_hidden, seen } = self.alive(&header, kept).await?;
-        let mut problems = Vec::new();
         let mut entries = entries.into_iter().peekable();
         while entries.peek().is_some() {
             let mut bytes = 0;
@@ -108,41 +106,51 @@ impl<'a> Rewriter<'a> {
                 Some(next)
             })
             .collect();
-            let read = self.read(key, &batch).await?;
-            for (entry, data) in batch.iter().zip(read) {
-                let is_whole = |data: &Bytes| Crc32c::of(data) == entry.crc;
-                match data {
-                    Ok(data) if is_whole(&data) => match self.add(&header, entry, &data).await? {
-                        Ok(()) => self.seen = Some(self.seen.map_or(seen, |old| old.min(seen))),
-                        Err(why) => problems.push(format!("{key}: {}: {why}", entry.path)),
-                    },
-                    Ok(_) => problems.push(format!(
-                        "{key}: {} is damaged: its bytes don't match their checksum",
-                        entry.path
-                    )),
-                    Err(error) if error.is_retryable() => {
-                        return Err(Error::store("read chunk", key, error));
-                    }
-                    Err(error) => {
-                        let error = Error::store("read chunk", key, error);
-                        problems.push(format!("{}: {}", entry.path, error.chain()));
-                    }
-                }
+            if let Err(found) = self.take_batch(&header, key, &batch, seen).await? {
+                return Ok(Moved::Damaged(found));
             }
         }
-        // For whoever reads the header: nothing here depends on it. Without room for it, without.
-        if problems.is_empty() && !is_hidden && !self.open.is_empty() {
+        // The id is information for readers of the header. A header without room for it lacks the id.
+        if !is_hidden && !self.open.is_empty() {
             let _ = self.open.replace(chunk);
         }
-        Ok(match (problems.is_empty(), is_hidden) {
-            (false, _) => Moved::NotDamaged(problems),
-            (true, true) => Moved::NotHidden,
-            (true, false) => Moved::All,
-        })
+        Ok(if is_hidden { Moved::NotHidden } else { Moved::All })
     }
 
-    /// Those of the entries that the survey found alive that are so now. A file that a folder hides
-    /// can't be looked up: it is taken for alive as long as the survey is fresh.
+    /// Moves entries of a chunk that were `seen` alive. The inner error says which file is damaged.
+    async fn take_batch(
+        &mut self,
+        header: &Committed,
+        key: &Key,
+        batch: &[Entry],
+        seen: Duration,
+    ) -> Result<Result<(), String>, Error> {
+        let read = self.read(key, batch).await?;
+        for (entry, data) in batch.iter().zip(read) {
+            let data = match data {
+                Ok(data) => data,
+                Err(error) if error.is_retryable() => {
+                    return Err(Error::store("read chunk", key, error));
+                }
+                Err(error) => {
+                    let error = Error::store("read chunk", key, error);
+                    return Ok(Err(format!("{}: {}", entry.path, error.chain())));
+                }
+            };
+            if Crc32c::of(&data) != entry.crc {
+                let why = "its bytes don't match their checksum";
+                return Ok(Err(format!("{key}: {} is damaged: {why}", entry.path)));
+            }
+            if let Err(why) = self.add(header, entry, &data).await? {
+                return Ok(Err(format!("{key}: {}: {why}", entry.path)));
+            }
+            self.seen = Some(self.seen.map_or(seen, |old| old.min(seen)));
+        }
+        Ok(Ok(()))
+    }
+
+    /// The entries of the survey that are still alive. A file hidden by a folder can't be looked up, and counts
+    /// as alive as long as the survey is fresh.
     async fn alive(&self, chunk: &Committed, kept: &EntrySet) -> Result<Alive, Error> {
         let mut alive =
             Alive { entries: Vec::new(), is_hidden: false, seen: self.parts.clock.monotonic() };
@@ -187,7 +195,7 @@ impl<'a> Rewriter<'a> {
             Some(ObjectRange { key: key.clone(), range })
         };
         let wanted: Vec<ObjectRange> = batch.iter().filter_map(range).collect();
-        // A damaged copy is no damaged chunk.
+        // A damaged copy in the fast store must not pass for a damaged chunk.
         self.parts.store.invalidate(key);
         let mut read = self.parts.store.read(&wanted).await.into_iter();
         let mut answers = Vec::with_capacity(batch.len());
@@ -203,7 +211,7 @@ impl<'a> Rewriter<'a> {
         Ok(answers)
     }
 
-    /// Adds a file to the open chunk, or to the next one.
+    /// Adds a file to the open chunk, or to the next chunk.
     async fn add(
         &mut self,
         from: &Committed,
@@ -221,7 +229,7 @@ impl<'a> Rewriter<'a> {
         }
     }
 
-    /// Commits what is in the open chunk.
+    /// Commits the open chunk.
     pub(super) async fn finish(&mut self) -> Result<(), Error> {
         let seen = self.seen.take();
         if self.open.is_empty() {
@@ -243,12 +251,12 @@ impl<'a> Rewriter<'a> {
     }
 }
 
-/// Entries of a chunk that are to be moved.
+/// The movable entries of a chunk.
 struct Alive {
     entries: Vec<Entry>,
-    /// Whether some are left out that a folder hides.
+    /// Whether entries hidden by folders are left out.
     is_hidden: bool,
-    /// When the first of them was seen alive.
+    /// The earliest of their look-ups.
     seen: Duration,
 }
 

@@ -1,12 +1,10 @@
 //! The recovery of one dataset: headers are read and appended as its objects are found.
 //!
-//! Must hold: many headers and appends are in flight, and a bounded number; what was appended stays, but
-//! only where metadata is filled from nothing is it not read again after a cut; until all is back, its
-//! contents are not taken for all there is. What the log has and the chunk store hasn't is told, and so
-//! are large files without all of their parts.
+//! Must hold: the numbers of headers and appends in flight are bounded; appended objects stay; until all
+//! objects are appended, the contents are not taken for complete. Objects of the log that the chunk store
+//! lacks are reported, and so are large files that lack parts.
 
 use std::fmt::Display;
-use std::sync::{Mutex, PoisonError};
 
 use dl_format::{ChunkId, DatasetId, DatasetName, FilePath, Header, ObjectKind};
 use dl_meta::{Appended, DatasetRecord, DatasetState, Found};
@@ -16,8 +14,8 @@ use futures::future::{FusedFuture, ready};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::Log;
-use super::found::{Doubt, Listed, Lot, Search};
+use super::Reads;
+use super::found::{Listed, Lot, Search};
 use super::living;
 use super::shares::Shares;
 use crate::catalog;
@@ -25,7 +23,6 @@ use crate::commit::is_committed;
 use crate::error::Error;
 use crate::headers::read_header;
 use crate::identity;
-use crate::late::Late;
 use crate::listener::Listener;
 use crate::names::{self, Named};
 use crate::parts::{Parts, object_key};
@@ -38,24 +35,20 @@ const LOTS_AHEAD: usize = 2;
 const APPENDS_AT_ONCE: usize = 32;
 /// Objects that the store fails for and that are tried again: of more, the store is at fault.
 const LATER_MAX: usize = 64;
-/// After so many objects it is told how far it is.
-const TELL_EVERY: u64 = 64;
+/// The progress is sent after so many objects.
+const SEND_EVERY: u64 = 64;
 
-/// What recoveries of datasets have in common.
+/// The common part of the recoveries of several datasets.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Recovery<'a> {
     pub(super) parts: &'a Parts,
-    /// Told of appends of old objects.
-    pub(super) late: &'a Late<'a>,
-    /// From which seconds of ids on what the log knows is read again, if its word is doubted; all
-    /// of it where there is none.
-    pub(super) since: Option<u64>,
-    /// From which on the metadata lost something.
-    pub(super) damaged: Option<u64>,
-    /// Whether its word holds where nothing was lost.
-    pub(super) log: Log,
-    /// Whether what is missing is told, and not left to who looks at everything anyway.
-    pub(super) tells_missing: bool,
+    pub(super) reads: Reads,
+    /// The seconds of the oldest ids whose logged objects are read again.
+    pub(super) since: u64,
+    /// The metadata answers no questions about contents before all datasets are recovered.
+    pub(super) is_refused: bool,
+    /// Missing objects are reported.
+    pub(super) reports_missing: bool,
     pub(super) progress: &'a Listener<'a, RecoverProgress>,
     pub(super) shares: &'a Shares,
 }
@@ -76,49 +69,75 @@ pub(super) struct Progress<'a> {
     to: &'a Listener<'a, RecoverProgress>,
 }
 
-/// What came of the objects of a dataset.
-#[derive(Debug)]
+/// The results of all objects of a dataset.
+#[derive(Debug, Default)]
 struct Outcome {
-    /// Whether some can't be read.
+    /// Some objects can't be read.
     unread: bool,
-    read: Read,
-    /// Whether the log had other stamps, which may have hidden versions from it.
+    /// The chunk store failed; another try may do better.
+    interrupted: bool,
+    /// The log had other stamps, which may have hidden versions from it.
     has_restamped: bool,
-    /// Those that the store failed for, to be tried again.
+    /// Objects that the store failed for, to be tried again.
     later: Vec<(Listed, Error)>,
+    /// The number of objects that the log has and the chunk store lacks, and the first of them.
+    lost: Option<(u64, ChunkId)>,
+    /// Chunks that name parts of large files.
+    large: Vec<ChunkId>,
 }
 
-/// What was found, on its way through the steps.
+/// A part of a dataset on its way through the steps of a recovery.
 enum Step {
-    /// How much a lot holds.
+    /// The summary of a lot.
     Lot { listed: u64, to_read: u64, problems: Vec<String>, lost: Option<(u64, ChunkId)> },
-    /// One of its objects.
+    /// A listed object.
     Found(Listed),
-    /// One that was read, and the place of its header in memory.
+    /// An object with its header, and the place of the header in memory.
     Read(Box<(Listed, Result<Header, Error>)>, OwnedSemaphorePermit),
-    /// One that is done.
-    Done(Done),
+    /// An object that is done; the chunk, where it names parts.
+    Done(Done, Option<ChunkId>),
 }
 
-/// What became of an object.
+/// The result of an object.
 enum Done {
-    /// It joined the log, with so many files.
+    /// The object joined the log, with so many files.
     New(u64),
-    /// It was in it, or is gone.
+    /// The log had the object, or the object is gone.
     Passed,
-    /// It was in it with another stamp.
+    /// The log had the object with another stamp.
     Restamped,
-    /// It can't be adopted.
+    /// The object can't be adopted.
     Problem(String),
-    /// It can't be read.
+    /// The object can't be read.
     Unread(Listed, Error),
     /// The dataset was deleted meanwhile.
     Ended,
 }
 
 impl Outcome {
-    /// Takes one into account; false when the dataset has ended.
-    fn add(&mut self, done: Done, state: &mut RecoverProgress) -> bool {
+    /// Takes a step into account; false when the dataset has ended.
+    fn add(&mut self, step: Step, state: &mut RecoverProgress) -> bool {
+        match step {
+            Step::Lot { listed, to_read, problems, lost } => {
+                self.lost = match (self.lost, lost) {
+                    (Some((count, first)), Some((more, _))) => Some((count + more, first)),
+                    (before, lost) => before.or(lost),
+                };
+                state.listed += listed;
+                state.checked += listed.saturating_sub(to_read);
+                state.problems.extend(problems);
+            }
+            Step::Done(done, large) => {
+                state.checked += 1;
+                self.large.extend(large);
+                return self.add_done(done, state);
+            }
+            Step::Found(..) | Step::Read(..) => {}
+        }
+        true
+    }
+
+    fn add_done(&mut self, done: Done, state: &mut RecoverProgress) -> bool {
         match done {
             Done::New(files) => {
                 state.adopted += 1;
@@ -131,7 +150,7 @@ impl Outcome {
                 if self.later.len() < LATER_MAX {
                     self.later.push((listed, error));
                 } else {
-                    self.read = Read::Interrupted;
+                    self.interrupted = true;
                     self.unread = true;
                     state.problems.push(error.chain());
                 }
@@ -162,22 +181,22 @@ impl<'a> Progress<'a> {
 
     /// Nothing can be done for the dataset now.
     pub(super) async fn fail(self, error: &Error) {
-        self.tell_problem(error.chain()).await;
+        self.report(error.chain()).await;
     }
 
     /// The same, for another reason.
-    pub(super) async fn tell_problem(mut self, problem: String) {
+    pub(super) async fn report(mut self, problem: String) {
         self.state.problems.push(problem);
         self.end().await;
     }
 
     async fn end(mut self) {
         self.state.done = true;
-        self.tell().await;
+        self.send().await;
     }
 
-    /// Says how far it is. Problems are told once.
-    async fn tell(&mut self) {
+    /// Sends the progress. Each problem is sent once.
+    async fn send(&mut self) {
         let mut problems = std::mem::take(&mut self.state.problems);
         let state = &self.state;
         let message = |problems, is_last| RecoverProgress {
@@ -189,51 +208,71 @@ impl<'a> Progress<'a> {
         self.state.problems = problems;
     }
 
-    /// The same, unless there is nothing new but numbers and the last ones are still on their way.
-    async fn tell_now_and_then(&mut self) {
+    /// Sends the progress where there are problems; numbers alone now and then.
+    async fn send_now_and_then(&mut self) {
         if !self.state.problems.is_empty() {
-            self.tell().await;
-        } else if self.state.checked.is_multiple_of(TELL_EVERY) {
+            self.send().await;
+        } else if self.state.checked.is_multiple_of(SEND_EVERY) {
             self.to.mention(self.state.clone());
         }
     }
 }
 
 impl Recovery<'_> {
+    /// Recovers one dataset.
     pub(super) async fn dataset(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
         let id = named.record.dataset;
         let record = self.parts.meta.record(id).await;
         let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
         let is_live = record.is_some_and(|record| record.state == DatasetState::Live);
-        let whole = is_live && !self.is_cut_short(id).await;
-        let put = async |state| catalog::index(self.parts, name, named, state).await;
-        // Until all is back, its contents must not be taken for all there is.
-        if !whole && !put(DatasetState::Recovering).await? {
+        let is_whole = is_live && !self.is_cut_short(id).await;
+        // Until all objects are back, the contents are not taken for complete.
+        let state = if is_whole { DatasetState::Live } else { DatasetState::Recovering };
+        if (!is_whole || self.reads == Reads::Everything)
+            && !catalog::index(self.parts, name, named, state).await?
+        {
             return self.ended(name, named).await;
         }
-        // Nobody may have noticed that what its name stands for is lost.
-        let is_unnamed = self.log == Log::Doubted && !self.is_named(name, named).await?;
-        if whole && (self.damaged.is_some() || is_unnamed) && !put(DatasetState::Live).await? {
-            return self.ended(name, named).await;
-        }
-        // What is not whole is doubted from its beginning, whatever was asked for.
-        let since = self.since.filter(|_| whole).unwrap_or(0);
-        let from = match self.log {
-            Log::Doubted => Some(self.damaged.map_or(since, |damaged| damaged.min(since))),
-            // It was set aside: of what its log knows, rows may be missing that were lost then.
-            Log::Trusted if !whole => Some(0),
-            // Some of it may be in the log without its rows.
-            Log::Sound if !whole && !self.is_settled(id).await => Some(0),
-            // A recovery that was cut off goes on.
-            Log::Trusted | Log::Sound => self.damaged.map(|damaged| damaged.max(since)),
+        let read_from = match self.reads {
+            Reads::Everything => Some(if is_whole { self.since } else { 0 }),
+            // Some objects may be in the log without their rows.
+            Reads::Missing if !is_whole && !self.is_settled(id).await => Some(0),
+            Reads::Missing => None,
         };
-        let doubt = Doubt { from };
-        let search = Search { parts: self.parts, name, id, doubt, shares: self.shares };
-        let mut progress = Progress::of(name, self.progress);
-        let (read, later) = (Read::Whole, Vec::new());
-        let mut outcome = Outcome { unread: false, read, has_restamped: false, later };
-        let (mut lost, large) = (None, Mutex::new(Vec::new()));
-        let large_ones = &large;
+        let (parts, shares) = (self.parts, self.shares);
+        let search = Search { parts, name, id, read_from, shares };
+        let (mut progress, mut outcome) = (Progress::of(name, self.progress), Outcome::default());
+        if !self.read_all(search, named, &mut outcome, &mut progress).await?
+            || !self.read_later(named, &mut outcome, &mut progress.state).await?
+        {
+            return self.ended(name, named).await;
+        }
+        if outcome.has_restamped {
+            // Once more: objects appended before the stamps changed may have been hidden by them.
+            return Box::pin(self.dataset(name, named)).await;
+        }
+        if self.reports_missing {
+            self.report_missing(name, named, &mut outcome, &mut progress.state).await;
+        }
+        let read = self.finish(name, &outcome, &mut progress.state).await;
+        if !outcome.unread
+            && !is_whole
+            && !catalog::index(parts, name, named, DatasetState::Live).await?
+        {
+            return self.ended(name, named).await;
+        }
+        progress.end().await;
+        Ok(read)
+    }
+
+    /// Lists, reads and appends the objects of a dataset. False when the dataset has ended.
+    async fn read_all(
+        &self,
+        search: Search<'_>,
+        named: Named,
+        outcome: &mut Outcome,
+        progress: &mut Progress<'_>,
+    ) -> Result<bool, Error> {
         let (sender, mut lots) = mpsc::channel(LOTS_AHEAD);
         // Beside the reads, which would wait for each page of a listing otherwise.
         let list = async move {
@@ -246,14 +285,14 @@ impl Recovery<'_> {
         };
         let lots = stream::poll_fn(move |context| lots.poll_recv(context));
         let mut list = list.boxed().fuse();
-        // What is under way is not cut off: it would be in the log without all of its rows.
+        // Appends in flight are not cut off: the log would have their objects without all rows.
         let is_awaited = |_: &Result<Step, Error>| ready(!self.progress.is_deserted());
         let found = lots.map_ok(|lot| stream::iter(steps(lot)).map(Ok)).try_flatten();
         let found = found.take_while(is_awaited);
         let steps = found
             .map_ok(|step| self.read(step))
             .try_buffer_unordered(READS_AT_ONCE)
-            .map_ok(|step| self.adopt(named, step, large_ones))
+            .map_ok(|step| self.adopt(named, step))
             .try_buffer_unordered(APPENDS_AT_ONCE);
         let mut steps = std::pin::pin!(steps);
         loop {
@@ -265,123 +304,112 @@ impl Recovery<'_> {
             let step = match step {
                 // Deleted between the steps.
                 Err(error) if error.kind == Kind::NotFound && self.is_gone(named).await? => {
-                    return self.ended(name, named).await;
+                    return Ok(false);
                 }
                 step => step?,
             };
             let Some(step) = step else { break };
-            let state = &mut progress.state;
-            match step {
-                Step::Lot { listed, to_read, problems, lost: of_lot } => {
-                    lost = match (lost, of_lot) {
-                        (Some((count, first)), Some((more, _))) => Some((count + more, first)),
-                        (before, of_lot) => before.or(of_lot),
-                    };
-                    state.listed += listed;
-                    state.checked += listed.saturating_sub(to_read);
-                    state.problems.extend(problems);
-                }
-                Step::Done(done) => {
-                    state.checked += 1;
-                    if !outcome.add(done, state) {
-                        return self.ended(name, named).await;
-                    }
-                }
-                Step::Found(..) | Step::Read(..) => {}
+            if !outcome.add(step, &mut progress.state) {
+                return Ok(false);
             }
-            progress.tell_now_and_then().await;
+            progress.send_now_and_then().await;
         }
         if self.progress.is_deserted() {
-            let why = "nobody waits for it any more; run it again to go on";
-            return Err(Error::new(Kind::Unavailable, "recover dataset", name, why));
+            let why = "nobody waits for it any more; run it again";
+            return Err(Error::new(Kind::Unavailable, "recover dataset", search.name, why));
         }
-        if !self.read_later(named, &mut outcome, &mut progress.state, large_ones).await? {
-            return self.ended(name, named).await;
-        }
-        if outcome.has_restamped {
-            // Once more: what was appended before the stamps changed may have been hidden by them.
-            return Box::pin(self.dataset(name, named)).await;
-        }
-        let Outcome { unread, mut read, .. } = outcome;
-        if self.tells_missing {
-            let problem = |(count, first)| {
-                format!(
-                    "{count} objects that the metadata knows are not in the chunk store, such as \
-                     {first}; `dlcmd verify dl://{name}` says what that costs and what to do"
-                )
-            };
-            progress.state.problems.extend(lost.map(problem));
-            let large = std::mem::take(&mut *large.lock().unwrap_or_else(PoisonError::into_inner));
-            let told = self.lacking(named, large).await;
-            progress.state.problems.extend(told.into_iter().flatten());
-        }
-        if unread {
-            let problem = match read {
-                Read::Interrupted => "some objects could not be read; run recover again",
-                Read::Whole => {
-                    "some objects can't be read: make them readable, or move them away for good, then \
-                     run recover again"
-                }
-            };
-            progress.state.problems.push(problem.to_owned());
-            if read == Read::Whole && !self.set_aside(name).await {
-                read = Read::Interrupted;
-            }
-        } else if !whole && !put(DatasetState::Live).await? {
-            return self.ended(name, named).await;
-        }
-        progress.end().await;
-        Ok(read)
+        Ok(true)
     }
 
-    /// Reads those again that the store failed for, after pauses. What it fails for while it answers for
-    /// others is taken for unreadable. False when the dataset has ended.
+    /// Reports objects that the chunk store lacks, and large files without all parts.
+    async fn report_missing(
+        &self,
+        name: &DatasetName,
+        named: Named,
+        outcome: &mut Outcome,
+        state: &mut RecoverProgress,
+    ) {
+        let problem = |(count, first)| {
+            format!(
+                "{count} objects that the metadata knows are not in the chunk store, such as {first}; \
+                 `dlcmd verify dl://{name}` says what that costs and what to do"
+            )
+        };
+        state.problems.extend(outcome.lost.map(problem));
+        let large = std::mem::take(&mut outcome.large);
+        state.problems.extend(self.lacking(named, large).await.into_iter().flatten());
+    }
+
+    /// Reports objects that can't be read, and has their dataset refused.
+    async fn finish(
+        &self,
+        name: &DatasetName,
+        outcome: &Outcome,
+        state: &mut RecoverProgress,
+    ) -> Read {
+        if !outcome.unread {
+            return if outcome.interrupted { Read::Interrupted } else { Read::Whole };
+        }
+        let problem = match outcome.interrupted {
+            true => "some objects could not be read; run recover again",
+            false => {
+                "some objects can't be read: make them readable, or move them away for good, then run \
+                 recover again"
+            }
+        };
+        state.problems.push(problem.to_owned());
+        match outcome.interrupted || !self.set_aside(name).await {
+            true => Read::Interrupted,
+            false => Read::Whole,
+        }
+    }
+
+    /// Reads the objects again that the store failed for, after pauses. An object that still fails while
+    /// the store answers for others is unreadable. False when the dataset has ended.
     async fn read_later(
         &self,
         named: Named,
         outcome: &mut Outcome,
         state: &mut RecoverProgress,
-        large: &Mutex<Vec<ChunkId>>,
     ) -> Result<bool, Error> {
         for pause in names::PAUSES {
-            if outcome.later.is_empty() || outcome.read == Read::Interrupted {
+            if outcome.later.is_empty() || outcome.interrupted {
                 break;
             }
             self.progress.mention(state.clone());
             self.parts.clock.sleep(pause).await;
             if self.progress.is_deserted() || !identity::answers(self.parts).await {
-                outcome.read = Read::Interrupted;
+                outcome.interrupted = true;
                 break;
             }
             let again = std::mem::take(&mut outcome.later).into_iter().map(|(listed, _)| listed);
             let again = stream::iter(again).map(|listed| async move {
                 let read = self.read(Step::Found(listed)).await?;
-                self.adopt(named, read, large).await
+                self.adopt(named, read).await
             });
             let mut again = std::pin::pin!(again.buffer_unordered(READS_AT_ONCE));
             while let Some(step) = again.try_next().await? {
-                if let Step::Done(done) = step
-                    && !outcome.add(done, state)
-                {
-                    return Ok(false);
+                if let Step::Done(done, large) = step {
+                    outcome.large.extend(large);
+                    if !outcome.add_done(done, state) {
+                        return Ok(false);
+                    }
                 }
             }
         }
         if !outcome.later.is_empty() {
             outcome.unread = true;
-            if !identity::answers(self.parts).await {
-                outcome.read = Read::Interrupted;
-            }
+            outcome.interrupted |= !identity::answers(self.parts).await;
         }
         let later = std::mem::take(&mut outcome.later);
         state.problems.extend(later.into_iter().map(|(_, error)| error.chain()));
         Ok(true)
     }
 
-    /// Has a dataset refused that can't be recovered, if some of it may be missing: it does not keep
-    /// the others from being served. False when that can't be written down.
+    /// Has a dataset refused that can't be recovered, if some of its objects may be missing: the others
+    /// are served. False when the metadata store takes no note of this.
     pub(super) async fn set_aside(&self, name: &DatasetName) -> bool {
-        if self.damaged.is_none() {
+        if !self.is_refused {
             return true;
         }
         let record = match self.parts.meta.record_named(name).await {
@@ -392,10 +420,10 @@ impl Recovery<'_> {
         living::set_aside(self.parts, record).await
     }
 
-    /// Whether the log lacks what was appended, and nothing else tells of it: while that comes back, what
-    /// is not back yet is not there to be found.
+    /// Whether the log lacks objects that were appended, and nothing else shows this: until they are back,
+    /// the contents are not complete.
     async fn is_cut_short(&self, id: DatasetId) -> bool {
-        let is_asked = self.log == Log::Doubted && self.damaged.is_none();
+        let is_asked = self.reads == Reads::Everything && !self.is_refused;
         is_asked
             && self
                 .parts
@@ -405,16 +433,10 @@ impl Recovery<'_> {
                 .is_err_and(|error| error.kind == dl_meta::Kind::Lost)
     }
 
-    /// Whether all that the log has is in the rows as well.
+    /// Whether all objects of the log have their rows.
     async fn is_settled(&self, id: DatasetId) -> bool {
         let counted = self.parts.meta.dataset(id).await;
         counted.is_ok_and(|counted| counted.is_some_and(|counted| counted.is_settled))
-    }
-
-    async fn is_named(&self, name: &DatasetName, named: Named) -> Result<bool, Error> {
-        let record = self.parts.meta.record_named(name).await;
-        let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
-        Ok(record.is_some_and(|record| record.id == named.record.dataset))
     }
 
     async fn is_gone(&self, named: Named) -> Result<bool, Error> {
@@ -465,7 +487,7 @@ impl Recovery<'_> {
         })
     }
 
-    /// What to say of large files, by the chunks that name their parts, of which the log lacks some.
+    /// Reports on large files of which the log lacks parts, by the chunks that name the parts.
     async fn lacking(&self, named: Named, large: Vec<ChunkId>) -> [Option<String>; 2] {
         let looked_at = stream::iter(large)
             .map(|chunk| async move { (chunk, self.lacked(named, chunk).await) })
@@ -510,32 +532,28 @@ impl Recovery<'_> {
         let header = read_header(parts, &object_key(dataset, chunk, ObjectKind::Chunk)).await?;
         for extent in header.extents() {
             if !is_committed(parts, dataset, extent).await? {
-                // A purge removes parts before the chunks that name them. Metadata that lost something
-                // answers no question about files.
-                let is_live = self.damaged.is_some() || is_live(parts, &header).await?;
+                // A purge removes parts before the chunks that name them.
+                let is_live = self.is_refused || is_live(parts, &header).await?;
                 return Ok(is_live.then_some(extent.part));
             }
         }
         Ok(None)
     }
 
-    async fn adopt(
-        &self,
-        named: Named,
-        step: Step,
-        large: &Mutex<Vec<ChunkId>>,
-    ) -> Result<Step, Error> {
+    async fn adopt(&self, named: Named, step: Step) -> Result<Step, Error> {
         let Step::Read(read, _place) = step else { return Ok(step) };
         let (Listed { chunk, object }, header) = *read;
         let header = match header {
             Ok(header) => header,
             // Removed since it was listed: with its dataset, or by a purge.
-            Err(error) if error.kind == Kind::NotFound => return Ok(Step::Done(Done::Passed)),
+            Err(error) if error.kind == Kind::NotFound => {
+                return Ok(Step::Done(Done::Passed, None));
+            }
             Err(error) => {
-                return Ok(Step::Done(Done::Unread(Listed { chunk, object }, error)));
+                return Ok(Step::Done(Done::Unread(Listed { chunk, object }, error), None));
             }
         };
-        let problem = |problem| Ok(Step::Done(Done::Problem(problem)));
+        let problem = |problem| Ok(Step::Done(Done::Problem(problem), None));
         if header.dataset() != named.record.dataset || header.id() != chunk {
             return problem(format!("{} holds another object than its key says", object.key));
         }
@@ -548,23 +566,23 @@ impl Recovery<'_> {
             ));
         }
         let files = u64::from(header.entry_count());
-        if !header.extents().is_empty() {
-            large.lock().unwrap_or_else(PoisonError::into_inner).push(chunk);
-        }
+        let large = (!header.extents().is_empty()).then_some(chunk);
         let committed = match header.committed() {
             Ok(committed) => committed,
-            Err(error) => return problem(format!("{}: {error}", object.key)),
+            Err(error) => {
+                let problem = Done::Problem(format!("{}: {error}", object.key));
+                return Ok(Step::Done(problem, large));
+            }
         };
         let _rows = self.shares.rows(committed.header().entry_count()).await;
-        // Also of what the log knows: rows that come back now may be lost right after.
-        self.late.append(chunk).await?;
-        match self.parts.meta.append(&committed).await {
-            Ok(Appended::New) => Ok(Step::Done(Done::New(files))),
-            Ok(Appended::Known) => Ok(Step::Done(Done::Passed)),
-            Ok(Appended::Restamped) => Ok(Step::Done(Done::Restamped)),
-            Err(error) if error.kind == dl_meta::Kind::Missing => Ok(Step::Done(Done::Ended)),
-            Err(error) => Err(Error::meta("adopt object", chunk, error)),
-        }
+        let done = match self.parts.meta.append(&committed).await {
+            Ok(Appended::New) => Done::New(files),
+            Ok(Appended::Known) => Done::Passed,
+            Ok(Appended::Restamped) => Done::Restamped,
+            Err(error) if error.kind == dl_meta::Kind::Missing => Done::Ended,
+            Err(error) => return Err(Error::meta("adopt object", chunk, error)),
+        };
+        Ok(Step::Done(done, large))
     }
 }
 

@@ -1,9 +1,7 @@
-//! Which objects of a dataset a recovery has to read: what the chunk store holds, beside what the
-//! log knows.
+//! The objects of a dataset that a recovery reads: a listing of the chunk store beside the log.
 //!
-//! Must hold: memory is bounded by the share of the dataset and by some lots, however many objects
-//! there are; that the log lacks an object is never overlooked, and neither is that the chunk store
-//! lacks one that the log knows.
+//! Must hold: memory is bounded by the share of the dataset and by some lots, however many objects there
+//! are. No object is overlooked that only the log, or only the chunk store, has.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,16 +27,9 @@ const LOT: usize = 1_000;
 /// Objects that were not listed and are looked for in the log at once.
 const LOOKED_AT_ONCE: usize = 64;
 const FOLDERS: usize = 256;
-/// Objects of a log from which on folders are listed at once: about as many as one listing gives while
-/// all folders take their turns.
+/// The length of a log from which on folders are listed at once: about the objects of one listing while all
+/// folders take their turns.
 pub(super) const MANY: usize = FOLDERS / FOLDERS_AT_ONCE * LOT;
-
-/// Which objects are to be read though the log knows them, by the seconds of their ids.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Doubt {
-    /// From when on; none when the log's word is good.
-    pub(super) from: Option<u64>,
-}
 
 /// An object that has to be read.
 #[derive(Debug)]
@@ -50,42 +41,43 @@ pub(super) struct Listed {
 /// Some objects of a dataset.
 #[derive(Debug)]
 pub(super) struct Lot {
-    /// How many objects it holds.
+    /// The number of its objects.
     pub(super) listed: u64,
-    /// Those that have to be read, by id: by the time of writing.
+    /// The objects to read, by id: by the time of writing.
     pub(super) objects: Vec<Listed>,
-    /// What lies there and is no object.
+    /// Reports on keys that are no objects.
     pub(super) problems: Vec<String>,
-    /// Objects that the log has and the chunk store hasn't: how many, and the first of them.
+    /// The number of objects that the log has and the chunk store lacks, and the first of them.
     pub(super) lost: Option<(u64, ChunkId)>,
 }
 
-/// A dataset of which the objects are looked for.
+/// The search for the objects of a dataset.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Search<'a> {
     pub(super) parts: &'a Parts,
     pub(super) name: &'a DatasetName,
     pub(super) id: DatasetId,
-    pub(super) doubt: Doubt,
+    /// The seconds of the oldest ids of logged objects that are read; none to read no logged object.
+    pub(super) read_from: Option<u64>,
     pub(super) shares: &'a Shares,
 }
 
-/// What the log knows of the objects with some hash bytes.
+/// The logged objects with some hash bytes.
 #[derive(Debug)]
 struct Known {
     /// By hash byte, each in order.
     ids: Vec<Vec<ChunkId>>,
-    /// How many these are.
+    /// The number of ids.
     count: usize,
-    /// Whether they were listed.
+    /// Whether each id was listed.
     met: Vec<Vec<AtomicBool>>,
-    /// The hash byte before which all are here.
+    /// The first hash byte whose ids are not here.
     until: usize,
     room: Room,
 }
 
 impl Known {
-    /// Whether it knows an object that was listed.
+    /// Notes that an object was listed; whether the log has it.
     fn meet(&self, id: ChunkId) -> bool {
         let hash = usize::from(hash_byte(id));
         let (Some(ids), Some(met)) = (self.ids.get(hash), self.met.get(hash)) else { return false };
@@ -93,7 +85,7 @@ impl Known {
         place.inspect(|met| met.store(true, Ordering::Relaxed)).is_some()
     }
 
-    /// Those in these folders that were not listed.
+    /// The logged objects in these folders that were not listed.
     fn unmet(&self, folders: Range<usize>) -> impl Iterator<Item = ChunkId> {
         let folders = self.ids.iter().zip(&self.met).take(folders.end).skip(folders.start);
         let unmet =
@@ -103,10 +95,10 @@ impl Known {
 }
 
 impl<'a> Search<'a> {
-    /// All objects that have to be read, a lot at a time. Where the log is so long that folders are
-    /// listed, what lies beside them is not seen: `verify` names it.
+    /// All objects to read, a lot at a time. With a long log, folders are listed one by one, and keys beside
+    /// the folders are not seen: `verify` names them.
     pub(super) fn lots(self) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
-        // By the log alone: what it lacks has to be read, which takes longer than any listing.
+        // By the log alone: objects that it lacks are read, which takes longer than any listing.
         let lots = stream::once(self.known(0)).map_ok(move |known| match known.until {
             FOLDERS if known.count < MANY => {
                 self.below(prefix(dataset_prefix(self.id)), 0..FOLDERS, Arc::new(known)).boxed()
@@ -117,7 +109,7 @@ impl<'a> Search<'a> {
         lots.try_flatten()
     }
 
-    /// The lots of what lies below a prefix, which is all that these folders hold.
+    /// The lots below a prefix, which holds exactly these folders.
     fn below(
         self,
         prefix: Prefix,
@@ -181,7 +173,7 @@ impl<'a> Search<'a> {
         listed.map_err(move |error| Error::store("list the objects of dataset", self.name, error))
     }
 
-    /// What the log knows, from a hash byte on as far as there is room.
+    /// The logged objects from a hash byte on, as far as there is room.
     async fn known(self, first: usize) -> Result<Known, Error> {
         let room = self.shares.room();
         let (ids, met) = (vec![Vec::new(); FOLDERS], Vec::new());
@@ -215,8 +207,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Objects in these folders that the log had before they were listed, and has still: a purge takes
-    /// them off the log first.
+    /// Objects in these folders that the log had before the listing, and still has: a purge takes objects
+    /// off the log first.
     async fn lost(
         self,
         known: &Known,
@@ -232,7 +224,7 @@ impl<'a> Search<'a> {
         lost.await
     }
 
-    /// Of objects that were listed, those that have to be read; they outlast a power cut then.
+    /// The lot of listed objects; objects to read outlast a power cut from now on.
     async fn lot(self, listed: Vec<ObjectInfo>, known: &Known) -> Result<Lot, Error> {
         let mut lot = Lot {
             listed: listed.len() as u64,
@@ -243,10 +235,10 @@ impl<'a> Search<'a> {
         for object in listed {
             match parse_object_key(object.key.as_str()) {
                 Some((dataset, chunk, _)) if dataset == self.id => {
-                    let from = self.doubt.from;
-                    let is_doubted = from.is_some_and(|from| u64::from(chunk.seconds()) >= from);
+                    let from = self.read_from;
+                    let is_read = from.is_some_and(|from| u64::from(chunk.seconds()) >= from);
                     let is_known = known.meet(chunk);
-                    if is_doubted || !is_known {
+                    if is_read || !is_known {
                         lot.objects.push(Listed { chunk, object });
                     }
                 }
@@ -255,7 +247,7 @@ impl<'a> Search<'a> {
             }
         }
         lot.objects.sort_unstable_by_key(|listed| listed.chunk);
-        // The metadata names them from now on.
+        // The metadata will name these objects.
         let keys: Vec<Key> = lot.objects.iter().map(|listed| listed.object.key.clone()).collect();
         let settled = self.parts.store.settle(&keys).await;
         settled.map_err(|error| Error::store("settle the objects of dataset", self.name, error))?;

@@ -1,14 +1,11 @@
-//! Which datasets live: the chunk store's names say so, and metadata that says something else is put
-//! right.
+//! The living datasets: the names in the chunk store decide, and the metadata follows.
 //!
-//! Must hold: a dataset whose name says that it was deleted never comes back; one whose name is gone,
-//! or stands for one without objects, gets it back as long as the metadata has it. A name that can't
-//! be read is not taken for one that is not there.
+//! Must hold: a deleted dataset never comes back. A dataset whose name is gone gets its name back as long as
+//! the metadata has the dataset. An unreadable name is not taken for a missing one. A name of another dataset
+//! is refused.
 
-use std::time::Duration;
-
-use dl_format::{DatasetId, DatasetName, NameRecord, NameState, Stamp, name_key};
-use dl_meta::{Damage, DatasetRecord, DatasetState};
+use dl_format::{DatasetName, NameRecord, NameState, name_key};
+use dl_meta::{DatasetRecord, DatasetState};
 use dl_proto::{Kind, Role};
 use futures::stream::{self, StreamExt};
 
@@ -20,35 +17,24 @@ use crate::leftovers;
 use crate::names::{self, Deleted, Named, Names, Past};
 use crate::parts::{Parts, key};
 
-/// How long after its name said that a dataset is deleted something may still be left of it in metadata
-/// that lost nothing: what is left goes within the hour, where servers and Redis run all the time.
-const ENDS_WITHIN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const RESTORE: &str = "restore the name of dataset";
 
 /// Deleted datasets that are looked for in the metadata at once.
 const LOOKED_AT_ONCE: usize = 64;
 
-/// Ends the datasets in the metadata that were deleted; of those that it does not know any more, it may
-/// have rows unless they ended long before what was lost in the `damage`. Whoever asked for a recovery may
-/// not know of all of them: none is named but in the log.
-pub(super) async fn end_deleted(parts: &Parts, damage: Option<Damage>) -> Result<(), Error> {
-    let may_have_rows = |ended: Stamp| {
-        damage.is_some_and(|damage| {
-            let ended = ended.time() + ENDS_WITHIN;
-            damage.since.is_none_or(|since| ended >= since.time())
-        })
-    };
+/// Ends the datasets in the metadata that were deleted. Damaged metadata may have rows of deleted datasets
+/// without their records: these go as well.
+pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), Error> {
     let names::Deletions { found, used_again } = names::deleted(parts, Past::All).await?;
     let by_id = stream::iter(found).map(|Deleted { name, named, .. }| async move {
-        let (id, ended) = (named.record.dataset, named.record.created);
+        let id = named.record.dataset;
         let record = match parts.meta.record(id).await {
-            Ok(None) if may_have_rows(ended) => {
-                leftovers::forget(parts, &name, id).await.map(|()| None)
-            }
+            Ok(None) if is_damaged => leftovers::forget(parts, &name, id).await.map(|()| None),
             record => record.map_err(|error| Error::meta("find deleted dataset", &name, error)),
         };
         (name, record)
     });
-    // Ids of what was deleted before are not kept, and those that are may not be readable.
+    // Ids of older generations are not kept, and some may not be readable.
     let by_name = stream::iter(used_again).map(|(name, newest)| async move {
         let record = parts.meta.record_named(&name).await;
         let record = record.map(|record| record.filter(|record| record.generation < newest));
@@ -68,7 +54,7 @@ pub(super) async fn end_deleted(parts: &Parts, damage: Option<Damage>) -> Result
         };
         let Err(error) = ended else { continue };
         tracing::error!(%name, error = error.chain(), "a deleted dataset can't be ended");
-        // One that is damaged keeps none of the others from being recovered.
+        // A damaged dataset keeps no other from its recovery.
         if error.kind.is_retryable() {
             let why = "the metadata store did not answer for one of them; run recover again";
             return Err(Error::new(error.kind, "end", "deleted datasets", why));
@@ -77,8 +63,7 @@ pub(super) async fn end_deleted(parts: &Parts, damage: Option<Damage>) -> Result
     Ok(())
 }
 
-/// Writes the names again that the chunk store lost and the metadata has; gives those that it can't
-/// write.
+/// Writes names again that the chunk store lost and the metadata has; gives the names that can't be written.
 pub(super) async fn restore_names(
     parts: &Parts,
     wanted: Option<&DatasetName>,
@@ -86,7 +71,7 @@ pub(super) async fn restore_names(
 ) -> Result<Vec<(DatasetName, Error)>, Error> {
     let records = match parts.meta.records().await {
         Ok(records) => records,
-        // Metadata that lost something is no witness.
+        // Damaged metadata proves nothing.
         Err(error) if parts.meta.damage().await.is_ok_and(|damage| damage.is_some()) => {
             tracing::warn!(%error, "names of datasets are not looked after");
             return Ok(Vec::new());
@@ -104,7 +89,7 @@ pub(super) async fn restore_names(
     let names = names::all(parts).await?;
     let mut failed = Vec::new();
     for record in records.into_iter().filter(is_wanted) {
-        // It keeps none of the others from being recovered.
+        // A failure keeps no other dataset from its recovery.
         if let Err(error) = restore(parts, &names, &record).await {
             failed.push((record.name, error));
         }
@@ -112,98 +97,78 @@ pub(super) async fn restore_names(
     Ok(failed)
 }
 
-/// Writes the name of a dataset again where it is gone, or stands for one without objects. Whether it
-/// did.
+/// Writes the name of a dataset again where it is gone. Whether it did.
+///
+/// # Errors
+/// [`Kind::Conflict`] where the name stands for another dataset: somebody has changed its object.
 pub(super) async fn restore(
     parts: &Parts,
     names: &Names,
     dataset: &DatasetRecord,
 ) -> Result<bool, Error> {
     let DatasetRecord { name, id, shape, created, generation, state } = dataset;
-    let is_other = |named: &&Named| {
+    let is_changed = |named: &&Named| {
         (named.generation, named.record.state) == (*generation, NameState::Live)
             && named.record.dataset != *id
             && *state == DatasetState::Live
     };
-    let other = names.of(name).filter(is_other).map(|named| named.record.dataset);
-    if other.is_none() && !is_nameless(names, dataset) {
+    if names.of(name).filter(is_changed).is_some() {
+        return Err(Error::new(Kind::Conflict, RESTORE, name, names::changed(name, *generation)));
+    }
+    if !is_nameless(names, dataset) {
         return Ok(false);
     }
     let record =
         NameRecord { state: NameState::Live, dataset: *id, shape: *shape, created: *created };
-    let is_restored = restore_name(parts, name, *generation, &record, other).await?;
+    let is_restored = restore_name(parts, name, *generation, &record).await?;
     if is_restored {
         tracing::warn!(%name, "wrote the name of a dataset again");
     }
     Ok(is_restored)
 }
 
-/// Whether a dataset of the metadata has lost its name. It is written before the record, and deleted by
-/// a generation above.
+/// Whether a dataset of the metadata has lost its name. A name is written before the record; a deletion
+/// adds a generation.
 pub(super) fn is_nameless(names: &Names, dataset: &DatasetRecord) -> bool {
     let is_unread = names.unread.iter().any(|(unread, _)| *unread == dataset.name);
     let named = names.of(&dataset.name).filter(|named| named.generation >= dataset.generation);
     !is_unread && named.is_none()
 }
 
-/// The datasets that are left in metadata which lacks something, if it does. Of one that lost its name
-/// no recovery brings back what it lacks before it has one again.
-pub(super) async fn remnants(
-    parts: &Parts,
-    damage: Option<Damage>,
-) -> Result<Vec<DatasetRecord>, Error> {
-    if damage.is_none() {
+/// The datasets that are left in damaged metadata. A dataset without a name is not recovered before it has
+/// one again.
+pub(super) async fn remnants(parts: &Parts, is_damaged: bool) -> Result<Vec<DatasetRecord>, Error> {
+    if !is_damaged {
         return Ok(Vec::new());
     }
     let left = parts.meta.remnants().await;
     left.map_err(|error| Error::meta("list", "datasets", error))
 }
 
-/// Writes a name again, also in the place of one that stands for an `other` dataset without objects:
-/// of two that were created at once, that one is not the one that has files. Whether it did.
+/// Writes a name again. Whether the name was written.
 async fn restore_name(
     parts: &Parts,
     name: &DatasetName,
     generation: u32,
     record: &NameRecord,
-    other: Option<DatasetId>,
 ) -> Result<bool, Error> {
-    const ACTION: &str = "restore the name of dataset";
-    if let Some(other) = other {
-        if !names::has_objects(parts, name, record.dataset).await? {
-            return Ok(false);
-        }
-        if names::has_objects(parts, name, other).await? {
-            let why = "it stands for another dataset, and both have files: restore that object from a \
-                       copy, or read those that are to be kept, put them elsewhere, and delete it";
-            return Err(Error::new(Kind::Conflict, ACTION, name, why));
-        }
-    }
-    parts.settings.refuse_read_only(ACTION, name)?;
-    let remove = async || {
-        let removed = parts.store.delete(&key(name_key(name, generation))).await;
-        removed.map_err(|error| Error::store(ACTION, name, error))
-    };
-    if other.is_some() {
-        // Cut off here, it is a name that was lost.
-        remove().await?;
-    }
-    // False: somebody else was faster, which is as good.
+    parts.settings.refuse_read_only(RESTORE, name)?;
+    // False: another server was faster, which is as good.
     if !names::create(parts, name, generation, record).await? {
         return Ok(false);
     }
-    // Whoever deletes it meanwhile looks at the name once the metadata has forgotten it, so that one of
-    // us sees it.
+    // A deletion at the same time looks at the name after the record is gone: one of the two sees the other.
     let known = parts.meta.record(record.dataset).await;
-    let known = known.map_err(|error| Error::meta(ACTION, name, error))?;
+    let known = known.map_err(|error| Error::meta(RESTORE, name, error))?;
     if known.is_none() {
-        remove().await?;
+        let removed = parts.store.delete(&key(name_key(name, generation))).await;
+        removed.map_err(|error| Error::store(RESTORE, name, error))?;
     }
     Ok(known.is_some())
 }
 
-/// The names of all datasets, and whether those that can't be read may only be away with the store. They
-/// are tried for a while, as what they stand for is served no more then.
+/// The names of all datasets, and whether unreadable names may come back with the store. Unreadable names
+/// are tried again, as their datasets are no longer served.
 pub(super) async fn names(parts: &Parts) -> Result<(Names, bool), Error> {
     let mut names = names::all(parts).await?;
     read_again(parts, &mut names).await;
@@ -212,13 +177,13 @@ pub(super) async fn names(parts: &Parts) -> Result<(Names, bool), Error> {
     }
     let answers = identity::answers(parts).await;
     if answers {
-        // It may have come back a moment ago.
+        // The store may have come back a moment ago.
         read_again(parts, &mut names).await;
     }
     Ok((names, !answers || !identity::answers(parts).await))
 }
 
-/// Has a dataset refused that the metadata does not have. False where it does, or the dataset has ended.
+/// Has a dataset refused that the metadata lacks. False where the metadata has it, or it has ended.
 pub(super) async fn leave(parts: &Parts, name: &DatasetName, named: Named) -> Result<bool, Error> {
     let known = parts.meta.record(named.record.dataset).await;
     let known = known.map_err(|error| Error::meta("find dataset", name, error))?;
@@ -228,7 +193,7 @@ pub(super) async fn leave(parts: &Parts, name: &DatasetName, named: Named) -> Re
     }
 }
 
-/// Tries again to read those that the store failed for.
+/// Reads names again that the store failed for.
 async fn read_again(parts: &Parts, names: &mut Names) {
     let unread = stream::iter(std::mem::take(&mut names.unread)).map(|(name, error)| async move {
         if !error.kind.is_retryable() {
@@ -251,7 +216,7 @@ async fn read_again(parts: &Parts, names: &mut Names) {
     names.read.sort_by(|(name, _), (other, _)| name.cmp(other));
 }
 
-/// Has a dataset refused until it is recovered. False when that can't be written down.
+/// Has a dataset refused until its recovery. False when the metadata store takes no note of this.
 pub(super) async fn set_aside(parts: &Parts, record: DatasetRecord) -> bool {
     let aside = DatasetRecord { state: DatasetState::Recovering, ..record };
     match parts.meta.put_dataset(&aside).await {
@@ -260,8 +225,8 @@ pub(super) async fn set_aside(parts: &Parts, record: DatasetRecord) -> bool {
         Err(error) if error.kind == dl_meta::Kind::Conflict => return true,
         Err(_) => return false,
     }
-    // Whoever deletes first changes the name and then the metadata, so that one of us sees it: the next
-    // generation of a name that stood for a dataset is its deletion, also one that can't be read.
+    // A deletion changes the name before the metadata: one of the two sees the other. The next generation
+    // of a live name is its deletion, readable or not.
     match names::newest_generation(parts, &aside.name).await {
         Ok(Some(newest)) if newest > aside.generation => {
             leftovers::forget(parts, &aside.name, aside.id).await.is_ok()

@@ -1,7 +1,7 @@
-//! What recoveries of datasets that go on at once may have in memory together.
+//! The memory that concurrent recoveries of datasets share.
 //!
-//! Must hold: none waits for what another one holds until its own end, and each has a share of headers,
-//! rows and ids that nobody takes from it; so each gets on.
+//! Must hold: each recovery has a share of headers, rows and ids of its own, and waits for no resource that
+//! another recovery holds until its end; so each makes progress.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 const HEADERS: usize = 64;
 
 /// Rows of all datasets that are appended at once, and so copied for the metadata store: some 600 bytes
-/// each. As many as an object has at the most, and half as many more.
+/// each. One and a half times the most rows of an object.
 const ROWS: u32 = 96 << 10;
 
-/// Ids of its log that each may have in memory, 17 bytes each.
+/// Ids of a log in memory, 17 bytes each.
 const IDS_EACH: usize = 128 << 10;
-/// Ids that those with longer logs may have besides, all together.
+/// More ids for longer logs, all together.
 const IDS_BESIDES: usize = 1 << 20;
 /// Ids that are given out together.
 const IDS_TOGETHER: u32 = 64 << 10;
 
-/// Folders of all datasets that are listed at once, each with two lots in memory, or with all of its names
-/// where it is one of a disk: a part of the blocking work that goes on at once in a process.
+/// Folders of all datasets that are listed at once, each with two lots in memory, or all names of a folder
+/// on a disk: a part of the concurrent blocking work of a process.
 pub(super) const FOLDERS_AT_ONCE: usize = 32;
 
 /// The shares.
@@ -83,7 +83,7 @@ impl Shares {
 }
 
 impl Room {
-    /// Whether there is room for so many ids: more is taken where there is some.
+    /// Whether so many ids have room; takes more room where there is some.
     pub(super) fn holds(&mut self, count: usize) -> bool {
         while count > IDS_EACH + self.besides.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
         {
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_log_takes_what_is_left_and_none_takes_the_share_of_another_one() {
+    fn a_long_log_takes_free_room_and_no_share_of_another() {
         let shares = Shares::default();
         let (mut long, mut short) = (shares.room(), shares.room());
         assert!(long.holds(IDS_EACH) && shares.ids.available_permits() == IDS_BESIDES);

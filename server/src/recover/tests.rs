@@ -1,6 +1,7 @@
 //! Recoveries of many datasets, and beside deletions.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dl_format::{Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, DatasetId, FilePath, Stamp};
 use dl_meta::{DatasetRecord, DatasetState, Found, MetaStore, Stop};
@@ -114,15 +115,14 @@ async fn a_dataset_that_is_deleted_while_it_is_set_aside_stays_deleted() {
     let rig = rig().await;
     let (name, id) = (dataset("ds"), rig.create("ds").await);
     let (progress, _told) = mpsc::channel(1);
-    let (late, shares) = (Late::usual(&rig.parts), Shares::default());
+    let shares = Shares::default();
     let progress = Listener::new(&rig.parts, &progress);
     let recovery = Recovery {
-        tells_missing: true,
+        reports_missing: true,
         parts: &rig.parts,
-        late: &late,
-        since: None,
-        damaged: Some(0),
-        log: Log::Trusted,
+        reads: Reads::Everything,
+        since: 0,
+        is_refused: true,
         progress: &progress,
         shares: &shares,
     };
@@ -182,7 +182,7 @@ async fn only_a_recovery_that_is_asked_for_reads_again_what_the_log_has() {
             let asked = recover(&rig.parts, request.clone(), &Caller::Everybody, &progress);
             rig.run(asked).await.0.unwrap();
         } else if by == "a loss" {
-            rig.run(append_again(&rig.parts, Stamp::new(1))).await.0.unwrap();
+            rig.run(rebuild_all(&rig.parts)).await.0.unwrap();
         } else {
             rig.run(roll_forward(&rig.parts)).await.0.unwrap();
         }
@@ -213,35 +213,31 @@ async fn a_deleted_dataset_that_came_back_ends_also_when_what_says_so_can_not_be
     let used_again = rig.create("other").await;
     // Both generations of the name, and the one of the other.
     rig.store.script("read", failing().into_iter().chain(failing()).chain(failing()));
-    rig.run(append_again(&rig.parts, Stamp::new(1))).await.0.unwrap();
+    rig.run(rebuild_all(&rig.parts)).await.0.unwrap();
     assert!(rig.store.is_used_up("read"), "the names were not tried again");
     assert_eq!(rig.memory.record(id).await.unwrap(), None);
     assert!(rig.memory.record(used_again).await.unwrap().is_some());
 }
 
 #[tokio::test]
-async fn what_may_be_left_of_deleted_datasets_is_ended_when_they_ended_not_long_before_a_loss() {
-    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+async fn rows_of_deleted_datasets_are_dropped_from_damaged_metadata() {
     let rig = rig().await;
     let id = rig.create("ds").await;
     rig.delete("ds", id).await.unwrap();
-    let ended = rig.clock.now();
-    let after = |days: u32| Some(Stamp::at(ended + DAY * days));
-    for (since, is_ended) in [(None, true), (after(6), true), (after(8), false)] {
+    for is_damaged in [true, false] {
         rig.meta.script("drop_dataset", [Some(Fault::Before(dl_meta::Kind::Unavailable))]);
-        let done = living::end_deleted(&rig.parts, Some(Damage { since })).await;
-        assert_eq!((done.is_err(), rig.meta.is_used_up("drop_dataset")), (is_ended, is_ended));
+        let done = living::end_deleted(&rig.parts, is_damaged).await;
+        let is_asked = rig.meta.is_used_up("drop_dataset");
+        assert_eq!((done.is_err(), is_asked), (is_damaged, is_damaged));
     }
-    living::end_deleted(&rig.parts, None).await.unwrap();
-    assert!(!rig.meta.is_used_up("drop_dataset"), "nothing is lost, and it was looked for");
 }
 
 #[tokio::test]
 async fn a_deleted_dataset_that_comes_back_while_a_recovery_begins_ends_with_it() {
     let rig = rig().await;
-    rig.meta.script("mending", [Some(Fault::Delay(Duration::from_secs(5)))]);
-    let mut again = Box::pin(append_again(&rig.parts, Stamp::new(1)));
-    while !rig.meta.is_used_up("mending") {
+    rig.meta.script("begin_rebuild", [Some(Fault::Delay(Duration::from_secs(5)))]);
+    let mut again = Box::pin(rebuild_all(&rig.parts));
+    while !rig.meta.is_used_up("begin_rebuild") {
         assert!(futures::poll!(&mut again).is_pending());
         tokio::task::yield_now().await;
     }
@@ -426,33 +422,23 @@ async fn a_dataset_that_is_lost_again_under_its_recovery_is_not_taken_for_a_dele
 }
 
 #[tokio::test]
-async fn a_name_that_stands_for_a_dataset_without_objects_is_given_back_to_the_one_with_files() {
+async fn a_changed_name_is_refused_until_its_object_is_removed() {
     let rig = rig().await;
     let (name, id) = (dataset("ds"), rig.create("ds").await);
     let stored = crate::parts::key(dl_format::name_key(&name, 1));
     let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
-    let dataset = DatasetId::from_bytes([9; 16]);
-    let other = dl_format::NameRecord { dataset, ..named.record };
-    for (has_files, holds) in [(false, dataset), (true, id)] {
-        rig.parts.store.delete(&stored).await.unwrap();
-        rig.parts.store.create(&stored, other.encode().into()).await.unwrap();
-        if has_files {
-            rig.store_chunk(id, 1).await;
-        }
-        // What looks after no names is kept from nothing by it.
-        rig.run(append_again(&rig.parts, Stamp::new(1))).await.0.unwrap();
-        let caller = Caller::Everybody;
-        living::restore_names(&rig.parts, None, &caller).await.unwrap();
-        let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
-        assert_eq!(named.record.dataset, holds, "with files: {has_files}");
-    }
-    // Where both have some, nobody can tell.
-    rig.store_chunk(dataset, 2).await;
+    let other = dl_format::NameRecord { dataset: DatasetId::from_bytes([9; 16]), ..named.record };
     rig.parts.store.delete(&stored).await.unwrap();
     rig.parts.store.create(&stored, other.encode().into()).await.unwrap();
-    living::restore_names(&rig.parts, None, &Caller::Everybody).await.unwrap();
+    let restore =
+        async || living::restore_names(&rig.parts, None, &Caller::Everybody).await.unwrap();
+    let failed = restore().await;
+    let [(told, error)] = &failed[..] else { panic!("{failed:?}") };
+    assert!(*told == name && error.chain().contains("names/ds/00000001"), "{}", error.chain());
+    rig.parts.store.delete(&stored).await.unwrap();
+    assert!(restore().await.is_empty());
     let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
-    assert_eq!(named.record.dataset, dataset);
+    assert_eq!(named.record.dataset, id);
 }
 
 #[tokio::test]

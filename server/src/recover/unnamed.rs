@@ -1,9 +1,8 @@
-//! What lies in the chunk store under no name: nobody knows what it is called, once the metadata is
-//! gone too.
+//! Datasets in the chunk store without a name: their names are lost once the metadata is lost too.
 //!
-//! Must hold: nothing is told of that was made, or deleted, meanwhile; and nothing is removed. A recovery
-//! begins nothing of it after a bounded time, and fails by it only where metadata that lacks something would
-//! be taken for whole with a dataset that could not be set aside.
+//! Must hold: datasets that were made or deleted meanwhile are not reported, and nothing is removed. The
+//! search is bounded in time. A recovery fails by it only where damaged metadata would count as whole with
+//! a dataset that could not be set aside.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,10 +20,10 @@ use crate::listener::Listener;
 use crate::names::{self, Deleted, Names, Past};
 use crate::parts::Parts;
 
-/// How long it is looked for. A chunk store is listed as a whole for it.
+/// The longest time of a search, which lists the whole chunk store.
 const AT_MOST: Duration = Duration::from_secs(30);
 
-/// Finds datasets of which there are objects, in bounded time; goes on beside a recovery.
+/// Finds datasets that have objects, in bounded time, beside a recovery.
 pub(super) async fn find(parts: &Parts) -> BTreeSet<DatasetId> {
     let mut found = BTreeSet::new();
     let deadline = Deadline::after(&*parts.clock, AT_MOST);
@@ -38,8 +37,8 @@ pub(super) async fn find(parts: &Parts) -> BTreeSet<DatasetId> {
     found
 }
 
-/// Has those refused that have lost their names, where the metadata may lack some of what it had of them:
-/// the others are recovered by their names, and taken for whole then. False when that can't be done now.
+/// Has datasets without names refused after a loss of metadata: only datasets with names are rebuilt. False
+/// when this can't be done now.
 pub(super) async fn set_aside(parts: &Parts, mut found: BTreeSet<DatasetId>) -> bool {
     if found.is_empty() {
         return true;
@@ -58,15 +57,15 @@ pub(super) async fn set_aside(parts: &Parts, mut found: BTreeSet<DatasetId>) -> 
                 living::set_aside(parts, record).await
             }
             Ok(_) => true,
-            // One that is damaged is refused as it is.
+            // A damaged record is refused as it is.
             Err(error) => !error.is_retryable(),
         };
     }
     is_done
 }
 
-/// Tells of those that neither a name nor a deletion explains, once the others are recovered.
-pub(super) async fn tell(
+/// Reports datasets that neither a name nor a deletion explains, once the others are recovered.
+pub(super) async fn report(
     parts: &Parts,
     mut found: BTreeSet<DatasetId>,
     progress: &Listener<'_, RecoverProgress>,
@@ -95,7 +94,7 @@ pub(super) async fn tell(
         let told = Progress::of(&dataset, progress);
         match problem(parts, &names, dataset).await {
             Ok(None) => {}
-            Ok(Some(problem)) => told.tell_problem(problem).await,
+            Ok(Some(problem)) => told.report(problem).await,
             Err(error) => told.fail(&error).await,
         }
     }
@@ -110,8 +109,8 @@ async fn search(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<(), Er
     Ok(())
 }
 
-/// Leaves those of which no name tells; gives the names. They are read behind the objects: a dataset has
-/// one before.
+/// Removes datasets from `found` that have a name or a deletion; gives the names. Names are read after the
+/// objects: a dataset has a name before any object.
 async fn explain(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<Names, Error> {
     let names = names::all(parts).await?;
     for (_, named) in &names.read {
@@ -125,7 +124,7 @@ async fn explain(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<Names
     Ok(names)
 }
 
-/// What is wrong with a dataset that no name tells of, if it is not just being deleted.
+/// The problem of a dataset without a name; none while it is being deleted.
 async fn problem(
     parts: &Parts,
     names: &Names,
@@ -143,11 +142,11 @@ async fn problem(
                    are";
         return Ok(Some(why.to_owned()));
     };
-    // It has its name, or somebody else is faster, or deletes it.
+    // The dataset has its name, or another server is faster, or deletes it.
     if !living::restore(parts, names, &record).await? {
         return Ok(None);
     }
-    // It was not recovered with the others: they go by names.
+    // Recovery goes by names, so this dataset was not recovered.
     let name = record.name.clone();
     if !living::set_aside(parts, record).await {
         return Ok(Some(format!("it has lost its name, {name}; run `dlcmd recover --all` again")));

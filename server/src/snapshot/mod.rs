@@ -27,10 +27,10 @@ use self::build::Built;
 use crate::answer::{Reply, hand_over};
 use crate::catalog;
 use crate::error::Error;
-use crate::lease::Lease;
 use crate::memory;
 use crate::metrics::SnapshotMetrics;
 use crate::parts::{Budget, Parts};
+use crate::reservation::Reservation;
 
 pub(crate) use sweep::{KEPT_AT_MOST, Older, left_by_sweep, sweep, watch};
 
@@ -80,7 +80,7 @@ struct Damaged {
 pub(crate) async fn get(
     parts: &Parts,
     snapshots: &Snapshots,
-    (reads, lease): (&Budget, &Lease),
+    (reads, memory): (&Budget, &Reservation),
     request: GetSnapshotRequest,
     replies: mpsc::Sender<Reply<SnapshotPiece>>,
 ) -> Result<(), Error> {
@@ -108,7 +108,7 @@ pub(crate) async fn get(
     let piece_length = u64::from(SNAPSHOT_PIECE_LEN);
     let (mut number, mut skip) = (request.offset / piece_length, request.offset % piece_length);
     // Not before there is something to send: a build may take a while.
-    lease.reserve(parts, reads, &[PIECES * piece_length, PIECES_LEAST * piece_length]).await?;
+    memory.reserve(parts, reads, &[PIECES * piece_length, PIECES_LEAST * piece_length]).await?;
     loop {
         let Some(piece) = stored::piece(parts, &manifest, number).await? else { return Ok(()) };
         let mut rest = piece.slice(usize::try_from(skip).unwrap_or_default().min(piece.len())..);

@@ -1,7 +1,7 @@
-//! What the chunks of a dataset say of its paths: a row for each entry, in shares of the paths.
+//! The entries of a dataset's chunks as rows, in shares of the paths.
 //!
-//! Must hold: all rows of a path are in one share, and one share at a time is in memory; where
-//! there is more than one, the others are in a file without a name.
+//! Must hold: all rows of a path are in the same share, and a single share is in memory; the other shares are
+//! in a file without a name.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::RandomState;
@@ -20,12 +20,12 @@ use dl_meta::ObjectRecord;
 use crate::error::Error;
 use crate::spill::{Partitions, Scratch, Sizes, thread};
 
-/// Bytes of a row before it is in memory, beside its path.
+/// Bytes of an encoded row, beside its path.
 const ROW: usize = 69;
 
 const ACTION: &str = "fold the files of dataset";
 
-/// The rows of all paths, to be had share by share.
+/// The rows of all paths, share by share.
 #[derive(Debug)]
 pub(crate) struct Shares {
     dataset: DatasetId,
@@ -37,10 +37,10 @@ pub(crate) struct Shares {
     next: usize,
 }
 
-/// The rows of some paths.
+/// The rows of a share of the paths.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
-    /// As they were pushed: the paths are in there.
+    /// The encoded rows, which hold the paths.
     bytes: Vec<u8>,
     rows: Vec<Row>,
 }
@@ -51,13 +51,13 @@ pub(crate) struct Row {
     name: Range<usize>,
     /// The number of the chunk in the log.
     pub(crate) object: usize,
-    /// Bytes that it takes in its chunk, header included.
+    /// Bytes in its chunk, header included.
     pub(crate) cost: u64,
     pub(crate) record: FileRecord,
 }
 
 impl Shares {
-    /// Of no rows yet, with room for what the log lets expect.
+    /// Empty shares, with room for the entries of the log.
     pub(super) fn new(
         dataset: DatasetId,
         objects: &Arc<[ObjectRecord]>,
@@ -77,12 +77,12 @@ impl Shares {
         Self { dataset, objects, shape, rows, hasher, next: 0 }
     }
 
-    /// The same rows, by the stamps of this log.
+    /// The same rows, with the stamps of this log.
     pub(super) fn with_log(self, objects: &Arc<[ObjectRecord]>) -> Self {
         Self { objects: Arc::clone(objects), ..self }
     }
 
-    /// Adds what chunks say, with their numbers in the log.
+    /// Adds the entries of chunks with their numbers in the log.
     pub(super) async fn add(mut self, chunks: Vec<(usize, Committed)>) -> Result<Self, Error> {
         let dataset = self.dataset;
         let work = move || {
@@ -143,7 +143,7 @@ impl Rows {
     }
 }
 
-/// Appends a row: of what holds it, only what the log doesn't say.
+/// Appends a row, without the fields that the log has.
 fn encode(to: &mut Vec<u8>, path: &[u8], number: usize, record: &FileRecord) -> io::Result<()> {
     let FileRecord { version, holder, attributes, length, crc, offset, stored, has_extents } =
         *record;
@@ -166,7 +166,7 @@ fn encode(to: &mut Vec<u8>, path: &[u8], number: usize, record: &FileRecord) -> 
     Ok(())
 }
 
-/// How many rows these are, for one allocation of the right length.
+/// The number of rows, for an allocation of the right length.
 fn count(mut bytes: &[u8]) -> usize {
     let mut count = 0;
     while let Some((name, _)) = bytes.split_first_chunk() {
@@ -177,7 +177,7 @@ fn count(mut bytes: &[u8]) -> usize {
     count
 }
 
-/// What is left to be decoded.
+/// The bytes that are left to be decoded.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -187,7 +187,7 @@ impl Fields<'_> {
         Some(*head)
     }
 
-    /// The next row, in bytes of which these are the last.
+    /// The next row; `of` is the length of all bytes, of which these are the last.
     fn row(&mut self, of: usize, objects: &[ObjectRecord], shape: ChunkShape) -> Option<Row> {
         let name = usize::from(u16::from_le_bytes(self.take()?));
         let object = u32::from_le_bytes(self.take()?) as usize;

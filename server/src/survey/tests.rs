@@ -75,7 +75,7 @@ async fn many_shares_give_the_rows_of_one_and_those_of_the_fold() {
         expected.add(&header.unwrap().committed().unwrap());
     }
     let winners = many.iter().map(|(path, (winner, ..))| {
-        (path.clone(), *winner, survey.named.contains(&winner.version))
+        (path.clone(), *winner, survey.deleted.contains(&winner.version))
     });
     let expected = expected
         .winners()
@@ -214,6 +214,6 @@ async fn tombstones_over_chunks_that_never_were_take_no_memory() {
     let tombstone = ids.next(rig.clock.now());
     crate::commit::put_tombstone(&rig.parts, dataset, tombstone, &never).await.unwrap();
     let (survey, ..) = fold(&rig, dataset, SIZES).await;
-    assert_eq!(survey.named.0.len(), CHUNKS);
+    assert_eq!(survey.deleted.0.len(), CHUNKS);
     assert!(survey.is_whole());
 }

@@ -1,11 +1,11 @@
-//! What is damaged in an object, by the checksums that it carries.
+//! The damage of an object, by the checksums that it carries.
 //!
-//! Must hold: an object with a whole header names each file of which bytes are not what was put.
+//! Must hold: for an object with a whole header, each file with changed bytes is named.
 
 use bytes::Bytes;
 use dl_format::{Crc32c, DecodeError, Entry, FilePath, Header};
 
-/// What is damaged in an object whose header is not.
+/// The damage of an object with a whole header.
 #[derive(Debug)]
 pub(super) enum Damaged {
     Nothing,
@@ -15,7 +15,7 @@ pub(super) enum Damaged {
 
 impl Damaged {
     /// # Errors
-    /// What is wrong with the header.
+    /// The damage of the header.
     pub(super) fn of(object: &Bytes) -> Result<Self, DecodeError> {
         let length = Header::length(object)?;
         let header = Header::decode(&object.slice(..length.min(object.len())))?;

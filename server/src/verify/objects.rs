@@ -1,8 +1,8 @@
-//! What the log has and the store hasn't, and the other way round.
+//! Objects of the log missing in the store, and objects of the store missing in the log.
 //!
-//! Must hold: what a purge removes or a writer adds meanwhile is not taken for wrong; each folder of the
-//! store is listed once more at the most, however much is missing in it, and who asked hears of it all
-//! the time.
+//! Must hold: an object removed by a purge or added by a writer meanwhile is no finding; each folder of the store
+//! is listed at most once more, however many objects are missing in it, and the client hears of the progress
+//! all the time.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -12,15 +12,15 @@ use dl_store::{Key, StoreExt};
 use futures::stream::{self, StreamExt, TryStreamExt};
 
 use super::lost::{Lost, cut_off};
-use super::{Away, Doubt, Verify};
+use super::{Away, Doubt, Remedy, Verify};
 use crate::error::Error;
 use crate::headers::read_header;
 use crate::parts::prefix;
 use crate::survey::{Survey, cut, is_logged};
 
-/// Objects that the log lacks and of which the headers are read: of more, most can be recovered.
+/// The most objects outside of the log whose headers are read: of more objects, most can be recovered.
 const LOOKED_INTO: usize = 1_000;
-/// Objects that are asked of the log at once.
+/// Objects looked up in the log in parallel.
 const ASKED_AT_ONCE: usize = 16;
 
 impl Verify<'_> {
@@ -34,7 +34,7 @@ impl Verify<'_> {
         for (number, object) in survey.objects.iter().enumerate() {
             let damage = match survey.unread.get(&number) {
                 Some(error) if error.kind == Kind::Corrupt => error.chain(),
-                // Removed since it was listed: looked for below.
+                // Removed since the listing: looked for below.
                 Some(error) if error.kind == Kind::NotFound => continue,
                 Some(error) => {
                     self.lost.insert(object.id);
@@ -42,7 +42,7 @@ impl Verify<'_> {
                     self.find(problem, "make the object readable, then verify again").await?;
                     continue;
                 }
-                // Their headers are looked at apart.
+                // The headers of parts are read apart.
                 None if object.kind == ObjectKind::Part => match survey.cut(object) {
                     Some(cut) => Error::new(Kind::Corrupt, "read", survey.key(object), cut).chain(),
                     None => continue,
@@ -63,7 +63,7 @@ impl Verify<'_> {
             if survey.is_logged(&part) || survey.stored.contains_key(&part) {
                 continue;
             }
-            // Unless it came after the log was read.
+            // The part may have come after the log was read.
             if !is_logged(self.parts, self.id, part).await? {
                 lost.insert(part, Lost { number: None, damage: None, whole: None });
             }
@@ -74,12 +74,12 @@ impl Verify<'_> {
         self.tell().await
     }
 
-    /// Reads the headers of the parts of large files: of those of other objects the survey knows.
+    /// Reads the headers of the parts of large files. The survey has read the other headers.
     pub(super) async fn part_headers(&mut self, survey: &Survey) -> Result<(), Error> {
         let numbers = survey.of_kind(ObjectKind::Part);
         let numbers = numbers.into_iter().filter(|number| {
             let object = survey.objects.get(*number);
-            // Of others it is told already.
+            // Lost parts were reported before.
             object.is_some_and(|object| !self.lost.contains(&object.id))
         });
         let (parts, mut away, mut damaged) = (self.parts, Away::default(), Vec::new());
@@ -88,7 +88,7 @@ impl Verify<'_> {
             let Some(object) = survey.objects.get(number) else { continue };
             match away.note(parts, header).await? {
                 Ok(header) if self.can_be_adopted(survey, object.id, &header) => {}
-                // Removed since it was listed, or told before.
+                // Removed since the listing, or reported before.
                 Err(error) if error.kind == Kind::NotFound => {}
                 Err(error) if error.kind != Kind::Corrupt => {
                     self.lost.insert(object.id);
@@ -109,7 +109,7 @@ impl Verify<'_> {
                 continue;
             }
             if is_whole {
-                self.name_unneeded(&damage).await?;
+                self.name_unneeded(survey, part, Some(&damage)).await?;
             } else {
                 // A chunk that can't be read may name it.
                 let remedy = "restore the object; or mend what else is wrong, then verify again";
@@ -119,23 +119,14 @@ impl Verify<'_> {
         self.tell().await
     }
 
-    /// Tells of a damaged object that no file needs: a recovery can't read it.
-    pub(super) async fn name_unneeded(&mut self, damage: &str) -> Result<(), Error> {
-        let remedy = format!(
-            "restore the object; or remove it from the chunk store, then run `dlcmd purge {}`",
-            self.name()
-        );
-        self.find(format!("{damage}; no file needs it"), remedy).await
-    }
-
-    /// Tells of objects that the log lacks; gives those that no recovery brings back.
+    /// Reports objects missing in the log; gives the objects beyond recovery.
     async fn unlogged(&mut self, survey: &Survey) -> Result<HashMap<ChunkId, Lost>, Error> {
         let unlogged = survey.stored.keys().filter(|id| !survey.is_logged(id));
         let unlogged: HashSet<ChunkId> = unlogged.copied().collect();
         let folders: HashSet<u8> = unlogged.iter().map(|id| hash_byte(*id)).collect();
         let (mut damaged, mut others) = (HashMap::new(), 0);
         for folder in folders {
-            // What a purge has taken off the log is about to be removed, or was by now.
+            // A purge removes an object soon after it took the object off the log.
             for key in self.listed(folder).await? {
                 let named = parse_object_key(key.as_str());
                 let Some((_, id, _)) = named.filter(|(_, id, _)| unlogged.contains(id)) else {
@@ -163,14 +154,14 @@ impl Verify<'_> {
         }
         if others > 0 {
             let problem = format!("{others} objects in the chunk store are not in the metadata");
-            let remedy = Some(self.recover());
+            let remedy = Remedy::Other(self.recover());
             self.doubt(Doubt { problem, holder: None, remedy });
         }
         Ok(damaged)
     }
 
-    /// Why no recovery brings back an object of so many that the log lacks, and of one that only has grown
-    /// how many bytes are its own.
+    /// The damage of an object missing in the log, if the object is beyond recovery; and its own bytes, if only
+    /// more bytes follow them.
     async fn damage(
         &self,
         survey: &Survey,
@@ -200,14 +191,14 @@ impl Verify<'_> {
 
     fn can_be_adopted(&self, survey: &Survey, id: ChunkId, header: &Header) -> bool {
         let is_it = (header.dataset(), header.id()) == (self.id, id);
-        // What came after the listing has the length that its server took it with.
+        // The length of an object after the listing was checked by its server.
         let size = survey.stored.get(&id);
         let is_whole = size.is_none_or(|size| *size == header.object_length());
         is_it && is_whole && header.clone().committed().is_ok()
     }
 
-    /// The numbers of the objects that the store lacks: that were removed neither by a purge meanwhile,
-    /// nor made after the listing.
+    /// The numbers of the objects missing in the store, without objects removed by a purge meanwhile or made
+    /// after the listing.
     async fn gone(&self, survey: &Survey) -> Result<Vec<usize>, Error> {
         let mut missed: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
         for (number, object) in survey.objects.iter().enumerate() {
@@ -220,7 +211,7 @@ impl Verify<'_> {
         }
         let mut gone = Vec::new();
         for (folder, missed) in missed {
-            // By their names: what this process has open can be read also when the name is gone.
+            // By the listing: this process can read a removed file that it has open.
             let listed: HashSet<Key> = self.listed(folder).await?.into_iter().collect();
             let missed = missed.into_iter().filter_map(|number| {
                 let object = survey.objects.get(number)?;
@@ -239,7 +230,7 @@ impl Verify<'_> {
         Ok(gone)
     }
 
-    /// What lies in a folder of the dataset now.
+    /// The objects in a folder of the dataset now.
     async fn listed(&self, folder: u8) -> Result<Vec<Key>, Error> {
         self.mention(self.state.checked)?;
         let below = prefix(hash_prefix(self.id, folder));

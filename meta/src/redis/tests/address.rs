@@ -10,7 +10,7 @@ use super::{STORE, hasty, id, open, reason, record};
 use crate::conformance::history::Maker;
 use crate::conformance::model::Model;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{Brought, Error, Kind, MetaStore, Redis, conformance};
+use crate::{Error, Kind, MetaStore, Redis, conformance};
 
 async fn refused(url: &str) -> Error {
     Redis::open(url, hasty(), Arc::new(SystemClock::new())).await.unwrap_err()
@@ -132,8 +132,8 @@ async fn a_cluster_over_tls_with_a_password_keeps_the_contract() {
     })
     .await;
     assert!(store.damage().await.unwrap().is_some(), "the last writes may be missing");
-    let mending = store.mending(None).await.unwrap();
-    store.mended(&mending, Brought::All, STORE).await.unwrap();
+    let rebuild = store.begin_rebuild().await.unwrap();
+    store.end_rebuild(&rebuild, STORE).await.unwrap();
     let names: Vec<_> = (0..100).map(|number| format!("{number}/x")).collect();
     let object = Maker::new(id(), 1).chunk(names.iter().map(|name| (name.as_bytes(), 1)));
     store.put_dataset(&record()).await.unwrap();

@@ -4,7 +4,7 @@ use dl_format::StoreId;
 
 use super::{STORE, open};
 use crate::redis::testing::{Cluster, Server};
-use crate::{Brought, Kind, MetaStore, Redis};
+use crate::{Kind, MetaStore, Redis};
 
 const OTHER: StoreId = StoreId::from_bytes([2; 16]);
 
@@ -51,9 +51,9 @@ async fn two_servers_on_one_chunk_store_bind_a_cluster_at_once() {
 async fn a_recovery_into_metadata_that_is_bound_to_another_store_meanwhile_is_refused() {
     let server = Server::start(&[]).await;
     let (first, second) = (open(&server.url()).await, open(&server.url()).await);
-    let mending = first.mending(None).await.unwrap();
+    let rebuild = first.begin_rebuild().await.unwrap();
     second.bind(OTHER).await.unwrap();
-    let error = first.mended(&mending, Brought::All, STORE).await.unwrap_err();
+    let error = first.end_rebuild(&rebuild, STORE).await.unwrap_err();
     assert_eq!(error.kind, Kind::Conflict, "{error:?}");
     assert_eq!(first.identity().await.unwrap(), Some(OTHER));
 }

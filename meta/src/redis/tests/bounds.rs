@@ -74,7 +74,7 @@ async fn a_tree_in_which_all_is_deleted_costs_few_rounds() {
         let gone: Vec<_> = objects.iter().flat_map(|object| versions(object, "dead")).collect();
         objects.extend([maker.tombstone(&gone), maker.chunk([(&b"kept"[..], 1)])]);
         let store = filled(&server, &objects).await;
-        assert_eq!(store.shared.home(id()).await.unwrap().unwrap().is_large, folders == 1);
+        assert_eq!(store.shared.root(id()).await.unwrap().unwrap().is_large, folders == 1);
         let before = reads(&server).await;
         let listed = store.list(id(), &query(DirPath::ROOT, false)).await.unwrap();
         let found = store.lookup(id(), &[path("dead"), path("dead/0")]).await.unwrap();

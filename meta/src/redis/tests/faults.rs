@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dl_format::{Committed, DirPath, FilePath};
+use dl_format::{Committed, DirPath, FilePath, Stamp};
 use dl_runtime::SystemClock;
 use redis::Value;
 use tokio::task::JoinSet;
@@ -17,7 +17,7 @@ use crate::redis::keys;
 use crate::redis::slots::Shard;
 use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{
-    Brought, DatasetRecord, DatasetState, Error, Found, Kind, ListQuery, MetaStore, Redis,
+    Damage, DatasetRecord, DatasetState, Error, Found, Kind, ListQuery, MetaStore, Redis,
     RedisOptions, Refusal,
 };
 
@@ -141,16 +141,14 @@ async fn a_primary_that_dies_under_appends_is_replaced_and_what_it_lost_is_mende
     };
     let (done, failed) = appended_while(&store, killed).await;
     assert!(failed.is_empty(), "{failed:?}");
-    let damage = store.damage().await.unwrap().expect("the last writes may be missing");
-    assert!(damage.since.is_some(), "{damage:?}");
-    let mending = store.mending(damage.since).await.unwrap();
-    assert_eq!(mending.damage, Some(damage));
+    let rebuild = store.begin_rebuild().await.unwrap();
+    assert_eq!(rebuild.damage, Some(Damage::Shards));
     let mut model = Model::default();
     for object in &done {
         store.append(object).await.unwrap();
         model.add(object);
     }
-    store.mended(&mending, Brought::All, STORE).await.unwrap();
+    store.end_rebuild(&rebuild, STORE).await.unwrap();
     model.check(&*store, id(), 1_000).await;
 }
 
@@ -224,17 +222,11 @@ async fn without_room_it_is_read_as_before_and_datasets_end() {
     model.add(&object);
     // What it adds up to was never counted before.
     model.check(&store, id(), 9).await;
-    let mark = server.text(&["HKEYS", "dl:{9}:mark"]).await;
-    assert!(mark.contains("run") && !mark.contains("mend:"), "{mark}");
-    store.shared.clock.sleep(Duration::from_millis(1_100)).await;
     assert_eq!(store.damage().await.unwrap(), None);
-    // What has begun ends all the same.
-    server.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
-    let mending = store.mending(Some(dl_format::Stamp::new(1))).await.unwrap();
-    server.ask(&["CONFIG", "SET", "maxmemory", "100kb"]).await;
-    store.mended(&mending, Brought::Some, STORE).await.unwrap();
+    let rebuild = store.begin_rebuild().await.unwrap();
+    store.end_rebuild(&rebuild, STORE).await.unwrap();
     assert_eq!(store.damage().await.unwrap(), None);
-    store.stamp(id(), dl_format::Stamp::new(1)).await.unwrap();
+    store.stamp(id(), Stamp::new(1)).await.unwrap();
     let ending = DatasetRecord { state: DatasetState::Ending, ..record() };
     store.put_dataset(&ending).await.unwrap();
     store.drop_dataset(&record().name, id()).await.unwrap();
@@ -259,7 +251,8 @@ async fn where_no_writes_are_taken_it_is_read_as_before_and_said_why() {
         assert_eq!(store.refusal().await.unwrap(), None);
         // Whoever appended it a while ago did not get to its rows.
         let keys = store.shared.keys_of(id()).await.unwrap().unwrap();
-        let overdue = format!("who {}", store.shared.now_ms() - 60_000);
+        let now_ms = Stamp::at(store.shared.clock.now()).get() / 1_000;
+        let overdue = format!("who {}", now_ms - 60_000);
         let todo = Ask::to(&keys.todo(), "HSET").arg(first.header().id().as_bytes()).arg(overdue);
         store.shared.router.ask_one(todo).await.unwrap();
         let rows = Ask::to(&keys.rows(0, b""), "UNLINK");
@@ -366,7 +359,7 @@ async fn a_shard_that_moved_to_where_no_marks_are_taken_is_not_taken_for_whole()
     }
     to.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
     assert_eq!(store.damage().await.unwrap(), None);
-    let mark = Ask::to(&keys::mark(shard), "HGET").arg("run");
+    let mark = Ask::to(&keys::shard_stamp(shard), "HGET").arg("run");
     let marked = store.shared.router.ask_one(mark).await.unwrap();
     let run = to.text(&["INFO", "server"]).await;
     let run = run.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap();

@@ -151,11 +151,11 @@ async fn a_folder_does_not_become_large_by_what_it_has() {
         store.append(&object).await.unwrap();
         model.add(&object);
         assert_eq!(rows_of(&store, 0).await, LARGE_ROWS + more);
-        assert!(!store.shared.home(id()).await.unwrap().unwrap().is_large);
+        assert!(!store.shared.root(id()).await.unwrap().unwrap().is_large);
     }
     let object = maker.chunk([(&b"y"[..], 1)]);
     store.append(&object).await.unwrap();
-    assert!(store.shared.home(id()).await.unwrap().unwrap().is_large);
+    assert!(store.shared.root(id()).await.unwrap().unwrap().is_large);
 }
 
 /// However many deletes there are.
@@ -293,7 +293,7 @@ async fn a_listing_reads_its_own_folder_only() {
     assert_eq!(ranges().await - before, 1);
 }
 
-/// Also what is left of one whose home is lost.
+/// Also what is left of one whose root is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dataset_is_dropped_by_its_name_and_no_other_name_is_looked_at() {
     let server = Server::start(&[]).await;
@@ -308,7 +308,7 @@ async fn a_dataset_is_dropped_by_its_name_and_no_other_name_is_looked_at() {
     for is_lost in [false, true] {
         store.put_dataset(&record()).await.unwrap();
         if is_lost {
-            store.shared.router.ask_one(Ask::to(&keys::home(id()), "UNLINK")).await.unwrap();
+            store.shared.router.ask_one(Ask::to(&keys::root(id()), "UNLINK")).await.unwrap();
         }
         store.drop_dataset(&name, id()).await.unwrap();
         assert!(store.shared.named(&name).await.unwrap().is_none(), "{is_lost}");

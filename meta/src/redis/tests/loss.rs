@@ -9,12 +9,11 @@ use crate::redis::slots::Shard;
 use crate::redis::sweep::Left;
 use crate::redis::testing::{Cluster, Server, eventually};
 use crate::{
-    Brought, Damage, DatasetRecord, DatasetState, Error, Found, Kind, MetaStore, Redis,
-    RedisOptions,
+    Damage, DatasetRecord, DatasetState, Error, Found, Kind, MetaStore, Redis, RedisOptions,
 };
 
 use dl_format::{ChunkId, Committed, DatasetId, DirPath, EntryVersion, Stamp};
-use dl_runtime::{Clock, SystemClock};
+use dl_runtime::SystemClock;
 use redis::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,9 +51,9 @@ async fn append(store: &Redis, objects: &[Committed]) {
 }
 
 async fn recover(store: &Redis, objects: &[Committed]) {
-    let mending = store.mending(None).await.unwrap();
+    let rebuild = store.begin_rebuild().await.unwrap();
     append(store, objects).await;
-    store.mended(&mending, Brought::All, STORE).await.unwrap();
+    store.end_rebuild(&rebuild, STORE).await.unwrap();
     assert_eq!(store.damage().await.unwrap(), None);
     let mut model = Model::default();
     for object in objects {
@@ -66,9 +65,17 @@ async fn recover(store: &Redis, objects: &[Committed]) {
 /// That what a recovery ended with does not hide the loss of anything.
 async fn is_still_lost(store: &Redis, ended: Result<(), Error>, objects: &[Committed]) {
     assert_eq!(ended.unwrap_err().kind, Kind::Lost);
-    assert_eq!(store.damage().await.unwrap(), Some(Damage { since: None }));
+    assert!(store.damage().await.unwrap().is_some());
     store.list(id(), &whole()).await.unwrap_err();
     recover(store, objects).await;
+}
+
+fn is_loss(error: &Error) -> bool {
+    match error.kind {
+        Kind::Lost => true,
+        Kind::Unavailable => reason(error).contains("are rebuilding the metadata"),
+        _ => false,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -82,15 +89,15 @@ async fn a_primary_that_was_flushed_is_noticed_and_nothing_is_called_missing() {
         for asked in &paths {
             match store.lookup(id(), std::slice::from_ref(asked)).await {
                 Ok(found) => assert!(matches!(found[..], [Found::File(_)]), "{asked}: {found:?}"),
-                Err(error) => assert_eq!(error.kind, Kind::Lost, "{error:?}"),
+                Err(error) => assert!(is_loss(&error), "{error:?}"),
             }
         }
-        // In whichever shard its home is, the dataset is not called missing either.
+        // In whichever shard its root is, the dataset is not called missing either.
         store.outline(id()).await.unwrap_err();
         store.dataset(id()).await.unwrap_err();
-        assert_eq!(store.log(id()).await.unwrap_err().kind, Kind::Lost);
+        assert!(is_loss(&store.log(id()).await.unwrap_err()));
         store.list(id(), &whole()).await.unwrap_err();
-        assert_eq!(store.damage().await.unwrap(), Some(Damage { since: None }));
+        assert!(store.damage().await.unwrap().is_some());
         recover(&store, &objects).await;
     }
 }
@@ -127,7 +134,7 @@ async fn an_older_row_is_not_given_for_one_that_another_primary_lost() {
                     assert!(new.contains(&record.holder.chunk), "{number}")
                 }
                 Ok(found) => panic!("{number}: {found:?}"),
-                Err(error) => assert_eq!(error.kind, Kind::Lost, "{error:?}"),
+                Err(error) => assert!(is_loss(&error), "{error:?}"),
             }
         }
     }
@@ -154,34 +161,20 @@ async fn an_object_whose_header_was_lost_is_not_taken_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_restart_nothing_is_served_until_it_is_mended() {
+async fn after_a_restart_nothing_is_served_until_a_rebuild() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().display().to_string();
     let server = Server::start(&["--appendonly", "yes", "--dir", &dir]).await;
     let (store, objects) = filled(&server.url()).await;
-    let before = now();
-    eventually("the time of the marks moves on", || async {
-        store.damage().await.unwrap();
-        tokio::task::yield_now().await;
-        store.shared.clock.sleep(Duration::from_millis(200)).await;
-        let seen = server.text(&["HGET", "dl:{9}:mark", "seen"]).await;
-        seen.parse::<u64>().is_ok_and(|ms| ms * 1_000 > before) || seen == "Nil"
-    })
-    .await;
     server.kill();
     server.run().await;
     let error = store.lookup(id(), &[path("1/1")]).await.unwrap_err();
-    assert!(
-        error.kind == Kind::Unavailable && reason(&error).contains("are putting them back"),
-        "{error:?}"
-    );
-    let Some(Damage { since: Some(since) }) = store.damage().await.unwrap() else {
-        panic!("a restart may lose the last writes")
-    };
-    assert!(since > Stamp::new(before) && since.get() <= now(), "{since:?}");
+    let is_told = reason(&error).contains("are rebuilding the metadata");
+    assert!(error.kind == Kind::Unavailable && is_told, "{error:?}");
+    assert_eq!(store.damage().await.unwrap(), Some(Damage::Shards));
     store.list(id(), &whole()).await.unwrap_err();
     recover(&store, &objects).await;
-    // One that never saw the damage.
+    // A process that never saw the damage.
     let other = open(&server.url()).await;
     assert_eq!(other.damage().await.unwrap(), None);
 }
@@ -247,12 +240,12 @@ async fn what_is_lost_while_other_things_are_mended_stays_told() {
     let cluster = Cluster::start(3, 0).await;
     let (store, objects) = filled(&cluster.url()).await;
     cluster.servers()[1].ask(&["FLUSHALL"]).await;
-    let mending = store.mending(None).await.unwrap();
+    let rebuild = store.begin_rebuild().await.unwrap();
     append(&store, &objects).await;
     cluster.servers()[2].ask(&["FLUSHALL"]).await;
     // As every server looks each second.
     store.damage().await.unwrap();
-    let ended = store.mended(&mending, Brought::All, STORE).await;
+    let ended = store.end_rebuild(&rebuild, STORE).await;
     is_still_lost(&store, ended, &objects).await;
 }
 
@@ -262,10 +255,10 @@ async fn a_shard_that_is_flushed_again_while_it_is_mended_is_not_whole() {
     let (store, objects) = filled(&cluster.url()).await;
     for again in [1, 0] {
         cluster.servers()[1].ask(&["FLUSHALL"]).await;
-        let mending = store.mending(None).await.unwrap();
+        let rebuild = store.begin_rebuild().await.unwrap();
         append(&store, &objects).await;
         cluster.servers()[again].ask(&["FLUSHALL"]).await;
-        let ended = store.mended(&mending, Brought::All, STORE).await;
+        let ended = store.end_rebuild(&rebuild, STORE).await;
         is_still_lost(&store, ended, &objects).await;
     }
 }
@@ -274,108 +267,36 @@ async fn a_shard_that_is_flushed_again_while_it_is_mended_is_not_whole() {
 async fn metadata_of_no_store_that_lost_a_shard_while_it_was_filled_is_not_bound() {
     let cluster = Cluster::start(3, 0).await;
     let (store, objects) = (open(&cluster.url()).await, objects());
-    for brought in [Brought::All, Brought::Some] {
-        cluster.flush().await;
-        let mending = store.mending(None).await.unwrap();
-        assert_eq!(mending.damage, None);
-        append(&store, &objects).await;
-        cluster.servers()[1].ask(&["FLUSHALL"]).await;
-        let paths: Vec<_> = (0..600).map(|n| path(format!("{}/{n}", n % 200))).collect();
-        store.lookup(id(), &paths).await.unwrap_err();
-        let ended = store.mended(&mending, brought, STORE).await;
-        assert_eq!(store.identity().await.unwrap(), None);
-        is_still_lost(&store, ended, &objects).await;
-    }
+    let rebuild = store.begin_rebuild().await.unwrap();
+    assert_eq!(rebuild.damage, None);
+    append(&store, &objects).await;
+    cluster.servers()[1].ask(&["FLUSHALL"]).await;
+    let paths: Vec<_> = (0..600).map(|n| path(format!("{}/{n}", n % 200))).collect();
+    store.lookup(id(), &paths).await.unwrap_err();
+    let ended = store.end_rebuild(&rebuild, STORE).await;
+    assert_eq!(store.identity().await.unwrap(), None);
+    is_still_lost(&store, ended, &objects).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn to_bring_back_a_part_does_not_make_the_rest_whole() {
-    let cluster = Cluster::start(3, 0).await;
-    for flushed in 0..3 {
-        cluster.flush().await;
-        let (store, objects) = filled(&cluster.url()).await;
-        cluster.servers()[flushed].ask(&["FLUSHALL"]).await;
-        for _ in 0..2 {
-            let mending = store.mending(None).await.unwrap();
-            assert_eq!(mending.damage, Some(Damage { since: None }));
-            store.mended(&mending, Brought::Some, STORE).await.unwrap();
-            assert_eq!(store.damage().await.unwrap(), Some(Damage { since: None }));
-        }
-        recover(&store, &objects).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_that_was_cut_off_goes_on_unless_something_was_lost_since() {
-    let cluster = Cluster::start(3, 0).await;
-    let (store, objects) = (open(&cluster.url()).await, objects());
-    let first = store.mending(None).await.unwrap();
-    append(&store, &objects[..6]).await;
-    let other = open(&cluster.url()).await;
-    let second = other.mending(None).await.unwrap();
-    assert_eq!(second.token, first.token, "what the first one appended is there");
-    assert!(second.has_rows && !first.has_rows, "of what was there before nothing is known");
-    cluster.servers()[2].ask(&["FLUSHALL"]).await;
-    let third = other.mending(None).await.unwrap();
-    assert_eq!(third.damage, Some(Damage { since: None }), "what the log knows may lack rows");
-    append(&other, &objects).await;
-    other.mended(&third, Brought::All, STORE).await.unwrap();
-    // Whoever was slower is told that all is well, as it is.
-    store.mended(&first, Brought::All, STORE).await.unwrap();
-    assert_eq!(store.damage().await.unwrap(), None);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_whose_work_another_one_has_ended_waits_until_that_one_binds_the_metadata() {
+async fn rebuilds_that_begin_at_once_both_end_well() {
     let cluster = Cluster::start(3, 0).await;
     let (store, objects) = filled(&cluster.url()).await;
     let other = open(&cluster.url()).await;
-    cluster.servers()[0].ask(&["FLUSHALL"]).await;
-    let first = store.mending(None).await.unwrap();
-    let second = other.mending(None).await.unwrap();
-    assert!(second.covered.contains(&first.token.unwrap()), "it ends the other one");
+    cluster.servers()[1].ask(&["FLUSHALL"]).await;
+    let first = store.begin_rebuild().await.unwrap();
+    let second = other.begin_rebuild().await.unwrap();
     append(&other, &objects).await;
-    other.mended(&second, Brought::All, STORE).await.unwrap();
-    // Its marks are everywhere, and the last thing that it did is yet to come.
-    let ask = |command: &str| Ask::to(&keys::identity(), command);
-    other.shared.router.ask_one(ask("DEL")).await.unwrap();
-    let later = async {
-        SystemClock::new().sleep(Duration::from_millis(300)).await;
-        other.shared.router.ask_one(ask("SET").arg(STORE.as_bytes())).await.unwrap();
-    };
-    let (ended, ()) = tokio::join!(store.mended(&first, Brought::All, STORE), later);
-    ended.unwrap();
-    assert_eq!(store.damage().await.unwrap(), None);
+    other.end_rebuild(&second, STORE).await.unwrap();
+    append(&store, &objects).await;
+    store.end_rebuild(&first, STORE).await.unwrap();
+    recover(&store, &objects).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_recovery_appended_right_before_a_restart_is_told_with_its_age() {
-    let folder = tempfile::tempdir().unwrap();
-    let dir = folder.path().display().to_string();
-    let server = Server::start(&["--appendonly", "yes", "--dir", &dir]).await;
-    let (store, objects) = filled(&server.url()).await;
-    let day = Stamp::new(now() - 86_400_000_000);
-    let to_the_ms = Stamp::new(day.get() / 1_000 * 1_000);
-    let restart = async || {
-        server.kill();
-        server.run().await;
-        store.damage().await.unwrap()
-    };
-    for (since, told) in [(Some(day), Some(to_the_ms)), (None, None)] {
-        store.mending(since).await.unwrap();
-        assert_eq!(store.damage().await.unwrap(), None, "nothing is lost yet");
-        // The last second may be lost, the marks with it.
-        store.shared.clock.sleep(Duration::from_millis(1_500)).await;
-        assert_eq!(restart().await, Some(Damage { since: told }));
-        recover(&store, &objects).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_was_appended_late_is_told_by_the_shards_that_still_know_of_it() {
+async fn a_primary_that_is_set_back_is_noticed_and_rebuilt() {
     let cluster = Cluster::start(3, 0).await;
     let (store, mut objects) = filled(&cluster.url()).await;
-    let day = Stamp::new((now() - 86_400_000_000) / 1_000 * 1_000);
     let mut maker = Maker::new(id(), 1);
     for _ in 0..objects.len() {
         maker.chunk([(&b"another"[..], 1)]);
@@ -385,27 +306,14 @@ async fn what_was_appended_late_is_told_by_the_shards_that_still_know_of_it() {
     for server in cluster.servers() {
         server.ask(&["SAVE"]).await;
     }
-    let mending = store.mending(Some(day)).await.unwrap();
     store.append(&late).await.unwrap();
-    store.mended(&mending, Brought::Some, STORE).await.unwrap();
-    assert_eq!(store.damage().await.unwrap(), None);
     objects.push(late);
     for lost in 0..3 {
-        // It comes back as it was before.
         cluster.servers()[lost].kill();
         cluster.servers()[lost].run().await;
-        assert_eq!(store.damage().await.unwrap(), Some(Damage { since: Some(day) }), "{lost}");
-        let mending = store.mending(Some(day)).await.unwrap();
-        append(&store, &objects).await;
-        store.mended(&mending, Brought::All, STORE).await.unwrap();
-        assert_eq!(store.damage().await.unwrap(), None);
+        assert_eq!(store.damage().await.unwrap(), Some(Damage::Shards), "{lost}");
+        recover(&store, &objects).await;
     }
-    recover(&store, &objects).await;
-}
-
-fn now() -> u64 {
-    use dl_runtime::Clock;
-    Stamp::at(SystemClock::new().now()).get()
 }
 
 /// Keeps S-02: as when somebody removes a key by hand, which leaves no sign.
@@ -425,8 +333,8 @@ async fn a_log_that_is_gone_counts_right_when_its_objects_were_appended_again() 
     assert_eq!(store.log(id()).await.unwrap().len(), objects.len());
     let info = store.dataset(id()).await.unwrap().unwrap();
     assert_eq!((info.objects, info.files), (objects.len() as u64, 600));
-    let home = store.shared.home(id()).await.unwrap().unwrap();
-    assert!(home.counted.is_some(), "it is counted again and again");
+    let root = store.shared.root(id()).await.unwrap().unwrap();
+    assert!(root.counted.is_some(), "it is counted again and again");
     // Whatever was counted.
     remove().await;
 }
@@ -436,16 +344,16 @@ async fn a_log_that_is_gone_counts_right_when_its_objects_were_appended_again() 
 async fn what_was_flushed_while_it_was_read_is_not_called_missing() {
     let server = Server::start(&[]).await;
     let (store, _) = filled(&server.url()).await;
-    let sign = store.shared.sign().unwrap();
     let shard = store.shared.keys_of(id()).await.unwrap().unwrap().log().shard;
-    let mark = store.shared.router.ask(vec![sign.ask(shard)]).await.unwrap();
-    assert!(store.shared.are_whole(&sign, mark).await.unwrap());
+    let ask = || store.shared.ask_stamps(std::iter::once(shard));
+    let stamps = store.shared.router.ask(ask()).await.unwrap();
+    assert!(store.shared.are_whole(stamps).await.unwrap());
     server.ask(&["FLUSHALL"]).await;
-    let mark = store.shared.router.ask(vec![sign.ask(shard)]).await.unwrap();
-    let failure = store.shared.are_whole(&sign, mark).await.unwrap_err();
+    let stamps = store.shared.router.ask(ask()).await.unwrap();
+    let failure = store.shared.are_whole(stamps).await.unwrap_err();
     assert_eq!(failure.kind, Kind::Lost, "{failure}");
-    // Nor is it once that is known: by then no mark is looked for any more.
-    assert!(store.shared.sign().is_none());
+    // Nor is anything once the flush is known: no stamps are asked for then.
+    assert!(ask().is_empty());
     let calls = [
         store.lookup(id(), &[path("1/1")]).await.unwrap_err(),
         store.list(id(), &whole()).await.unwrap_err(),
@@ -463,14 +371,14 @@ async fn what_other_shards_had_of_a_home_that_was_lost_is_removed_after_a_recove
     let cluster = Cluster::start(3, 0).await;
     let (store, objects) = filled(&cluster.url()).await;
     let lost = store.shared.keys_of(id()).await.unwrap().unwrap();
-    let owner = store.shared.router.owner(lost.home().shard).unwrap();
+    let owner = store.shared.router.owner(lost.root().shard).unwrap();
     let owner = cluster.servers().iter().find(|server| server.port() == owner.port).unwrap();
     owner.ask(&["FLUSHALL"]).await;
-    let mending = store.mending(None).await.unwrap();
+    let rebuild = store.begin_rebuild().await.unwrap();
     let rebuilt = DatasetRecord { state: DatasetState::Recovering, ..record() };
     store.put_dataset(&rebuilt).await.unwrap();
     append(&store, &objects).await;
-    store.mended(&mending, Brought::All, STORE).await.unwrap();
+    store.end_rebuild(&rebuild, STORE).await.unwrap();
     let epoch = lost.epoch.to_string();
     eventually("the rows of its first epoch are gone", || async {
         let mut left = 0;
@@ -504,12 +412,11 @@ async fn a_server_that_looked_while_all_was_filled_in_lists_and_counts_all_of_it
     for counts in [false, true] {
         server.ask(&["FLUSHALL"]).await;
         let other = open(&server.url()).await;
-        let mending = store.mending(None).await.unwrap();
+        let rebuild = store.begin_rebuild().await.unwrap();
         append(&store, &objects).await;
-        assert_eq!(other.damage().await.unwrap(), None);
-        assert!(other.shared.health().filling().is_some(), "it has not seen the recovery");
-        other.lookup(id(), &[path("1/1")]).await.unwrap();
-        store.mended(&mending, Brought::All, STORE).await.unwrap();
+        assert_eq!(other.damage().await.unwrap(), Some(Damage::Everything));
+        other.lookup(id(), &[path("1/1")]).await.unwrap_err();
+        store.end_rebuild(&rebuild, STORE).await.unwrap();
         if counts {
             assert_eq!(other.dataset(id()).await.unwrap().unwrap().files, 599);
         } else {
@@ -520,7 +427,7 @@ async fn a_server_that_looked_while_all_was_filled_in_lists_and_counts_all_of_it
     }
 }
 
-/// Its home went, and the word of it was lost: by a replica that took over without it, or as it was flushed.
+/// Its root went, and the word of it was lost: by a replica that took over without it, or as it was flushed.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_left_of_a_dataset_that_ended_goes_also_without_word_of_it() {
     let cluster = Cluster::start(3, 0).await;
@@ -548,7 +455,9 @@ async fn what_is_left_of_a_dataset_that_ended_goes_also_without_word_of_it() {
     let words = shared.router.ask_one(Ask::to(&keys::dropped(), "HLEN")).await.unwrap();
     assert_eq!(words, Value::Int(0));
     let keys = shared.keys_of(id()).await.unwrap().unwrap();
-    for key in [keys.home(), keys.log(), keys.todo(), keys::names(), keys::mark(Shard::FIRST)] {
+    for key in
+        [keys.root(), keys.log(), keys.todo(), keys::names(), keys::shard_stamp(Shard::FIRST)]
+    {
         shared.router.ask_one(Ask::to(&key, "UNLINK")).await.unwrap();
     }
     let gone = open(&cluster.url()).await;
@@ -582,4 +491,26 @@ async fn a_dataset_that_was_lost_holds_its_name_against_no_other() {
     server.ask(&["EVAL", lose, "0"]).await;
     store.put_dataset(&other).await.unwrap();
     assert_eq!(store.record_named(&other.name).await.unwrap(), Some(other));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stamps_given_while_something_is_lost_are_above_those_that_were() {
+    let server = Server::start(&[]).await;
+    let store = open(&server.url()).await;
+    store.bind(STORE).await.unwrap();
+    let now = |store: &Redis| Stamp::at(store.shared.clock.now()).get();
+    store.put_dataset(&record()).await.unwrap();
+    let usual = store.stamp(id(), Stamp::new(now(&store))).await.unwrap();
+    // By a server whose clock is ahead; then it is lost, as by a replica that took over too early.
+    let minutes = 10 * 60 * 1_000_000;
+    let lost = open(&server.url()).await;
+    let lost = lost.stamp(id(), Stamp::new(now(&store) + minutes)).await.unwrap();
+    assert!(lost > usual);
+    let root = String::from_utf8(keys::root(id()).bytes).unwrap();
+    server.ask(&["HSET", &root, "given", &usual.get().to_string()]).await;
+    let mark = String::from_utf8(keys::shard_stamp(Shard::FIRST).bytes).unwrap();
+    server.ask(&["HSET", &mark, "run", "other:other"]).await;
+    assert!(store.damage().await.unwrap().is_some());
+    let now = Stamp::new(now(&store));
+    assert!(store.stamp(id(), now).await.unwrap() > lost, "an overwrite would be older");
 }

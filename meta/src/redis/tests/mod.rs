@@ -7,10 +7,9 @@ mod contract;
 mod faults;
 mod layout;
 mod loss;
-mod marks;
+mod orphan_rows;
 mod together;
 mod unfit;
-mod void;
 mod walks;
 
 use std::sync::Arc;

@@ -22,8 +22,8 @@ async fn filled(url: &str) -> Redis {
     store
 }
 
-/// How often Redis was asked for a home.
-async fn homes(server: &Server) -> u64 {
+/// How often Redis was asked for a root.
+async fn roots(server: &Server) -> u64 {
     let info = server.text(&["INFO", "commandstats"]).await;
     let line = info.lines().find(|line| line.starts_with("cmdstat_hmget:"));
     line.and_then(|line| line.split(['=', ',']).nth(1)?.parse().ok()).unwrap_or(0)
@@ -34,7 +34,7 @@ async fn each_of_many_calls_at_once_gets_its_own_answer_and_they_share_questions
     let server = Server::start(&[]).await;
     let store = filled(&server.url()).await;
     store.lookup(id(), &[path("1/1")]).await.unwrap();
-    let before = homes(&server).await;
+    let before = roots(&server).await;
     let calls = (0..CALLS).map(|number| {
         let there = path(format!("{}/{number}", number % 7));
         let asked: Vec<FilePath> = match number % 3 {
@@ -57,8 +57,8 @@ async fn each_of_many_calls_at_once_gets_its_own_answer_and_they_share_questions
             other => panic!("{number}: {other:?}"),
         }
     }
-    let asked = homes(&server).await - before;
-    assert!(asked < CALLS as u64 / 4, "{asked} homes were read for {CALLS} calls");
+    let asked = roots(&server).await - before;
+    assert!(asked < CALLS as u64 / 4, "{asked} roots were read for {CALLS} calls");
 }
 
 #[tokio::test(flavor = "multi_thread")]

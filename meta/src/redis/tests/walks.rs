@@ -35,7 +35,7 @@ async fn what_was_deleted_of_very_many_chunks_is_in_no_listing_and_no_count() {
     let names = (0..LARGE_ROWS + 1_000).map(|number| format!("{number:05}"));
     let objects: Vec<_> = names.map(|name| maker.chunk([(name.as_bytes(), 1)])).collect();
     let store = filled(&server.url(), &objects).await;
-    assert!(store.shared.home(id()).await.unwrap().unwrap().is_large);
+    assert!(store.shared.root(id()).await.unwrap().unwrap().is_large);
     let versions = objects.iter().flat_map(|object| {
         object.header().entries().map(|entry| FileRecord::of(object, &entry).version)
     });
@@ -57,7 +57,7 @@ async fn what_was_read_before_a_flush_or_of_what_was_dropped_is_not_taken_for_al
     let shared = Arc::clone(&store.shared);
     let begun = async || {
         let changes = shared.assure().await.unwrap();
-        (changes, shared.home(id()).await.unwrap().unwrap().keys)
+        (changes, shared.root(id()).await.unwrap().unwrap().keys)
     };
     let (changes, keys) = begun().await;
     let read = BTreeSet::from([keys.log().shard]);

@@ -47,15 +47,11 @@ async fn recover_until(rig: &Rig, checked: u64) -> (Result<(), Error>, u64, u64)
 
 /// Keeps S-02.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_into_an_emptied_redis_that_was_cut_off_goes_on_where_it_ended() {
+async fn a_recovery_into_an_emptied_redis_that_was_cut_off_begins_again() {
     let redis = Server::start(&[]).await;
     let (rig, id) = on_redis(&redis).await;
     let whole = rig.parts.meta.dataset(id).await.unwrap().unwrap();
     assert_eq!(whole.files, CHUNKS as u64);
-    redis.ask(&["FLUSHALL"]).await;
-    let (recovered, adopted, all) = recover_until(&rig, u64::MAX).await;
-    recovered.unwrap();
-    assert!(adopted == CHUNKS as u64 && all >= CHUNKS as u64, "{adopted} of {all}");
     redis.ask(&["FLUSHALL"]).await;
     let (recovered, brought, _) = recover_until(&rig, 64).await;
     assert_eq!(recovered.unwrap_err().kind, Kind::Unavailable);
@@ -63,7 +59,7 @@ async fn a_recovery_into_an_emptied_redis_that_was_cut_off_goes_on_where_it_ende
     let (recovered, rest, read) = recover_until(&rig, u64::MAX).await;
     recovered.unwrap();
     assert!(rest > 0 && rest + brought <= CHUNKS as u64, "{brought} and {rest}");
-    assert_eq!(read, all - (CHUNKS as u64 - rest), "headers were read again");
+    assert!(read >= CHUNKS as u64, "{read} of all headers were read");
     assert_eq!(rig.parts.meta.dataset(id).await.unwrap().unwrap(), whole);
     assert!(rig.parts.meta.identity().await.unwrap().is_some());
 }
@@ -113,21 +109,18 @@ async fn what_was_left_in_a_redis_is_read_again_after_a_recovery_that_was_cut_of
     assert_eq!(files_there(&rig, id).await, CHUNKS);
 }
 
-/// Keeps S-02: an object may be in the log without its rows, where there was no room for them.
+/// Keeps S-02: a shard that lost its stamp is rebuilt by the servers themselves.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_that_goes_on_trusts_no_log_of_which_rows_are_still_to_come() {
+async fn a_shard_that_was_lost_is_rebuilt_from_the_headers() {
     let redis = Server::start(&[]).await;
     let (rig, id) = on_redis(&redis).await;
-    redis.ask(&["FLUSHALL"]).await;
-    recover_until(&rig, 64).await.0.unwrap_err();
-    let lose = "local log = redis.call('KEYS', 'dl:*:log:*')[1]
-        local first = string.sub(redis.call('ZRANGE', log, 0, 0)[1], 1, 16)
-        redis.call('HSET', (string.gsub(log, ':log:', ':todo:')), first, 'other ' .. ARGV[1])
-        for _, key in ipairs(redis.call('KEYS', 'dl:*:d:*')) do redis.call('DEL', key) end";
-    // Somebody has just begun it.
-    let now = rig.parts.clock.now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    redis.ask(&["EVAL", lose, "0", &now.as_millis().to_string()]).await;
-    recover_until(&rig, u64::MAX).await.0.unwrap();
+    let lose = "for _, key in ipairs(redis.call('KEYS', 'dl:*')) do
+            if string.find(key, '}:d:') or string.find(key, '}:mark') then redis.call('DEL', key) end
+        end";
+    redis.ask(&["EVAL", lose, "0"]).await;
+    assert_eq!(rig.parts.meta.damage().await.unwrap(), Some(dl_meta::Damage::Shards));
+    rebuild_all(&rig.parts).await.unwrap();
+    assert_eq!(rig.parts.meta.damage().await.unwrap(), None);
     assert_eq!(files_there(&rig, id).await, CHUNKS);
 }
 
@@ -158,5 +151,8 @@ async fn a_dataset_whose_name_was_taken_by_another_one_is_told() {
     recover(&rig.parts, request, &Caller::Everybody, &progress).await.unwrap();
     drop(progress);
     let problems = problems(&mut told).await;
-    assert!(problems.len() == 1 && problems[0].contains("both have files"), "{problems:?}");
+    assert!(
+        problems.len() == 1 && problems[0].contains("stands for another dataset"),
+        "{problems:?}"
+    );
 }

@@ -138,7 +138,7 @@ async fn missing_writes_of_a_new_primary_are_refused_until_restored() -> Result<
             }
         }
         // Servers may have brought it back before they were asked for the first time.
-        let is_told = refusals.iter().any(|why| why.contains("are putting them back"));
+        let is_told = refusals.iter().any(|why| why.contains("are rebuilding"));
         ensure!(is_told || refusals.is_empty(), "{refusals:?}");
         for server in [first, second] {
             scene.compare(&server)?;

@@ -16,7 +16,7 @@ const OF_STORE: [&str; 3] = ["create", "settle", "delete"];
 
 /// Operations that write to the metadata; the history retires no object.
 const OF_METADATA: [&str; 7] =
-    ["bind", "put_dataset", "drop_dataset", "stamp", "append", "mending", "mended"];
+    ["bind", "put_dataset", "drop_dataset", "stamp", "append", "begin_rebuild", "end_rebuild"];
 
 /// Loses the answer of the call after `before` calls.
 fn lose<K: Copy + std::fmt::Debug>(

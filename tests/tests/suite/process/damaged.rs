@@ -244,7 +244,10 @@ fn a_copied_name_is_reported_and_costs_no_other_dataset() -> Result<()> {
         }
         let found =
             dl(&server, ["verify", "dl://a"])?.code(if mended.is_some() { 4 } else { 0 })?;
-        ensure!(mended.is_none() || found.text().contains("one is a copy"), "{found:?}");
+        ensure!(
+            mended.is_none() || found.text().contains("another dataset than the metadata has"),
+            "{found:?}"
+        );
         server.stop()?;
 
         fs::remove_dir_all(data.join("meta"))?;

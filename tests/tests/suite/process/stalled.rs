@@ -1,5 +1,5 @@
-//! Clients that announce large requests on many streams and never end them, or send them a byte at a
-//! time, spoken in HTTP/2 frames by hand, since no client library does that in the middle of a message.
+//! Clients that announce large requests on many streams and never end them, in HTTP/2 frames by hand:
+//! no client library stops in the middle of a message.
 
 #![expect(clippy::big_endian_bytes, reason = "the numbers in HTTP/2 frames are big-endian")]
 
@@ -20,10 +20,7 @@ use dl_tests::folder;
 use dl_tests::program::{Server, dl, run};
 use dl_tests::rounds;
 use dl_tests::wire::Wire;
-use tonic::transport::Endpoint;
-use tonic::{Code, Status};
-use tonic_health::pb::HealthCheckRequest;
-use tonic_health::pb::health_client::HealthClient;
+use tonic::Code;
 
 const STREAMS: u32 = 100;
 
@@ -85,15 +82,6 @@ impl Flood {
                     self.sent += u64::from(PIECE);
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// Sends a byte on each stream.
-    fn trickle(&mut self) -> Result<()> {
-        for stream in self.open.clone() {
-            self.send(0, 0, stream, &[0])?;
-            self.listen()?;
         }
         Ok(())
     }
@@ -220,54 +208,6 @@ async fn ask(client: &Wire) -> Result<()> {
             Err(status) => return Err(status.into()),
         }
     }
-}
-
-/// Keeps S-16: never does nothing come for as long as the server is patient.
-#[tokio::test(flavor = "multi_thread")]
-async fn requests_that_come_a_byte_at_a_time_lose_their_places_to_others() -> Result<()> {
-    let store = dl_store::open("memory:").await?;
-    let limits = Limits { patience: Duration::from_secs(2), ..Limits::default() };
-    let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
-    prepare(&parts, Stop::Fresh).await?;
-    let server = Running::start(parts).await?;
-    let address = server.address();
-    let client = Wire::connect(address).await?;
-    client.create("ds").await?;
-    let channel = Endpoint::from_shared(format!("http://{address}"))?.connect().await?;
-    for method in ["/diesel.v1.Diesel/Stat", "/grpc.health.v1.Health/Check"] {
-        let stop = Arc::<AtomicBool>::default();
-        let stopped = Arc::clone(&stop);
-        let (start, mut started) = tokio::sync::mpsc::channel(1);
-        let trickling = std::thread::spawn(move || {
-            let mut flood = Flood::start(address, method, 1_000_000)?;
-            for _ in 0..3 {
-                flood.trickle()?;
-            }
-            start.blocking_send(())?;
-            while !stopped.load(Ordering::Relaxed) && flood.trickle().is_ok() {}
-            anyhow::Ok(STREAMS as usize - flood.open.len())
-        });
-        // It holds all places that there are until somebody else wants one.
-        started.recv().await.context("the flood failed")?;
-        let mut tries = 0;
-        loop {
-            let answered = client.dataset("ds").await.map(drop);
-            let mut health = HealthClient::new(channel.clone());
-            let asked = health.check(HealthCheckRequest::default());
-            let asked = tokio::time::timeout(Duration::from_secs(5), asked).await;
-            let asked = asked.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer")));
-            let Err(status) = answered.and(asked.map(drop)) else { break };
-            let is_expected = matches!(status.code(), Code::DeadlineExceeded | Code::Unavailable);
-            ensure!(is_expected, "{status}");
-            tries += 1;
-            ensure!(tries < 5, "an honest client never gets its turn beside {method}");
-        }
-        stop.store(true, Ordering::Relaxed);
-        let given_up = blocking::run(move || trickling.join()).await?;
-        let given_up = given_up.map_err(|_| anyhow::anyhow!("the flood panicked"))??;
-        ensure!(given_up > 0, "all of {method} are still open");
-    }
-    Ok(())
 }
 
 /// Keeps S-16 and S-10: what a writer sends before there is memory for its chunk.

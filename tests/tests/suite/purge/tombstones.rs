@@ -1,17 +1,18 @@
-//! Tombstones that are lost or damaged: verify tells what that costs, a purge deletes again.
+//! Objects that keep files deleted and are lost or damaged: verify names these files, a purge refuses the
+//! dataset until it is mended.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dl_format::{ObjectKind, object_key};
+use bytes::Bytes;
 use dl_meta::{Memory, MetaStore, Stop};
 use dl_runtime::{Clock, ManualClock};
 use dl_store::{Key, Store, StoreExt};
 use dl_tests::cluster::Running;
 use dl_tests::wire::Wire;
 
-use super::scene::{GRACE, NAME, SETTLED, Writer, check, check_files, data, new_clock, serve};
+use super::scene::{GRACE, NAME, SETTLED, Writer, check, data, new_clock, serve};
 
 struct Scene {
     store: Arc<dyn Store>,
@@ -81,7 +82,7 @@ impl Scene {
 
     async fn damage(&self, key: &Key) -> Result<()> {
         let mut bytes = self.store.read_all(key).await?.to_vec();
-        *bytes.get_mut(200).context("the object is too short")? ^= 1;
+        *bytes.get_mut(200).context("it is shorter")? ^= 1;
         self.store.delete(key).await?;
         Ok(self.store.create(key, bytes.into()).await?)
     }
@@ -93,188 +94,114 @@ impl Scene {
     }
 }
 
-/// Keeps S-29 and S-02: the remedy that is told mends, at once and for the metadata that come after.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_a_lost_tombstone_deleted_is_deleted_again() -> Result<()> {
-    let mut scene = scene().await?;
-    let lost = scene.delete(b"/7").await?;
-    scene.delete(b"/6").await?;
-    scene.store.delete(&lost).await?;
-    let found = scene.verify().await?;
-    let [found] = found.as_slice() else { anyhow::bail!("{found:?}") };
-    let told = ["2 deleted files come back", "run `dlcmd purge dl://ds`, which deletes them again"];
-    ensure!(told.iter().all(|told| found.contains(told)), "{found}");
-    let purged = scene.client.purge(NAME, GRACE).await?;
-    ensure!(purged.problems.is_empty(), "{purged:?}");
-    ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
-    check(&scene.store, &scene.client, &scene.time, &scene.writer).await?;
-    for _ in 0..4 {
-        scene.time.advance(SETTLED);
-        scene.client.purge(NAME, Duration::ZERO).await?;
-    }
-    ensure!(scene.tombstones().await?.is_empty(), "tombstones are left");
-    check(&scene.store, &scene.client, &scene.time, &scene.writer).await
-}
+/// The objects that may be lost: a tombstone, or a newer version that is deleted itself; gone or damaged.
+const LOSSES: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
 
-/// Keeps S-29 and S-02: the damaged object is left to whoever may have a whole one.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_tombstone_is_needed_by_nothing_once_its_files_are_deleted_again() -> Result<()> {
-    let mut scene = scene().await?;
-    let damaged = scene.delete(b"/7").await?;
-    scene.damage(&damaged).await?;
-    let found = scene.verify().await?;
-    let [found] = found.as_slice() else { anyhow::bail!("{found:?}") };
-    let told = [damaged.as_str(), "2 deleted files come back", "which deletes them again"];
-    ensure!(told.iter().all(|told| found.contains(told)), "{found}");
-    let purged = scene.client.purge(NAME, GRACE).await?;
-    ensure!(purged.problems.iter().all(|one| one.contains(damaged.as_str())), "{purged:?}");
-    ensure!(scene.tombstones().await?.len() == 2, "another one says it now");
-    let found = scene.verify().await?;
-    let [found] = found.as_slice() else { anyhow::bail!("{found:?}") };
-    ensure!(found.contains("no deleted file needs it: remove it from the chunk store"), "{found}");
-    // Purged again, nothing is said twice.
-    scene.client.purge(NAME, GRACE).await?;
-    ensure!(scene.tombstones().await?.len() == 2, "once is enough");
-    scene.store.delete(&damaged).await?;
-    check_files(&scene.store, &scene.client, &scene.time, &scene.writer).await?;
-    let purged = scene.client.purge(NAME, GRACE).await?;
-    ensure!(purged.problems.is_empty(), "{purged:?}");
-    ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
-    check(&scene.store, &scene.client, &scene.time, &scene.writer).await
-}
-
-/// Keeps S-29 and S-20: an object that the metadata lacks is adopted, and its file is not taken for deleted.
-#[tokio::test(flavor = "multi_thread")]
-async fn beside_a_lost_tombstone_what_the_metadata_lacks_is_adopted() -> Result<()> {
-    let mut scene = scene().await?;
-    let lost = scene.delete(b"/7").await?;
-    scene.store.delete(&lost).await?;
-    // Another server with metadata of its own takes a file that these know nothing of.
-    let other: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    {
-        let (_server, client) = serve(&scene.store, &other, &scene.time, Stop::Fresh).await?;
-        client.recover().await?;
-        let file = ("c".to_owned(), b"unknown".to_vec());
-        scene.writer.put(&client, scene.time.now(), &[file]).await?;
-    }
-    let found = scene.verify().await?;
-    ensure!(found.iter().any(|one| one.contains("1 objects in the chunk store")), "{found:?}");
-    let purged = scene.client.purge(NAME, GRACE).await?;
-    ensure!(purged.problems.is_empty(), "{purged:?}");
-    ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
-    check(&scene.store, &scene.client, &scene.time, &scene.writer).await
-}
-
-/// Keeps S-29 and S-02: a chunk that can't be read may hold what the lost tombstone deleted.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lost_tombstone_stays_in_the_log_as_long_as_a_chunk_cannot_be_read() -> Result<()> {
-    let mut scene = scene().await?;
-    let listed = scene.client.list(scene.writer.dataset).await?;
-    let of_b = listed.iter().find(|(path, _)| path.as_bytes() == b"b/1").context("b/1")?;
-    let held = of_b.1.holder.chunk;
-    let chunk = Key::new(object_key(scene.writer.dataset, held, ObjectKind::Chunk))?;
-    let (client, now) = (scene.client.clone(), scene.time.now());
-    // All of that chunk's files, so that as many are left as can be read.
-    let lies_there = |path: &[u8]| {
-        let found = listed.iter().find(|(listed, _)| listed.as_bytes() == path);
-        found.is_some_and(|(_, record)| record.holder.chunk == held)
-    };
-    scene.writer.delete(&client, now, lies_there).await?;
-    let tombstones = scene.tombstones().await?;
-    let [lost] = tombstones.as_slice() else { anyhow::bail!("{tombstones:?}") };
-    scene.store.delete(lost).await?;
-    scene.damage(&chunk).await?;
-    for _ in 0..2 {
-        let purged = scene.client.purge(NAME, Duration::ZERO).await?;
-        let told = purged.problems.iter().any(|one| one.contains("is not in the store"));
-        ensure!(told, "{purged:?}");
-        scene.time.advance(SETTLED);
-    }
-    let found = scene.verify().await?;
-    ensure!(found.iter().any(|one| one.contains("chunks can't be read")), "{found:?}");
-    // A whole one from a copy.
-    scene.damage(&chunk).await?;
-    scene.client.purge(NAME, GRACE).await?;
-    ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
-    check(&scene.store, &scene.client, &scene.time, &scene.writer).await
-}
-
-/// Keeps S-29 and S-02: what a lost chunk hid, and was deleted itself, stays deleted by what verify tells.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_a_lost_chunk_hid_stays_deleted() -> Result<()> {
-    for is_damaged in [false, true] {
-        let mut scene = scene().await?;
-        let lost = scene.put_newer().await?;
-        scene.delete(b"/8").await?;
+impl Scene {
+    /// Loses the object that keeps `a/8` and `b/8` deleted; gives it as it was.
+    async fn lose(&mut self, is_chunk: bool, is_damaged: bool) -> Result<(Key, Bytes)> {
+        let newer = if is_chunk { Some(self.put_newer().await?) } else { None };
+        let tombstone = self.delete(b"/8").await?;
+        let lost = newer.unwrap_or(tombstone);
+        let bytes = self.store.read_all(&lost).await?;
         match is_damaged {
-            true => scene.damage(&lost).await?,
-            false => scene.store.delete(&lost).await?,
+            true => self.damage(&lost).await?,
+            false => self.store.delete(&lost).await?,
         }
+        Ok((lost, bytes))
+    }
+
+    /// A purge that changes nothing and says to verify.
+    async fn is_refused(&self) -> Result<()> {
+        let purged = self.client.purge(NAME, Duration::ZERO).await?;
+        let [problem] = purged.problems.as_slice() else { anyhow::bail!("{purged:?}") };
+        ensure!(problem.contains("run `dlcmd verify dl://ds`"), "{problem}");
+        ensure!(purged.rewritten + purged.written + purged.removed == 0, "{purged:?}");
+        Ok(())
+    }
+
+    /// A purge finds nothing wrong, nor does verify, and the files are those of rebuilt metadata.
+    async fn is_mended(&self) -> Result<()> {
+        let purged = self.client.purge(NAME, GRACE).await?;
+        ensure!(purged.problems.is_empty(), "{purged:?}");
+        ensure!(self.verify().await?.is_empty(), "{:?}", self.verify().await?);
+        check(&self.store, &self.client, &self.time, &self.writer).await
+    }
+}
+
+/// Keeps S-27 and S-29: the files that may come back are named.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_deletion_is_mended_by_restoring_its_object() -> Result<()> {
+    for (is_chunk, is_damaged) in LOSSES {
+        let mut scene = scene().await?;
+        let (lost, bytes) = scene.lose(is_chunk, is_damaged).await?;
         let found = scene.verify().await?;
-        let told = ["no file needs it", "2 deleted files come back"];
-        let all_told = told.iter().all(|told| found.iter().any(|one| one.contains(told)));
-        ensure!(all_told && found.len() == 2, "{found:?}");
+        let told = |text: &str| found.iter().filter(|one| one.contains(text)).count();
+        ensure!(
+            told("/8 of chunk") == 2 && told("delete it if it is to be gone") == 2,
+            "{found:?}"
+        );
+        ensure!(told("no file needs it: restore the object; or mend") == 1, "{found:?}");
+        scene.is_refused().await?;
         if is_damaged {
             scene.store.delete(&lost).await?;
         }
-        let purged = scene.client.purge(NAME, GRACE).await?;
-        ensure!(purged.problems.is_empty(), "{purged:?}");
-        ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
-        check(&scene.store, &scene.client, &scene.time, &scene.writer).await?;
+        scene.store.create(&lost, bytes).await?;
+        scene.is_mended().await?;
     }
     Ok(())
 }
 
-/// Keeps S-29 and S-02: while a chunk that it may have hidden files of can't be read, a lost one stays in
-/// the log, as the last trace of that.
+/// Keeps S-27, S-29 and S-02: the other remedy that verify names, where nobody has a copy of the object.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_lost_chunk_hid_is_not_forgotten_while_it_cannot_be_read() -> Result<()> {
-    let mut scene = scene().await?;
-    let before = scene.chunks().await?;
-    let lost = scene.put_newer().await?;
-    scene.delete(b"/8").await?;
-    scene.store.delete(&lost).await?;
-    for key in &before {
-        scene.damage(key).await?;
+async fn a_lost_deletion_is_mended_by_deleting_its_files_again() -> Result<()> {
+    for (is_chunk, is_damaged) in LOSSES {
+        let mut scene = scene().await?;
+        let (lost, _) = scene.lose(is_chunk, is_damaged).await?;
+        scene.is_refused().await?;
+        scene.put_newer().await?;
+        scene.delete(b"/8").await?;
+        let found = scene.verify().await?;
+        let [found] = found.as_slice() else { anyhow::bail!("{found:?}") };
+        ensure!(found.contains("run `dlcmd purge dl://ds`") && !found.contains("mend"), "{found}");
+        if is_damaged {
+            scene.is_refused().await?;
+            ensure!(found.contains("remove it from the chunk store"), "{found}");
+            scene.store.delete(&lost).await?;
+        }
+        scene.is_mended().await?;
+        for _ in 0..4 {
+            scene.time.advance(SETTLED);
+            scene.client.purge(NAME, Duration::ZERO).await?;
+        }
+        ensure!(scene.tombstones().await?.is_empty(), "tombstones are left");
+        scene.is_mended().await?;
     }
-    for _ in 0..2 {
-        scene.client.purge(NAME, Duration::ZERO).await?;
-        scene.time.advance(SETTLED);
-    }
-    let found = scene.verify().await?;
-    let told = "no file needs it: mend what else is wrong, then run `dlcmd purge dl://ds`";
-    ensure!(found.iter().any(|one| one.contains(told)), "{found:?}");
-    // Whole ones from a copy.
-    for key in &before {
-        scene.damage(key).await?;
-    }
-    scene.client.purge(NAME, GRACE).await?;
-    ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
-    check(&scene.store, &scene.client, &scene.time, &scene.writer).await
+    Ok(())
 }
 
-/// Keeps S-29 and S-02: of a purged chunk that somebody puts back what was deleted stays deleted.
+/// Keeps S-27, S-29 and S-02: a purged chunk that somebody puts back, of which the metadata knows that its
+/// files are deleted.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_deleted_of_a_chunk_that_is_put_back_is_deleted_again() -> Result<()> {
+async fn a_purged_chunk_that_is_put_back_is_refused_by_a_purge() -> Result<()> {
     let mut scene = scene().await?;
     let (client, time) = (scene.client.clone(), Arc::clone(&scene.time));
     let more = [("c/1".to_owned(), data(1, 60_000)), ("c/2".to_owned(), data(2, 60_000))];
-    let purged = scene.put(&more).await?;
-    let bytes = scene.store.read_all(&purged).await?;
+    let chunk = scene.put(&more).await?;
+    let bytes = scene.store.read_all(&chunk).await?;
     scene.writer.delete(&client, time.now(), |path| path.starts_with(b"c/")).await?;
     for _ in 0..4 {
         time.advance(SETTLED);
         client.purge(NAME, Duration::ZERO).await?;
     }
-    ensure!(scene.tombstones().await?.is_empty(), "tombstones are left");
-    ensure!(!scene.chunks().await?.contains(&purged), "the chunk is gone");
-    scene.store.create(&purged, bytes).await?;
+    ensure!(!scene.chunks().await?.contains(&chunk), "the chunk is gone");
+    scene.store.create(&chunk, bytes).await?;
     client.recover().await?;
     let found = scene.verify().await?;
-    let told = "2 deleted files come back if the metadata is lost, as a chunk of theirs";
-    ensure!(found.len() == 1 && found[0].contains(told), "{found:?}");
-    let purged = client.purge(NAME, GRACE).await?;
-    ensure!(purged.problems.is_empty(), "{purged:?}");
-    ensure!(scene.verify().await?.is_empty(), "{:?}", scene.verify().await?);
-    check(&scene.store, &client, &time, &scene.writer).await
+    let is_named = |one: &&String| one.contains("c/") && one.contains("is not in the metadata");
+    ensure!(found.iter().filter(is_named).count() == 2, "{found:?}");
+    scene.is_refused().await?;
+    scene.put(&more).await?;
+    scene.writer.delete(&client, time.now(), |path| path.starts_with(b"c/")).await?;
+    scene.is_mended().await
 }

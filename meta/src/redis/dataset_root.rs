@@ -1,7 +1,7 @@
-//! The home of a dataset: the one key that says whether it is there, and what of it.
+//! The root of a dataset: the key with its record, its epoch and its counters.
 //!
-//! Must hold: whatever else is read or written of a dataset is checked by its home, for the epoch
-//! may be another one by then.
+//! Must hold: a dataset exists while its root does. All reads and writes of other keys are checked by the
+//! root, as the epoch may have changed.
 
 use dl_format::{DatasetId, Version};
 use redis::Value;
@@ -13,30 +13,30 @@ use super::keys::{self, Epoch, Keys};
 use super::records::decode_dataset;
 use crate::{DatasetRecord, Kind};
 
-/// Redis counts in doubles: what lies above is not a whole number any more.
+/// Redis counts in doubles: larger numbers are not exact.
 pub(super) const STAMP_MAX: u64 = (1 << 53) - 1;
 
-/// What the home of a dataset says.
+/// The contents of a root.
 #[derive(Debug, Clone)]
-pub(super) struct Home {
+pub(super) struct DatasetRoot {
     pub(super) record: DatasetRecord,
-    /// The bytes of it, to put another one only in its place.
+    /// The stored bytes of the record, for a replacement of just this record.
     pub(super) stored: Vec<u8>,
     pub(super) keys: Keys,
     pub(super) objects: u64,
-    /// How many were ever appended: what they named may still be marked in the index.
+    /// The number of tombstones that were ever appended: their bitmaps may still be in the index.
     pub(super) tombstones: u64,
-    /// How often anything but a new object changed the log or its rows.
+    /// The number of changes of the log or its rows other than new objects.
     pub(super) changes: u64,
-    /// How many objects were ever taken off the log.
+    /// The number of objects that ever left the log.
     pub(super) retired: u64,
     /// Some folder is large.
     pub(super) is_large: bool,
-    /// What was counted last.
+    /// The last count.
     pub(super) counted: Option<Counted>,
 }
 
-/// What a log of so many objects adds up to.
+/// The sums over a log of so many objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Counted {
     pub(super) objects: u64,
@@ -59,17 +59,17 @@ const FIELDS: [&str; 11] = [
     "retired",
 ];
 
-/// What to ask for [`read_home`].
-pub(super) fn ask_home(id: DatasetId) -> Ask {
-    Ask::to(&keys::home(id), "HMGET").arg(&FIELDS)
+/// The question for [`read_root`].
+pub(super) fn ask_root(id: DatasetId) -> Ask {
+    Ask::to(&keys::root(id), "HMGET").arg(&FIELDS)
 }
 
-/// What to ask for [`Shared::is_still`].
+/// The question for [`Shared::is_still`].
 pub(super) fn ask_epoch(keys: Keys) -> Ask {
-    Ask::to(&keys.home(), "HGET").arg("epoch")
+    Ask::to(&keys.root(), "HGET").arg("epoch")
 }
 
-pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Failure> {
+pub(super) fn read_root(id: DatasetId, answer: Value) -> Result<Option<DatasetRoot>, Failure> {
     let [
         stored,
         epoch,
@@ -97,7 +97,7 @@ pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Fa
         }),
         None => None,
     };
-    Ok(Some(Home {
+    Ok(Some(DatasetRoot {
         record,
         stored,
         keys: Keys { dataset: id, epoch },
@@ -110,9 +110,9 @@ pub(super) fn read_home(id: DatasetId, answer: Value) -> Result<Option<Home>, Fa
     }))
 }
 
-impl Home {
-    /// Fails when a log that was read of so many objects, between this home and the one that it was
-    /// `then`, is not all that was appended. What was taken off it meanwhile can't be told from that.
+impl DatasetRoot {
+    /// Fails when a log, read between this root and the root `then`, has fewer objects than were
+    /// appended. Passes where an object left the log meanwhile.
     pub(super) fn check_log(&self, then: &Self, objects: u64) -> Result<(), Failure> {
         let is_same = self.keys == then.keys && self.changes == then.changes;
         let appended = self.objects..=then.objects;
@@ -127,7 +127,7 @@ impl Home {
     }
 }
 
-/// Whether a log was short before: a slot that moves may make it look so once.
+/// Whether a log was too short before: a slot that moves may make it look so once.
 #[derive(Debug, Default)]
 pub(super) struct Doubts(bool);
 
@@ -139,17 +139,17 @@ impl Doubts {
 }
 
 impl Shared {
-    pub(super) async fn home(&self, id: DatasetId) -> Result<Option<Home>, Failure> {
-        let home = read_home(id, self.router.ask_one(ask_home(id)).await?)?;
-        match &home {
-            Some(home) => self.learn(home.keys),
+    pub(super) async fn root(&self, id: DatasetId) -> Result<Option<DatasetRoot>, Failure> {
+        let root = read_root(id, self.router.ask_one(ask_root(id)).await?)?;
+        match &root {
+            Some(root) => self.learn(root.keys),
             None => self.forget(id),
         }
-        Ok(home)
+        Ok(root)
     }
 
-    /// Whether a dataset is still the one of these keys. Of one that was dropped some may be gone
-    /// already: who has read of it begins anew.
+    /// Whether a dataset still has the epoch of these keys. Some keys of a dropped dataset may be gone
+    /// already: its readers begin anew.
     pub(super) fn is_still(&self, keys: Keys, answer: Value) -> Result<bool, Failure> {
         let is_still = bytes(answer)?.as_deref().and_then(Epoch::parse) == Some(keys.epoch);
         if !is_still {
@@ -158,30 +158,23 @@ impl Shared {
         Ok(is_still)
     }
 
-    /// Whether a dataset whose home was not found is not there. Fails when its shard may have lost
-    /// it. False when it was made again since, or by `changes` asked for in another place: the call
+    /// Whether a dataset without a root does not exist. Fails when its shard may have lost the root.
+    /// False when the dataset was made again, or asked for in another place before `changes`: the call
     /// begins anew.
     pub(super) async fn is_gone(&self, id: DatasetId, changes: u64) -> Result<bool, Failure> {
         self.forget(id);
-        let mut asks = vec![ask_home(id)];
-        let sign = self.sign();
-        asks.extend(sign.iter().map(|sign| sign.ask(keys::home(id).shard)));
-        let mut marks = self.router.ask(asks).await?;
-        let home = read_home(id, marks.remove(0))?;
-        let is_whole = match sign {
-            Some(sign) => self.are_whole(&sign, marks).await?,
-            None => {
-                self.refuse_unbound()?;
-                true
-            }
-        };
-        Ok(home.is_none() && is_whole && self.is_as(changes))
+        let mut asks = vec![ask_root(id)];
+        asks.extend(self.ask_stamps(std::iter::once(keys::root(id).shard)));
+        let mut stamps = self.router.ask(asks).await?;
+        let root = read_root(id, stamps.remove(0))?;
+        let is_whole = self.are_whole(stamps).await?;
+        Ok(root.is_none() && is_whole && self.is_as(changes))
     }
 
-    /// The keys of a dataset, as this process knew them last; none when it has no home.
+    /// The keys of a dataset, as this process knew them last; none without a root.
     pub(super) async fn keys_of(&self, id: DatasetId) -> Result<Option<Keys>, Failure> {
         match self.known(id) {
-            None => Ok(self.home(id).await?.map(|home| home.keys)),
+            None => Ok(self.root(id).await?.map(|root| root.keys)),
             known => Ok(known),
         }
     }

@@ -1,10 +1,9 @@
-//! Whether rows still count: the log has to have the object that holds what they tell of.
+//! Rows count only while the log holds their objects.
 //!
-//! Must hold: a row whose object was taken off the log tells of no file, whatever brought it back: a
-//! primary that died with its removal, or an append that was under way. That the log lacks an object is
-//! taken only where none left it since before its row was read: otherwise the row is read again, for its
-//! file may have been moved. One that was lacking before a row was read is not asked about again. (Not
-//! covered: a walk of a large folder that takes longer than a purge waits with what it moved.)
+//! Must hold: a row whose object left the log names no file, whatever brought the row back: a primary that
+//! died with its removal, or an append in flight. An object counts as gone only where no object left the
+//! log since before its row was read; otherwise the row is read again, as its file may have moved. (Not
+//! covered: a walk of a large folder that takes longer than the grace period of a purge.)
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{MutexGuard, PoisonError};
@@ -14,55 +13,55 @@ use redis::Value;
 
 use super::Shared;
 use super::command::{Ask, number, strings};
+use super::dataset_root::{DatasetRoot, Doubts, ask_root, read_root};
 use super::failure::Failure;
-use super::home::{Doubts, Home, ask_home, read_home};
 use super::keys::Keys;
 use super::slots::Shard;
 
-/// Objects that a process remembers, of all datasets together: about 2 TiB of chunks, in 20 MB.
+/// Objects that a process remembers, all datasets together: about 2 TiB of chunks, in 20 MB.
 const KNOWN_MAX: usize = 1 << 19;
 
-/// What the log says to one call about the objects that hold the rows which it reads.
+/// The objects that a call read rows of, compared with the log.
 #[derive(Debug)]
-pub(super) struct Holders {
+pub(super) struct LiveObjects {
     keys: Keys,
-    /// What [`Shared::is_as`] wanted to hear when the call began.
+    /// The count of changes for [`Shared::is_as`] when the call began.
     places: u64,
-    /// How many objects had left the log before the rows were read, if that is known.
+    /// The number of objects that had left the log before the rows were read, if known.
     before: Option<u64>,
     gone: HashSet<ChunkId>,
-    /// Those of them that may have left the log behind the rows that were loaded last.
+    /// Gone objects that may have left the log after the last rows were loaded.
     doubtful: HashSet<ChunkId>,
     is_stale: bool,
 }
 
-/// How many objects had left a log.
+/// The number of objects that had left a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Count {
     pub(super) retired: u64,
-    /// What [`Shared::is_as`] wants to hear, taken before that was asked for: a log may lose its last
-    /// changes with its primary.
+    /// The count of changes for [`Shared::is_as`] before the question: a log may lose its last changes
+    /// with its primary.
     pub(super) places: u64,
 }
 
-impl Holders {
+impl LiveObjects {
     fn new(keys: Keys, places: u64, before: Option<u64>) -> Self {
         let (gone, doubtful) = (HashSet::new(), HashSet::new());
         Self { keys, places, before, gone, doubtful, is_stale: false }
     }
 
-    /// For a call that reads rows behind this home.
-    pub(super) fn after(home: &Home, places: u64) -> Self {
-        Self::new(home.keys, places, Some(home.retired))
+    /// For a call that reads rows after this root.
+    pub(super) fn after(root: &DatasetRoot, places: u64) -> Self {
+        Self::new(root.keys, places, Some(root.retired))
     }
 
-    /// The same for a call that began before and begins anew: what was lacking by then still is.
-    pub(super) fn again(self, home: &Home, places: u64) -> Self {
-        let after = Self::after(home, places);
-        if self.are_of(home.keys, places) { Self { gone: self.gone, ..after } } else { after }
+    /// For the next round of a call: objects that were gone stay gone.
+    pub(super) fn again(self, root: &DatasetRoot, places: u64) -> Self {
+        let after = Self::after(root, places);
+        if self.are_of(root.keys, places) { Self { gone: self.gone, ..after } } else { after }
     }
 
-    /// For a call that reads rows beside the home, with what this process heard last.
+    /// For a call that reads rows beside the root, with the last count that this process read.
     pub(super) fn heard(shared: &Shared, keys: Keys, places: u64) -> Self {
         Self::new(keys, places, shared.logged().heard(keys, places))
     }
@@ -71,17 +70,17 @@ impl Holders {
         (self.keys, self.places) == (keys, places)
     }
 
-    /// Whether rows that were loaded last have to be read again.
+    /// Whether the last rows have to be read again.
     pub(super) fn are_uncertain(&self) -> bool {
         !self.doubtful.is_empty()
     }
 
-    /// Whether those that this object holds have to.
+    /// Whether the rows of this object have to be read again.
     pub(super) fn doubt(&self, object: ChunkId) -> bool {
         self.doubtful.contains(&object)
     }
 
-    /// Whether the dataset was dropped meanwhile, so that nothing is known.
+    /// Whether the dataset was dropped meanwhile.
     pub(super) fn are_stale(&self) -> bool {
         self.is_stale
     }
@@ -90,43 +89,43 @@ impl Holders {
         self.gone.contains(&object)
     }
 
-    /// Where something was not found, if anything was not.
-    pub(super) fn doubted(&self, home: &Home) -> Option<Shard> {
-        (!self.gone.is_empty()).then(|| home.keys.log().shard)
+    /// The shard in which an object was not found.
+    pub(super) fn doubted(&self, root: &DatasetRoot) -> Option<Shard> {
+        (!self.gone.is_empty()).then(|| root.keys.log().shard)
     }
 
-    /// Asks the log about the objects that hold rows which were read beside this count. Fails when it is
-    /// shorter than the home says.
+    /// Asks the log about the objects of rows that were read beside this count. Fails when the log is
+    /// shorter than the root says.
     pub(super) async fn load(
         &mut self,
         shared: &Shared,
-        home: &Home,
+        root: &DatasetRoot,
         beside: Count,
         objects: impl IntoIterator<Item = ChunkId>,
     ) -> Result<(), Failure> {
         self.doubtful.clear();
-        if home.retired == 0 {
+        if root.retired == 0 {
             return Ok(());
         }
         let objects: BTreeSet<ChunkId> = objects.into_iter().collect();
         let unknown: Vec<ChunkId> = {
             let logged = shared.logged();
-            let has = |id: &ChunkId| logged.has(home.keys, beside, id) || self.gone.contains(id);
+            let has = |id: &ChunkId| logged.has(root.keys, beside, id) || self.gone.contains(id);
             objects.into_iter().filter(|id| !has(id)).collect()
         };
         let mut doubts = Doubts::default();
         while !unknown.is_empty() {
-            let asked = shared.ask_log(home.keys, &unknown).await?;
-            shared.logged().keep(home.keys, beside, asked.held);
+            let asked = shared.ask_log(root.keys, &unknown).await?;
+            shared.logged().keep(root.keys, beside, asked.held);
             if asked.lacking.is_empty() {
                 break;
             }
-            // Behind the answer: what left the log until then is counted there.
-            let (dataset, places) = (home.keys.dataset, shared.router.changes());
-            let again = read_home(dataset, shared.router.ask_one(ask_home(dataset)).await?)?;
-            let is_same = |home_then: &Home| home_then.keys == home.keys;
-            let homes = asked.home.filter(is_same).zip(again.filter(is_same));
-            let Some((then, again)) = homes else {
+            // After the answer: this root counts all objects that had left the log by then.
+            let (dataset, places) = (root.keys.dataset, shared.router.changes());
+            let again = read_root(dataset, shared.router.ask_one(ask_root(dataset)).await?)?;
+            let is_same = |root_then: &DatasetRoot| root_then.keys == root.keys;
+            let roots = asked.root.filter(is_same).zip(again.filter(is_same));
+            let Some((then, again)) = roots else {
                 shared.forget(dataset);
                 self.is_stale = true;
                 return Ok(());
@@ -136,7 +135,7 @@ impl Holders {
                 continue;
             }
             let retired = again.retired;
-            shared.logged().keep(home.keys, Count { retired, places }, Vec::new());
+            shared.logged().keep(root.keys, Count { retired, places }, Vec::new());
             if self.before != Some(retired) {
                 self.doubtful.extend(&asked.lacking);
             }
@@ -144,16 +143,16 @@ impl Holders {
             self.before = Some(retired);
             break;
         }
-        // What is read from now on is read behind that.
+        // Rows that are read from now on are read after that count.
         self.before = self.before.max(Some(beside.retired));
         Ok(())
     }
 }
 
-/// What a log said.
+/// The answer of a log.
 struct Asked {
-    home: Option<Home>,
-    /// How many objects it has.
+    root: Option<DatasetRoot>,
+    /// The number of its objects.
     count: u64,
     held: Vec<ChunkId>,
     lacking: Vec<ChunkId>,
@@ -163,13 +162,13 @@ impl Shared {
     /// Asks a log whether it has these objects.
     async fn ask_log(&self, keys: Keys, objects: &[ChunkId]) -> Result<Asked, Failure> {
         let log = keys.log();
-        let mut asks = vec![ask_home(keys.dataset), Ask::to(&log, "ZCARD")];
+        let mut asks = vec![ask_root(keys.dataset), Ask::to(&log, "ZCARD")];
         asks.extend(objects.iter().map(|id| {
             let from = [b"[", id.as_bytes().as_slice()].concat();
             Ask::to(&log, "ZRANGEBYLEX").arg(from).arg("+").arg("LIMIT").arg(0).arg(1)
         }));
         let mut answers = self.router.ask(asks).await?.into_iter();
-        let home = read_home(keys.dataset, answers.next().unwrap_or(Value::Nil))?;
+        let root = read_root(keys.dataset, answers.next().unwrap_or(Value::Nil))?;
         let count = number(&answers.next().unwrap_or(Value::Nil))?;
         let count = u64::try_from(count).unwrap_or_default();
         let (mut held, mut lacking) = (Vec::with_capacity(objects.len()), Vec::new());
@@ -178,7 +177,7 @@ impl Shared {
             let is_held = found.first().is_some_and(|member| member.starts_with(id.as_bytes()));
             if is_held { held.push(*id) } else { lacking.push(*id) }
         }
-        Ok(Asked { home, count, held, lacking })
+        Ok(Asked { root, count, held, lacking })
     }
 
     pub(super) fn logged(&self) -> MutexGuard<'_, Logged> {
@@ -186,7 +185,7 @@ impl Shared {
     }
 }
 
-/// What logs were heard to have.
+/// The objects that logs were seen to hold.
 #[derive(Debug, Default)]
 pub(super) struct Logged {
     logs: HashMap<DatasetId, Log>,
@@ -196,13 +195,13 @@ pub(super) struct Logged {
 #[derive(Debug)]
 struct Log {
     keys: Keys,
-    /// What it had then, it has until another one leaves it.
+    /// An object of then is in the log until the count grows.
     count: Count,
     objects: HashSet<ChunkId>,
 }
 
 impl Logged {
-    /// How many objects had left a log, as far as that was heard in these places.
+    /// The number of objects that had left a log, if read since the last change of places.
     fn heard(&self, keys: Keys, places: u64) -> Option<u64> {
         let log = self.logs.get(&keys.dataset)?;
         (log.keys == keys && log.count.places == places).then_some(log.count.retired)
@@ -213,13 +212,13 @@ impl Logged {
         log.is_some_and(|log| log.objects.contains(object))
     }
 
-    /// Lets go of what is known of a log.
+    /// Forgets a log.
     pub(super) fn forget(&mut self, dataset: DatasetId) {
         let log = self.logs.remove(&dataset);
         self.objects -= log.map_or(0, |log| log.objects.len());
     }
 
-    /// Keeps what a log was heard to have after so many had left it.
+    /// Keeps the objects that a log held at this count.
     fn keep(&mut self, keys: Keys, count: Count, objects: Vec<ChunkId>) {
         if self.objects > KNOWN_MAX {
             *self = Self::default();

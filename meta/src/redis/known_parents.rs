@@ -1,8 +1,7 @@
-//! The folders whose rows on the way to them this process has written: those of all folders above and
-//! of their own.
+//! The parents of files whose rows this process wrote a short time ago, with the rows of all folders above.
 //!
-//! Must hold: it only saves questions. Who goes by it writes the same rows again with those of the
-//! files, so that nothing depends on what others removed since.
+//! Must hold: the list only saves questions. An append writes the rows of parents again beside the rows of
+//! its files, so nothing depends on removals by other processes.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -13,26 +12,26 @@ use dl_format::Entry;
 
 use super::keys::Keys;
 
-/// Ways that are remembered.
+/// Most folders that are remembered.
 const MAX: usize = 1 << 16;
-/// How long, so that those which others removed are written first again.
+/// How long folders are remembered: other processes may remove them.
 const HOLDS: Duration = Duration::from_secs(60);
 
-/// Hashes of datasets and folders.
+/// Hashes of (dataset, folder).
 #[derive(Debug, Default)]
-pub(super) struct Ways {
+pub(super) struct KnownParents {
     hasher: RandomState,
     known: Mutex<Known>,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    ways: HashSet<u64>,
+    folders: HashSet<u64>,
     began: Duration,
 }
 
-impl Ways {
-    /// The folders of files to which the way is not known.
+impl KnownParents {
+    /// The parents of files whose rows this process did not write lately.
     pub(super) fn unknown(&self, keys: Keys, files: &[Entry], now: Duration) -> HashSet<u64> {
         let (mut wanted, mut last) = (HashSet::new(), None);
         for entry in files {
@@ -43,15 +42,15 @@ impl Ways {
             }
         }
         let mut known = self.known();
-        if now.saturating_sub(known.began) > HOLDS || known.ways.len() > MAX {
-            *known = Known { ways: HashSet::new(), began: now };
+        if now.saturating_sub(known.began) > HOLDS || known.folders.len() > MAX {
+            *known = Known { folders: HashSet::new(), began: now };
         }
-        wanted.retain(|way| !known.ways.contains(way));
+        wanted.retain(|folder| !known.folders.contains(folder));
         wanted
     }
 
-    pub(super) fn learn(&self, ways: HashSet<u64>) {
-        self.known().ways.extend(ways);
+    pub(super) fn learn(&self, folders: HashSet<u64>) {
+        self.known().folders.extend(folders);
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -68,21 +67,21 @@ mod tests {
     use crate::conformance::history::Maker;
 
     #[test]
-    fn a_way_is_known_for_a_while_to_the_life_of_the_dataset_that_has_it() {
+    fn parents_are_known_for_a_while_and_in_one_epoch() {
         let dataset = DatasetId::from_bytes([1; 16]);
         let keys = |epoch| Keys { dataset, epoch: Epoch::new(epoch) };
         let mut maker = Maker::new(dataset, 1);
         let [first, second] = [[&b"a/b/1"[..], b"2"], [b"a/b/3", b"a/c/4"]].map(|paths| {
             maker.chunk(paths.map(|path| (path, 1))).header().entries().collect::<Vec<_>>()
         });
-        let (ways, now) = (Ways::default(), Duration::from_secs(100));
-        let unknown = ways.unknown(keys(1), &first, now);
+        let (folders, now) = (KnownParents::default(), Duration::from_secs(100));
+        let unknown = folders.unknown(keys(1), &first, now);
         assert_eq!(unknown.len(), 2);
-        assert_eq!(ways.unknown(keys(1), &first, now).len(), 2, "nothing was written yet");
-        ways.learn(unknown);
-        assert_eq!(ways.unknown(keys(1), &first, now + HOLDS).len(), 0);
-        assert_eq!(ways.unknown(keys(1), &second, now).len(), 1);
-        assert_eq!(ways.unknown(keys(2), &first, now).len(), 2);
-        assert_eq!(ways.unknown(keys(1), &first, now + 2 * HOLDS).len(), 2);
+        assert_eq!(folders.unknown(keys(1), &first, now).len(), 2, "nothing was written yet");
+        folders.learn(unknown);
+        assert_eq!(folders.unknown(keys(1), &first, now + HOLDS).len(), 0);
+        assert_eq!(folders.unknown(keys(1), &second, now).len(), 1);
+        assert_eq!(folders.unknown(keys(2), &first, now).len(), 2);
+        assert_eq!(folders.unknown(keys(1), &first, now + 2 * HOLDS).len(), 2);
     }
 }

@@ -8,10 +8,10 @@ use futures::future::join_all;
 use super::{STORE, id, open, path, reason, record};
 use crate::conformance::history::Maker;
 use crate::redis::command::Ask;
+use crate::redis::dataset_root::DatasetRoot;
 use crate::redis::folders::PAGE;
-use crate::redis::holders::{Count, Holders};
-use crate::redis::home::Home;
 use crate::redis::keys::LARGE_ROWS;
+use crate::redis::live_objects::{Count, LiveObjects};
 use crate::redis::rows::file;
 use crate::redis::scripts::RETIRE;
 use crate::redis::testing::{Cluster, Server};
@@ -182,26 +182,28 @@ async fn rows_that_were_read_before_their_object_left_the_log_are_read_again() {
         store.append(object).await.unwrap();
     }
     let shared = &store.shared;
-    let home = async || shared.home(id()).await.unwrap().unwrap();
+    let root = async || shared.root(id()).await.unwrap().unwrap();
     let places = shared.router.changes();
-    let count = |home: &Home| Count { retired: home.retired, places };
-    let lacking = |holders: &Holders| ids.iter().map(|id| holders.lack(*id)).collect::<Vec<_>>();
+    let count = |root: &DatasetRoot| Count { retired: root.retired, places };
+    let lacking = |live_objects: &LiveObjects| {
+        ids.iter().map(|id| live_objects.lack(*id)).collect::<Vec<_>>()
+    };
 
     store.retire(id(), &ids[..1]).await.unwrap();
-    let old = home().await;
+    let old = root().await;
     let (mut after, mut beside) =
-        (Holders::after(&old, places), Holders::heard(shared, old.keys, places));
+        (LiveObjects::after(&old, places), LiveObjects::heard(shared, old.keys, places));
     store.retire(id(), &ids[1..2]).await.unwrap();
-    for holders in [&mut after, &mut beside] {
+    for live_objects in [&mut after, &mut beside] {
         for is_uncertain in [true, false] {
-            holders.load(shared, &old, count(&old), ids.clone()).await.unwrap();
-            assert_eq!(holders.are_uncertain(), is_uncertain);
-            assert_eq!(lacking(holders), [true, true, false, false]);
+            live_objects.load(shared, &old, count(&old), ids.clone()).await.unwrap();
+            assert_eq!(live_objects.are_uncertain(), is_uncertain);
+            assert_eq!(lacking(live_objects), [true, true, false, false]);
         }
         // However much leaves it all the time, what is known to lack is.
         store.retire(id(), &ids[2..3]).await.unwrap();
-        holders.load(shared, &old, count(&old), ids[..2].to_vec()).await.unwrap();
-        assert!(!holders.are_uncertain());
+        live_objects.load(shared, &old, count(&old), ids[..2].to_vec()).await.unwrap();
+        assert!(!live_objects.are_uncertain());
         store.append(&objects[2]).await.unwrap();
     }
     // What was heard of the log is remembered until more leaves it.
@@ -210,20 +212,20 @@ async fn rows_that_were_read_before_their_object_left_the_log_are_read_again() {
         let line = stats.lines().find(|line| line.contains("zrangebylex")).map(str::to_owned);
         line.expect("logs are asked with it")
     };
-    let (new, held) = (home().await, ids[2..].to_vec());
+    let (new, held) = (root().await, ids[2..].to_vec());
     let mut counts = Vec::new();
     for _ in 0..2 {
-        let mut holders = Holders::heard(shared, new.keys, places);
-        holders.load(shared, &new, count(&new), held.clone()).await.unwrap();
+        let mut live_objects = LiveObjects::heard(shared, new.keys, places);
+        live_objects.load(shared, &new, count(&new), held.clone()).await.unwrap();
         counts.push(asked().await);
     }
     assert_eq!(counts[0], counts[1]);
     store.retire(id(), &ids[2..3]).await.unwrap();
-    let mut then = Holders::heard(shared, new.keys, places);
-    let new = home().await;
+    let mut then = LiveObjects::heard(shared, new.keys, places);
+    let new = root().await;
     then.load(shared, &new, count(&new), held.clone()).await.unwrap();
     assert!(then.lack(ids[2]) && !then.lack(ids[3]));
-    let mut then = Holders::heard(shared, new.keys, places);
+    let mut then = LiveObjects::heard(shared, new.keys, places);
     then.load(shared, &new, count(&new), held).await.unwrap();
     assert!(then.lack(ids[2]) && !then.are_uncertain(), "nothing left it since it was heard of");
 
@@ -251,22 +253,22 @@ async fn a_walk_whose_next_rows_left_the_log_begins_anew_unless_they_were_delete
     store.append(&gone).await.unwrap();
     store.append(&maker.tombstone(&versions(&gone))).await.unwrap();
     store.retire(id(), &[gone.header().id()]).await.unwrap();
-    let home = store.shared.home(id()).await.unwrap().unwrap();
-    let mut walk = Walk::of_everything(&store.shared, &home);
+    let root = store.shared.root(id()).await.unwrap().unwrap();
+    let mut walk = Walk::of_everything(&store.shared, &root);
     for _ in 0..=PAGE {
         assert!(walk.next_file().await.unwrap().is_some());
     }
     // As a purge does, when a copy of its files is there.
-    let keys = home.keys;
-    let taken = Ask::script(&RETIRE, &keys.home(), &[&keys.log(), &keys.todo()]);
+    let keys = root.keys;
+    let taken = Ask::script(&RETIRE, &keys.root(), &[&keys.log(), &keys.todo()]);
     let taken = taken.arg(keys.epoch.to_string()).arg(objects[2].header().id().as_bytes());
     store.shared.router.ask_one(taken).await.unwrap();
     while walk.next_file().await.unwrap().is_some() {}
     assert!(walk.is_stale());
 
     store.append(&maker.tombstone(&versions(&objects[1]))).await.unwrap();
-    let home = store.shared.home(id()).await.unwrap().unwrap();
-    let mut walk = Walk::of_everything(&store.shared, &home);
+    let root = store.shared.root(id()).await.unwrap().unwrap();
+    let mut walk = Walk::of_everything(&store.shared, &root);
     assert!(walk.next_file().await.unwrap().is_some());
     store.retire(id(), &[objects[1].header().id()]).await.unwrap();
     bring_back(&store, &objects[1]).await;

@@ -1,0 +1,346 @@
+//! Admission of requests: the caller of each request, its counts, and bounds on the memory of requests
+//! before anything about them is known.
+//!
+//! Must hold: no request reaches a method without a caller and the rule of the method; the server
+//! receives no more request messages at a time than fit into memory; clients that stop in the middle of
+//! a request or send too slowly are given up, and so are requests that wait too long.
+
+use std::convert::Infallible;
+use std::error::Error as StdError;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dl_proto::Kind;
+use dl_runtime::{Clock, Deadline};
+use futures::stream;
+use http_body_util::{BodyExt, StreamBody};
+use tokio::sync::Semaphore;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::Service;
+use tonic::codegen::http::{Request, Response};
+
+use crate::auth::{self, Auth, Caller, Rule};
+use crate::connections::Connection;
+use crate::error::Error;
+use crate::frames::with_frames;
+use crate::inflight::Intake;
+use crate::metrics::Metrics;
+use crate::reservation::Reservation;
+use crate::settings::Settings;
+
+/// Requests that are received or worked on until their answers begin, in the whole server. At
+/// `REQUEST_BYTES_MAX` each, together 96 MiB.
+const AT_ONCE: usize = 48;
+
+/// Requests that wait for a place, or that come in pieces, in the whole server. Each costs some KiB
+/// before the server looks at its first byte.
+const IN_LINE: usize = 4_096;
+
+/// The same for requests about the server and not about datasets. They need no key, and take no
+/// places of other requests.
+const OTHERS_AT_ONCE: usize = 4;
+const OTHERS_IN_LINE: usize = 64;
+
+/// The least pace of a client, in bytes per second, beyond the patience of a request: a chunk of
+/// 4 MiB takes a quarter of an hour.
+const PACE: u64 = 4 << 10;
+
+/// A method that takes its pieces bit by bit, out of a separate budget.
+const STREAMED: &str = "PutChunk";
+
+/// The caller of a request, and the rule of its method; among the extensions of the request.
+#[derive(Debug, Clone)]
+pub(crate) struct Admitted {
+    pub(crate) caller: Caller,
+    pub(crate) rule: Rule,
+}
+
+/// Limits requests.
+#[derive(Debug)]
+pub(crate) struct RequestLimiter {
+    datasets: Places,
+    others: Places,
+    patience: Duration,
+    clock: Arc<dyn Clock>,
+    auth: Auth,
+    settings: Settings,
+    metrics: Arc<Metrics>,
+}
+
+#[derive(Debug)]
+struct Places {
+    line: Semaphore,
+    room: Semaphore,
+}
+
+impl Places {
+    fn new(line: usize, room: usize) -> Self {
+        Self { line: Semaphore::new(line), room: Semaphore::new(room) }
+    }
+}
+
+/// A request body on its way.
+struct Receiving {
+    body: Body,
+    intake: Arc<Intake>,
+    clock: Arc<dyn Clock>,
+    patience: Duration,
+    waited: Duration,
+    came: u64,
+}
+
+impl RequestLimiter {
+    /// Gives up clients without a byte for `patience` in the middle of a request, and requests that wait
+    /// as long for requests before them.
+    pub(crate) fn new(
+        patience: Duration,
+        clock: Arc<dyn Clock>,
+        auth: Auth,
+        settings: Settings,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let datasets = Places::new(IN_LINE, AT_ONCE);
+        let others = Places::new(OTHERS_IN_LINE, OTHERS_AT_ONCE);
+        Self { datasets, others, patience, clock, auth, settings, metrics }
+    }
+
+    /// Admits a request, and has it answered by `methods`.
+    pub(crate) async fn answer<S, B>(
+        &self,
+        methods: S,
+        connection: &Connection,
+        request: Request<B>,
+    ) -> Result<Response<Body>, Infallible>
+    where
+        S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+        B: http_body::Body<Data = Bytes, Error: Into<Box<dyn StdError + Send + Sync>>>
+            + Send
+            + 'static,
+    {
+        let path = request.uri().path();
+        let measured = self.metrics.begin(path.strip_prefix(auth::SERVICE));
+        let response = self.admit(methods, connection, request.map(Body::new)).await;
+        Ok(measured.answer(response.unwrap_or_else(Status::into_http)))
+    }
+
+    async fn admit<S>(
+        &self,
+        mut methods: S,
+        connection: &Connection,
+        request: Request<Body>,
+    ) -> Result<Response<Body>, Status>
+    where
+        S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    {
+        let (mut parts, body) = request.into_parts();
+        let method = parts.uri.path().strip_prefix(auth::SERVICE);
+        let is_streamed = method == Some(STREAMED);
+        let intake = Arc::new(Intake::new(Arc::clone(&connection.share), is_streamed));
+        let places = if method.is_some() { &self.datasets } else { &self.others };
+        let Ok(_turn) = places.line.try_acquire() else {
+            return Err(Status::unavailable("too many requests wait here; try again"));
+        };
+        if let Some(method) = method {
+            let caller = match self.auth.caller(&parts.headers, connection.peer) {
+                Ok(caller) => caller,
+                Err(refused) => {
+                    // The server holds nothing of the request while the request waits for its answer.
+                    drop((body, intake));
+                    self.metrics.refused_key();
+                    return Err(self.auth.refuse(refused).await);
+                }
+            };
+            let admitted = self.allow(method, caller)?;
+            parts.extensions.insert(admitted);
+        }
+        // Health and reflection tell nothing of datasets. Where keys are asked for, such a request is
+        // no reason for a connection to stay.
+        let may_stay = (method.is_none() && self.auth.is_on()) || connection.keep();
+        if !may_stay {
+            let why = "this server has as many connections as it can; ask another";
+            return Err(Status::unavailable(why));
+        }
+        let body = self.receive(body, &intake);
+        let mut place = None;
+        if is_streamed {
+            parts.extensions.insert(intake);
+        } else {
+            let room = places.room.acquire();
+            let room = Deadline::after(&*self.clock, self.patience).bound(&*self.clock, room).await;
+            let Ok(room) = room else {
+                return Err(Status::unavailable("this server is busy with others; try again"));
+            };
+            place = Some(room.expect("the semaphore is never closed"));
+        }
+        let Ok(response) = methods.call(Request::from_parts(parts, body)).await;
+        drop(place);
+        let mut response = with_frames(response);
+        Ok(match response.extensions_mut().remove::<Arc<Reservation>>() {
+            Some(memory) => response.map(|body| connection.unsent.hold(body, memory)),
+            None => response,
+        })
+    }
+
+    fn allow(&self, method: &str, caller: Caller) -> Result<Admitted, Status> {
+        let Some(rule) = auth::rule(method) else {
+            return Err(Status::unimplemented("this server knows no such method"));
+        };
+        if auth::is_change(method) && self.settings.is_read_only() {
+            let why = "the servers are read-only: their admin set live.read_only";
+            return Err(Status::permission_denied(why));
+        }
+        Ok(Admitted { caller, rule })
+    }
+
+    /// The body of a request, which fails when its client sends too slowly.
+    fn receive(&self, body: Body, intake: &Arc<Intake>) -> Body {
+        let (intake, clock, patience) =
+            (Arc::clone(intake), Arc::clone(&self.clock), self.patience);
+        let waited = Duration::ZERO;
+        let receiving = Receiving { body, intake, clock, patience, waited, came: 0 };
+        let frames = stream::unfold(Some(receiving), |receiving| async move {
+            let mut receiving = receiving?;
+            let frame = receiving.next().await?;
+            let goes_on = frame.is_ok();
+            Some((frame, goes_on.then_some(receiving)))
+        });
+        Body::new(StreamBody::new(frames))
+    }
+}
+
+impl Receiving {
+    async fn next(&mut self) -> Option<Result<http_body::Frame<Bytes>, Status>> {
+        let began = self.clock.monotonic();
+        let earned = Duration::from_millis(self.came.saturating_mul(1_000) / PACE);
+        let left = (self.patience + earned).saturating_sub(self.waited).min(self.patience);
+        let frame = tokio::select! {
+            biased;
+            frame = self.body.frame() => frame?,
+            () = self.clock.sleep(left) => {
+                let why = format!("it came slowly, {} bytes so far; send it again", self.came);
+                Err(Error::new(Kind::TimedOut, "receive", "a request", why).into())
+            }
+        };
+        self.waited += self.clock.monotonic().saturating_sub(began);
+        if let Ok(frame) = &frame {
+            self.came += frame.data_ref().map_or(0, Bytes::len) as u64;
+            self.intake.came(frame);
+        }
+        Some(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll};
+    use std::time::UNIX_EPOCH;
+
+    use dl_runtime::ManualClock;
+    use futures::{FutureExt, future};
+    use http_body::Frame;
+
+    use super::*;
+    use crate::connections::ConnectionLimiter;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// Never answers.
+    #[derive(Debug, Clone)]
+    struct Stuck;
+
+    impl Service<Request<Body>> for Stuck {
+        type Response = Response<Body>;
+        type Error = Infallible;
+        type Future = future::Pending<Result<Response<Body>, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Request<Body>) -> Self::Future {
+            future::pending()
+        }
+    }
+
+    struct Rig {
+        clock: Arc<ManualClock>,
+        requests: RequestLimiter,
+        connection: Arc<Connection>,
+    }
+
+    fn rig() -> Rig {
+        let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
+        let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+        let auth = Auth::new(None, Arc::clone(&time));
+        let metrics = Arc::new(Metrics::new(Arc::clone(&time)));
+        let requests =
+            RequestLimiter::new(PATIENCE, Arc::clone(&time), auth, Settings::default(), metrics);
+        let connection = ConnectionLimiter::new(8, PATIENCE, Vec::new(), time).enter(None);
+        Rig { clock, requests, connection }
+    }
+
+    impl Rig {
+        async fn ask(&self, path: &str) -> Response<Body> {
+            let request = Request::builder().uri(path).body(Body::empty()).unwrap();
+            let Ok(response) = self.requests.answer(Stuck, &self.connection, request).await;
+            response
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_waits_behind_others_is_refused_in_time() {
+        let rig = rig();
+        let get = format!("{}GetDataset", auth::SERVICE);
+        let mut asked: Vec<_> = (0..AT_ONCE + 20).map(|_| Box::pin(rig.ask(&get))).collect();
+        assert!(asked.iter_mut().all(|request| request.now_or_never().is_none()));
+        rig.clock.advance(PATIENCE);
+        for waiting in asked.iter_mut().skip(AT_ONCE) {
+            let answer = waiting.now_or_never().expect("an answer");
+            assert_eq!(answer.headers().get("grpc-status").unwrap(), "14", "unavailable");
+        }
+    }
+
+    #[tokio::test]
+    async fn requests_without_a_key_take_no_places_of_others() {
+        let rig = rig();
+        let health = || Box::pin(rig.ask("/grpc.health.v1.Health/Check"));
+        let mut stuck: Vec<_> = (0..OTHERS_IN_LINE).map(|_| health()).collect();
+        assert!(stuck.iter_mut().all(|request| request.now_or_never().is_none()));
+        assert!(health().now_or_never().is_some(), "it is refused");
+        assert_eq!(rig.requests.datasets.line.available_permits(), IN_LINE);
+        assert_eq!(rig.requests.datasets.room.available_permits(), AT_ONCE);
+    }
+
+    /// Receives frames of a length, with a pause before each; gives how many came.
+    async fn came(length: usize, pause: Duration, count: usize) -> usize {
+        let rig = rig();
+        let (send, frames) = futures::channel::mpsc::unbounded();
+        let intake = Arc::new(Intake::new(Arc::clone(&rig.connection.share), false));
+        let mut body = rig.requests.receive(Body::new(StreamBody::new(frames)), &intake);
+        for number in 0..count {
+            let mut frame = Box::pin(body.frame());
+            assert!((&mut frame).now_or_never().is_none());
+            rig.clock.advance(pause);
+            if let Some(ended) = (&mut frame).now_or_never() {
+                let status = ended.unwrap().unwrap_err();
+                assert_eq!(status.code(), tonic::Code::DeadlineExceeded);
+                return number;
+            }
+            let data = Frame::data(Bytes::from(vec![0; length]));
+            send.unbounded_send(Ok::<_, Status>(data)).unwrap();
+            frame.await.unwrap().unwrap();
+        }
+        count
+    }
+
+    #[tokio::test]
+    async fn a_client_that_is_silent_or_sends_too_slowly_is_given_up_and_others_are_not() {
+        let second = Duration::from_secs(1);
+        assert_eq!(came(1 << 20, PATIENCE, 5).await, 0, "silent");
+        assert_eq!(came(1, second, 1_000).await, 30, "a byte each second");
+        assert_eq!(came(PACE as usize, second, 1_000).await, 1_000, "the least pace");
+        assert_eq!(came(1 << 20, PATIENCE - second, 100).await, 100, "large pieces");
+    }
+}

@@ -1,0 +1,122 @@
+//! Memory of a request with a large answer: taken before the work begins, given back when no byte of
+//! the answer is left in the process.
+//!
+//! Must hold: a request with memory never waits for more, so that requests never wait for each other;
+//! a request takes little when little is left, and is slower for it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dl_proto::Kind;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::error::Error;
+use crate::parts::{Budget, Parts};
+
+/// A request with more items, which libdiesel does not send, does not wait for memory: its items are in
+/// memory while it waits.
+const PATIENT_ITEMS: usize = 8_192;
+
+/// A request waits a part of patience for its items, and has a place of the server meanwhile.
+const WAIT_PART: u32 = 3;
+
+/// Belongs to the work on a request, to its answer, and to the pieces of the answer in buffers of the
+/// connection.
+#[derive(Debug, Default)]
+pub(crate) struct Reservation(Mutex<Vec<OwnedSemaphorePermit>>);
+
+impl Reservation {
+    /// Memory for so many items of a request, and their answer.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] when there is none.
+    pub(crate) async fn for_items(
+        parts: &Parts,
+        budget: &Budget,
+        items: usize,
+        bytes: usize,
+    ) -> Result<Arc<Self>, Error> {
+        let bytes = (bytes as u64).min(budget.total_and_used().0);
+        let permit = if items <= PATIENT_ITEMS {
+            budget.take_within(parts.limits.patience / WAIT_PART, bytes, parts).await?
+        } else {
+            budget.try_take(bytes, 0).ok_or_else(|| {
+                let why = "other requests have its memory; try again, or ask for less at once";
+                Error::new(Kind::Unavailable, "look up", format!("{items} files"), why)
+            })?
+        };
+        let reserved = Self::default();
+        reserved.keep(permit);
+        Ok(Arc::new(reserved))
+    }
+
+    /// Takes the first size that leaves other requests their part, or waits for the last size; gives the
+    /// number of the size. Once for a request.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] when there is none for too long.
+    pub(crate) async fn reserve(
+        &self,
+        parts: &Parts,
+        budget: &Budget,
+        sizes: &[u64],
+    ) -> Result<usize, Error> {
+        let Some((least, more)) = sizes.split_last() else { return Ok(0) };
+        // The largest size leaves half of the budget to others, the next size a quarter.
+        let mut part = 2;
+        for (number, bytes) in more.iter().enumerate() {
+            if let Some(permit) = budget.try_take(*bytes, part) {
+                self.keep(permit);
+                return Ok(number);
+            }
+            part *= 2;
+        }
+        self.keep(budget.take(*least, parts).await?);
+        Ok(more.len())
+    }
+
+    /// Takes so much more, if there is enough at once.
+    pub(crate) fn grow(&self, budget: &Budget, bytes: u64) -> bool {
+        budget.try_take(bytes, 0).map(|permit| self.keep(permit)).is_some()
+    }
+
+    fn keep(&self, permit: OwnedSemaphorePermit) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(permit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::rig;
+
+    const MIB: u64 = 1 << 20;
+
+    #[tokio::test]
+    async fn requests_take_less_the_less_is_left_and_the_last_request_waits() {
+        let (parts, budget) = (rig().await.parts, Budget::new(48 << 20, "test"));
+        let sizes = [8 * MIB, 2 * MIB, MIB];
+        let mut reserved = Vec::new();
+        let mut took = [0; 3];
+        while budget.total_and_used().1 < 48 * MIB {
+            let next = Reservation::default();
+            took[next.reserve(&parts, &budget, &sizes).await.unwrap()] += 1;
+            reserved.push(next);
+        }
+        assert_eq!(took, [3, 6, 12]);
+        let next = Reservation::default();
+        let mut waiting = Box::pin(next.reserve(&parts, &budget, &sizes));
+        assert!(futures::poll!(&mut waiting).is_pending());
+        reserved.pop();
+        assert_eq!(waiting.await.unwrap(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_budget_that_is_smaller_than_a_request_is_given_as_a_whole() {
+        let (parts, budget) = (rig().await.parts, Budget::new(100, "test"));
+        let reserved = Reservation::default();
+        assert_eq!(reserved.reserve(&parts, &budget, &[800, 400]).await.unwrap(), 1);
+        assert_eq!(budget.total_and_used(), (100, 100));
+        drop(reserved);
+        assert_eq!(budget.total_and_used(), (100, 0));
+    }
+}
