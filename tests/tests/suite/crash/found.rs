@@ -1,5 +1,5 @@
-//! State that a server finds after the crash of its predecessor: as soon as the metadata name it,
-//! it must survive a power cut.
+//! State that a server finds after the crash of its predecessor: state named by the metadata must
+//! survive a power cut.
 
 use std::sync::Arc;
 

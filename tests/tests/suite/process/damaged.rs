@@ -103,8 +103,8 @@ fn a_lost_identity_is_restored_from_the_metadata() -> Result<()> {
         scene.compare(&server, dataset)?;
     }
     let log = server.stop()?;
-    ensure!(log.contains("identity"), "nobody is told: {log}");
-    ensure!(fs::read(&object)? == before, "the store became another one");
+    ensure!(log.contains("identity"), "the log does not mention the identity: {log}");
+    ensure!(fs::read(&object)? == before, "the identity of the store changed");
     Ok(())
 }
 
@@ -124,7 +124,7 @@ fn a_damaged_identity_and_name_cost_no_indexed_file() -> Result<()> {
     ensure!(refused.stderr.contains("`identity` is damaged: remove it"), "{}", refused.stderr);
     fs::remove_file(&object)?;
     let server = scene.start()?;
-    ensure!(fs::read(&object)? == before, "the store became another one");
+    ensure!(fs::read(&object)? == before, "the identity of the store changed");
     for dataset in ["a", "k"] {
         scene.compare(&server, dataset)?;
     }

@@ -362,7 +362,7 @@ async fn announce(
     Ok((send, dl_runtime::spawn(async move { stub.put_chunk(pieces).await.map(drop) })))
 }
 
-/// Sends these bytes, so many at a time, until there are no more or nobody takes them.
+/// Sends the bytes in pieces until the receiver closes.
 fn trickle(send: mpsc::Sender<pb::PutChunkRequest>, mut data: Bytes, piece: usize) {
     dl_runtime::spawn(async move {
         while !data.is_empty() {
@@ -509,7 +509,7 @@ async fn inconsistent_objects_are_refused_and_leave_nothing() -> Result<()> {
     ensure!(moved.code() == Code::InvalidArgument, "{moved}");
     ensure!(client.files(dataset).await?.is_empty(), "refused objects are seen");
     client.put(dataset, &good).await?;
-    ensure!(client.files(dataset).await?.len() == 2, "the good one is not");
+    ensure!(client.files(dataset).await?.len() == 2, "the good object is missing");
     let rival = chunk(id, dataset, [(&b"a"[..], &b"others"[..])])?;
     let conflict =
         client.put(dataset, &rival).await.err().context("two objects with the same id")?;

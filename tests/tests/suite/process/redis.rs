@@ -66,10 +66,10 @@ async fn any_server_answers_after_the_death_of_another() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-02 and S-05: the servers rebuild a lost shard; an administrator recovers after the identity is
-/// lost as well.
+/// Keeps S-02 and S-05: the servers rebuild a lost shard; after a loss of the identity an
+/// administrator recovers.
 #[tokio::test(flavor = "multi_thread")]
-async fn datasets_that_redis_lost_are_refused_until_they_are_rebuilt() -> Result<()> {
+async fn datasets_lost_by_redis_are_refused_until_rebuilt() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (data, source) = (scene.path().join("data"), scene.path().join("src"));
     let got = scene.path().join("got");
@@ -81,7 +81,7 @@ async fn datasets_that_redis_lost_are_refused_until_they_are_rebuilt() -> Result
         for redis in &cluster.servers()[forgetful.clone()] {
             redis.text(&["FLUSHALL"]).await;
         }
-        // dlcmd waits for servers that rebuild.
+        // dlcmd waits for the rebuild by the servers.
         let has_identity = forgetful == (0..1);
         for server in [&first, &second] {
             let listed = run(server.dlcmd()?.args(["ls", "-R", "dl://all"]))?;

@@ -1,5 +1,5 @@
-//! Clients that announce large requests on many streams and never end them, in HTTP/2 frames by hand:
-//! no client library stops in the middle of a message.
+//! Clients that announce large requests on many streams and never complete them. The HTTP/2 frames
+//! are written by hand, because no client library stops in the middle of a message.
 
 #![expect(clippy::big_endian_bytes, reason = "the numbers in HTTP/2 frames are big-endian")]
 
@@ -86,7 +86,7 @@ impl Flood {
         Ok(())
     }
 
-    /// Takes what the server says; false when that is nothing for a moment.
+    /// Reads frames of the server; false after a moment of silence.
     fn listen(&mut self) -> Result<bool> {
         let mut bytes = [0; 16 << 10];
         let count = match self.stream.read(&mut bytes) {
@@ -210,7 +210,7 @@ async fn ask(client: &Wire) -> Result<()> {
     }
 }
 
-/// Keeps S-16 and S-10: what a writer sends before there is memory for its chunk.
+/// Keeps S-16 and S-10: for data sent before the server has memory for the chunk.
 #[test]
 fn endless_first_messages_take_little_memory_heavy() -> Result<()> {
     let scene = tempfile::tempdir()?;

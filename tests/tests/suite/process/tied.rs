@@ -143,7 +143,10 @@ async fn a_full_redis_is_read_as_before_and_deletes_make_room() -> Result<()> {
     redis.ask(&["CONFIG", "SET", "maxmemory", "500kb"]).await;
     dl(&server, ["rm", "-r", "dl://one/again"])?.code(0)?;
     dl(&server, ["delete-dataset", "dl://one"])?.code(0)?;
-    ensure!(dl(&server, ["datasets"])?.code(0)?.text().starts_with("two\n"), "it is still there");
+    ensure!(
+        dl(&server, ["datasets"])?.code(0)?.text().starts_with("two\n"),
+        "the deleted dataset is listed"
+    );
     redis.ask(&["DEL", "other"]).await;
     redis.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
     becomes_well(server.http())?;

@@ -162,7 +162,7 @@ async fn wrong_metadata_are_found() -> Result<()> {
 
 /// Keeps S-14 and S-27.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_purge_ends_at_a_damaged_file_until_it_is_put_again() -> Result<()> {
+async fn a_purge_refuses_a_damaged_file_until_a_new_put() -> Result<()> {
     let mut scene = scene().await?;
     let chunk = scene.chunk_of("a/8").await?;
     let (client, now) = (scene.client.clone(), scene.time.now());
@@ -176,12 +176,12 @@ async fn a_purge_ends_at_a_damaged_file_until_it_is_put_again() -> Result<()> {
         ensure!(told.iter().all(|told| problem.contains(told)), "{problem}");
         ensure!(purged.written + purged.removed == 0, "{purged:?}");
     }
-    ensure!(scene.chunk_of("a/8").await? == chunk, "it was moved");
+    ensure!(scene.chunk_of("a/8").await? == chunk, "the damaged file was moved");
     let again = [("a/8".to_owned(), data(9, 50_000))];
     scene.writer.put(&client, scene.time.now(), &again).await?;
     let purged = scene.client.purge(NAME, Duration::ZERO).await?;
     ensure!(purged.problems.is_empty() && purged.rewritten > 0, "{purged:?}");
-    ensure!(scene.chunk_of("a/7").await? != chunk, "the others were not moved");
+    ensure!(scene.chunk_of("a/7").await? != chunk, "the other files were not moved");
     ensure!(scene.client.files(scene.writer.dataset).await? == scene.writer.files, "other files");
     Ok(())
 }

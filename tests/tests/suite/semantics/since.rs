@@ -64,8 +64,8 @@ async fn recover_since_a_time_brings_back_whatever_the_log_lacks() -> Result<()>
     Ok(())
 }
 
-/// Keeps S-02: Rule 8. Rows of logged objects may be lost that were written since then; after a loss that
-/// the stamps show, all objects are read.
+/// Keeps S-02: Rule 8. Rows of logged objects may be lost if they were written after the requested
+/// time. After a loss shown by the stamps, all objects are read.
 #[tokio::test(flavor = "multi_thread")]
 async fn recovery_rereads_the_log_from_half_an_hour_before() -> Result<()> {
     let all = ["before", "edge", "within", "later"];
@@ -94,7 +94,7 @@ async fn recovery_rereads_the_log_from_half_an_hour_before() -> Result<()> {
             "for _, key in ipairs(redis.call('KEYS', 'dl:*:d:*')) do redis.call('DEL', key) end";
         redis.ask(&["EVAL", rows, "0"]).await;
         if is_noticed {
-            // As after a restart of Redis.
+            // The state after a restart of Redis.
             let stamps = "for _, key in ipairs(redis.call('KEYS', 'dl:*:mark')) do
                     redis.call('HSET', key, 'run', 'other:other')
                 end";
