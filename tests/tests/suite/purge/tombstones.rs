@@ -6,44 +6,25 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use dl_meta::{Memory, MetaStore, Stop};
-use dl_runtime::{Clock, ManualClock};
-use dl_store::{Key, Store, StoreExt};
-use dl_tests::cluster::Running;
-use dl_tests::wire::Wire;
+use dl_runtime::Clock;
+use dl_store::{Key, StoreExt};
 
-use super::scene::{GRACE, NAME, SETTLED, Writer, check, data, new_clock, serve};
-
-struct Scene {
-    store: Arc<dyn Store>,
-    time: Arc<ManualClock>,
-    _server: Running,
-    client: Wire,
-    writer: Writer,
-}
+use super::scene::{Fixture, GRACE, NAME, SETTLED, check, data};
 
 /// Two chunks; a purge has copied one of them from a third chunk.
-async fn scene() -> Result<Scene> {
-    let (store, time) = (dl_store::open("memory:").await?, new_clock());
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let (server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
-    let mut writer = Writer::create(&client, 9).await?;
-    for folder in ["a", "b"] {
-        let file = |n| (format!("{folder}/{n}"), data(n, 50_000));
-        let files: Vec<_> = (0..9).map(file).collect();
-        writer.put(&client, time.now(), &files).await?;
-    }
-    writer.delete(&client, time.now(), |path| path < &b"a/5"[..]).await?;
+async fn scene() -> Result<Fixture> {
+    let mut scene = Fixture::new().await?;
+    let now = scene.time.now();
+    scene.writer.delete(&scene.client, now, |path| path < &b"a/5"[..]).await?;
     for _ in 0..4 {
-        time.advance(SETTLED);
-        client.purge(NAME, Duration::ZERO).await?;
+        scene.time.advance(SETTLED);
+        scene.client.purge(NAME, Duration::ZERO).await?;
     }
-    let scene = Scene { store, time, _server: server, client, writer };
-    ensure!(scene.tombstones().await?.is_empty(), "nothing is deleted any more");
+    ensure!(scene.tombstones().await?.is_empty(), "tombstones are left");
     Ok(scene)
 }
 
-impl Scene {
+impl Fixture {
     async fn tombstones(&self) -> Result<Vec<Key>> {
         self.keys(".t").await
     }
@@ -79,25 +60,12 @@ impl Scene {
     async fn put_newer(&mut self) -> Result<Key> {
         self.put(&["a/8", "b/8"].map(|path| (path.to_owned(), data(77, 9)))).await
     }
-
-    async fn damage(&self, key: &Key) -> Result<()> {
-        let mut bytes = self.store.read_all(key).await?.to_vec();
-        *bytes.get_mut(200).context("the object is too short")? ^= 1;
-        self.store.delete(key).await?;
-        Ok(self.store.create(key, bytes.into()).await?)
-    }
-
-    /// All findings of verify, as text.
-    async fn verify(&self) -> Result<Vec<String>> {
-        let found = self.client.verify(NAME, true).await?;
-        Ok(found.into_iter().map(|one| format!("{}: {}", one.problem, one.remedy)).collect())
-    }
 }
 
 /// The lost object: a tombstone, or a newer, deleted version; missing or damaged.
 const LOSSES: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
 
-impl Scene {
+impl Fixture {
     /// Loses the object that keeps `a/8` and `b/8` deleted; returns its key and its bytes.
     async fn lose(&mut self, is_chunk: bool, is_damaged: bool) -> Result<(Key, Bytes)> {
         let newer = if is_chunk { Some(self.put_newer().await?) } else { None };
@@ -105,7 +73,7 @@ impl Scene {
         let lost = newer.unwrap_or(tombstone);
         let bytes = self.store.read_all(&lost).await?;
         match is_damaged {
-            true => self.damage(&lost).await?,
+            true => self.damage(&lost, |_| 200).await?,
             false => self.store.delete(&lost).await?,
         }
         Ok((lost, bytes))
@@ -124,7 +92,7 @@ impl Scene {
     async fn check_repaired(&self) -> Result<()> {
         let purged = self.client.purge(NAME, GRACE).await?;
         ensure!(purged.problems.is_empty(), "{purged:?}");
-        ensure!(self.verify().await?.is_empty(), "{:?}", self.verify().await?);
+        ensure!(self.verify(true).await?.is_empty(), "{:?}", self.verify(true).await?);
         check(&self.store, &self.client, &self.time, &self.writer).await
     }
 }
@@ -135,7 +103,7 @@ async fn restoring_the_object_repairs_a_lost_deletion() -> Result<()> {
     for (is_chunk, is_damaged) in LOSSES {
         let mut scene = scene().await?;
         let (lost, bytes) = scene.lose(is_chunk, is_damaged).await?;
-        let found = scene.verify().await?;
+        let found = scene.verify(true).await?;
         let told = |text: &str| found.iter().filter(|one| one.contains(text)).count();
         ensure!(
             told("/8 of chunk") == 2 && told("delete it if it is to be gone") == 2,
@@ -161,7 +129,7 @@ async fn deleting_the_files_again_repairs_a_lost_deletion() -> Result<()> {
         scene.check_refused().await?;
         scene.put_newer().await?;
         scene.delete(b"/8").await?;
-        let found = scene.verify().await?;
+        let found = scene.verify(true).await?;
         let [found] = found.as_slice() else { anyhow::bail!("{found:?}") };
         ensure!(found.contains("run `dlcmd purge dl://ds`") && !found.contains("mend"), "{found}");
         if is_damaged {
@@ -196,7 +164,7 @@ async fn a_purge_refuses_a_restored_purged_chunk() -> Result<()> {
     ensure!(!scene.chunks().await?.contains(&chunk), "the chunk is gone");
     scene.store.create(&chunk, bytes).await?;
     client.recover().await?;
-    let found = scene.verify().await?;
+    let found = scene.verify(true).await?;
     let is_named = |one: &&String| one.contains("c/") && one.contains("is not in the metadata");
     ensure!(found.iter().filter(is_named).count() == 2, "{found:?}");
     scene.check_refused().await?;
