@@ -8,7 +8,7 @@ pub struct Dataset {
     /// Most bytes of a chunk, header included.
     #[prost(uint32, tag = "3")]
     pub chunk_size: u32,
-    /// Files start at multiples of this, in bytes.
+    /// Files start at multiples of this number of bytes.
     #[prost(uint32, tag = "4")]
     pub alignment: u32,
     /// Microseconds since 1970.
@@ -17,7 +17,7 @@ pub struct Dataset {
     /// Committed chunks, parts and tombstones.
     #[prost(uint64, tag = "6")]
     pub objects: u64,
-    /// Which objects these are: a hash of 16 bytes and the newest stamp of 8, little-endian.
+    /// A hash of the set of objects in 16 bytes, and the newest stamp in 8 bytes, little-endian.
     #[prost(bytes = "bytes", tag = "7")]
     pub version: ::prost::bytes::Bytes,
     /// Files that are not deleted, and their bytes.
@@ -25,13 +25,14 @@ pub struct Dataset {
     pub files: u64,
     #[prost(uint64, tag = "9")]
     pub bytes: u64,
-    /// Set when these were not counted.
+    /// Set when files and bytes were not counted.
     #[prost(message, optional, tag = "10")]
     pub uncounted: ::core::option::Option<Uncounted>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Uncounted {
-    /// Why they can't be, and objects and version neither when they are zero; empty: nobody asked.
+    /// The reason for missing counts; objects and version may be missing too when they are zero.
+    /// Empty: counts were not requested.
     #[prost(string, tag = "1")]
     pub problem: ::prost::alloc::string::String,
 }
@@ -49,13 +50,13 @@ pub struct CreateDatasetRequest {
 pub struct GetDatasetRequest {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// Leave out files and bytes, for which the server may have to look at every file.
+    /// Leave out files and bytes, for which the server may have to read every file's record.
     #[prost(bool, tag = "2")]
     pub without_counts: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListDatasetsRequest {
-    /// Leave out all that changes with what is written: objects, version, files and bytes.
+    /// Leave out all fields that change with writes: objects, version, files and bytes.
     #[prost(bool, tag = "1")]
     pub names_only: bool,
 }
@@ -63,7 +64,7 @@ pub struct ListDatasetsRequest {
 pub struct ListDatasetsReply {
     #[prost(message, repeated, tag = "1")]
     pub datasets: ::prost::alloc::vec::Vec<Dataset>,
-    /// Names of which nobody can say what they point to.
+    /// Names without a readable record.
     #[prost(message, repeated, tag = "2")]
     pub unread: ::prost::alloc::vec::Vec<UnreadName>,
 }
@@ -71,7 +72,7 @@ pub struct ListDatasetsReply {
 pub struct UnreadName {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// Why, and what to do.
+    /// The reason, and the remedy.
     #[prost(string, tag = "2")]
     pub problem: ::prost::alloc::string::String,
 }
@@ -79,16 +80,16 @@ pub struct UnreadName {
 pub struct DeleteDatasetRequest {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// The dataset that the caller means; a retry can't delete one that was created since.
+    /// The id of the dataset: a retry can't delete a dataset created since.
     #[prost(bytes = "bytes", tag = "2")]
     pub id: ::prost::bytes::Bytes,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeleteDatasetReply {
-    /// Objects that were removed by this call.
+    /// Objects removed by this call.
     #[prost(uint64, tag = "1")]
     pub removed: u64,
-    /// Whether there are more, which the server goes on to remove.
+    /// Whether more objects are left, which the server removes later.
     #[prost(bool, tag = "2")]
     pub more_left: bool,
 }
@@ -106,7 +107,7 @@ pub struct PutChunkRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutChunkReply {
-    /// When the object was first committed.
+    /// The stamp of the first commit.
     #[prost(uint64, tag = "1")]
     pub stamp: u64,
 }
@@ -121,7 +122,7 @@ pub struct DeleteRequest {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ChunkDeletions {
-    /// The chunk in which the entries were first committed.
+    /// The chunk of the entries' first commit.
     #[prost(bytes = "bytes", tag = "1")]
     pub chunk: ::prost::bytes::Bytes,
     /// Bit n of byte m stands for entry 8 m + n.
@@ -133,17 +134,17 @@ pub struct DeleteReply {
     #[prost(uint64, tag = "1")]
     pub stamp: u64,
 }
-/// The version of a file, and where its bytes are.
+/// The version of a file, and the place of its bytes.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct File {
-    /// The chunk that holds it, when that was committed, and the entry's number in it.
+    /// The chunk of the file, the stamp of its commit, and the entry's number in it.
     #[prost(bytes = "bytes", tag = "1")]
     pub chunk: ::prost::bytes::Bytes,
     #[prost(fixed64, tag = "2")]
     pub stamp: u64,
     #[prost(uint32, tag = "3")]
     pub entry: u32,
-    /// Where the bytes begin in the chunk, and how many are in it.
+    /// Offset and number of the bytes in the chunk.
     #[prost(uint32, tag = "4")]
     pub offset: u32,
     #[prost(uint32, tag = "5")]
@@ -161,7 +162,7 @@ pub struct File {
     /// Earlier parts precede the bytes in the chunk.
     #[prost(bool, tag = "10")]
     pub has_extents: bool,
-    /// Where it was first committed, when the chunk is a rewrite.
+    /// The entry of the first commit, if the chunk is a rewrite.
     #[prost(message, optional, tag = "11")]
     pub origin: ::core::option::Option<Origin>,
 }
@@ -183,11 +184,11 @@ pub struct ReadRequest {
     /// Not used any more: copies in a fast store had checksums of their own.
     #[prost(bool, tag = "3")]
     pub check_copies: bool,
-    /// Whether copies in a fast store are given up, and the objects themselves read.
+    /// Whether to bypass copies in a fast store and read the objects.
     #[prost(bool, tag = "4")]
     pub pass_copies: bool,
-    /// Whether files are told as corrupt of which an object's header is damaged, without which they are
-    /// lost when the metadata is.
+    /// Whether a file with a damaged object header counts as corrupt, because the file is lost when
+    /// the metadata is lost.
     #[prost(bool, tag = "5")]
     pub check_headers: bool,
 }
@@ -196,7 +197,7 @@ pub struct ReadItem {
     /// Bytes of the file to skip.
     #[prost(uint64, tag = "3")]
     pub offset: u64,
-    /// Most bytes to give; zero: to the end.
+    /// Most bytes to return; zero: to the end.
     #[prost(uint64, tag = "4")]
     pub length: u64,
     #[prost(oneof = "read_item::Source", tags = "1, 2")]
@@ -208,7 +209,7 @@ pub mod read_item {
     pub enum Source {
         #[prost(bytes, tag = "1")]
         Path(::prost::bytes::Bytes),
-        /// What an earlier Stat or List said: spares the lookup.
+        /// The record from an earlier Stat or List: spares the lookup.
         #[prost(message, tag = "2")]
         File(super::File),
     }
@@ -220,12 +221,12 @@ pub struct ReadReply {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadPiece {
-    /// Which item of the request, counted from zero.
+    /// The index of the item in the request, counted from zero.
     #[prost(uint32, tag = "1")]
     pub item: u32,
     #[prost(enumeration = "ItemStatus", tag = "2")]
     pub status: i32,
-    /// Why, when the status is not OK.
+    /// The reason, when the status is not OK.
     #[prost(string, tag = "3")]
     pub problem: ::prost::alloc::string::String,
     /// The next bytes of the item; pieces of one item come in order.
@@ -258,8 +259,7 @@ pub struct GetChunksRequest {
     pub dataset: ::prost::bytes::Bytes,
     #[prost(message, repeated, tag = "2")]
     pub ranges: ::prost::alloc::vec::Vec<ChunkRange>,
-    /// Whether copies in a fast store are given up, and the objects themselves read: bytes came damaged
-    /// before.
+    /// Whether to bypass copies in a fast store and read the objects: for a retry after damaged bytes.
     #[prost(bool, tag = "3")]
     pub pass_copies: bool,
 }
@@ -267,7 +267,7 @@ pub struct GetChunksRequest {
 pub struct ChunkRange {
     #[prost(bytes = "bytes", tag = "1")]
     pub chunk: ::prost::bytes::Bytes,
-    /// Bytes of the object to skip, and how many to give.
+    /// Bytes of the object to skip, and bytes to return.
     #[prost(uint32, tag = "2")]
     pub offset: u32,
     #[prost(uint32, tag = "3")]
@@ -280,12 +280,12 @@ pub struct GetChunksReply {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ChunkPiece {
-    /// Which range of the request, counted from zero.
+    /// The index of the range in the request, counted from zero.
     #[prost(uint32, tag = "1")]
     pub range: u32,
     #[prost(enumeration = "ItemStatus", tag = "2")]
     pub status: i32,
-    /// Why, when the status is not OK; this piece is the range's last then.
+    /// The reason, when the status is not OK; this piece is the range's last then.
     #[prost(string, tag = "3")]
     pub problem: ::prost::alloc::string::String,
     /// The next bytes of the range.
@@ -296,31 +296,31 @@ pub struct ChunkPiece {
 pub struct JoinTaskRequest {
     #[prost(bytes = "bytes", tag = "1")]
     pub dataset: ::prost::bytes::Bytes,
-    /// The version that the caller would read; empty: the newest.
+    /// The version wanted by the caller; empty: the newest.
     #[prost(bytes = "bytes", tag = "2")]
     pub version: ::prost::bytes::Bytes,
     /// The name of the job.
     #[prost(string, tag = "3")]
     pub task: ::prost::alloc::string::String,
-    /// A random name of the caller, the same in every call.
+    /// A random id of the caller, the same in every call.
     #[prost(bytes = "bytes", tag = "4")]
     pub member: ::prost::bytes::Bytes,
-    /// Where other members reach it; empty: nowhere.
+    /// The address for other members; empty if not reachable.
     #[prost(string, tag = "5")]
     pub address: ::prost::alloc::string::String,
-    /// SHA-256 of the certificate that it shows there; empty: none.
+    /// SHA-256 of the certificate at this address; empty: none.
     #[prost(bytes = "bytes", tag = "6")]
     pub key_fingerprint: ::prost::bytes::Bytes,
-    /// Bytes of the dataset that it has memory for.
+    /// Bytes of memory for the dataset.
     #[prost(uint64, tag = "7")]
     pub memory: u64,
-    /// Whether it goes: it is no member afterwards, and its lease ends with the last member's.
+    /// Whether the member leaves. The lease ends with the last member.
     #[prost(bool, tag = "8")]
     pub leaving: bool,
     #[prost(message, optional, tag = "9")]
     pub counters: ::core::option::Option<TaskCounters>,
 }
-/// Of one member, since it started.
+/// Of one member, since its start.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TaskCounters {
     #[prost(uint64, tag = "1")]
@@ -331,7 +331,7 @@ pub struct TaskCounters {
     pub chunks_from_servers: u64,
     #[prost(uint64, tag = "4")]
     pub bytes_from_servers: u64,
-    /// Of the dataset, and those in memory.
+    /// Chunks of the dataset, and chunks in memory.
     #[prost(uint64, tag = "5")]
     pub chunks: u64,
     #[prost(uint64, tag = "6")]
@@ -344,13 +344,13 @@ pub struct TaskCounters {
     pub chunks_from_peers: u64,
     #[prost(uint64, tag = "10")]
     pub bytes_from_peers: u64,
-    /// Other members to which there is a connection.
+    /// Number of connected members.
     #[prost(uint32, tag = "11")]
     pub peers: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct JoinTaskReply {
-    /// The version that the job reads.
+    /// The version read by the job.
     #[prost(bytes = "bytes", tag = "1")]
     pub version: ::prost::bytes::Bytes,
     #[prost(message, repeated, tag = "2")]
@@ -358,13 +358,13 @@ pub struct JoinTaskReply {
     /// A hash of the set of members.
     #[prost(bytes = "bytes", tag = "3")]
     pub members_version: ::prost::bytes::Bytes,
-    /// Known to the members of the job alone.
+    /// Known only to the members of the job.
     #[prost(bytes = "bytes", tag = "4")]
     pub secret: ::prost::bytes::Bytes,
     /// Microseconds until the next call.
     #[prost(uint64, tag = "5")]
     pub call_again: u64,
-    /// Until when the version is kept, microseconds since 1970.
+    /// End of the lease, microseconds since 1970.
     #[prost(uint64, tag = "6")]
     pub leased_until: u64,
 }
@@ -388,7 +388,7 @@ pub struct StatRequest {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StatReply {
-    /// One for each path, in order.
+    /// An item for each path, in order.
     #[prost(message, repeated, tag = "1")]
     pub items: ::prost::alloc::vec::Vec<StatItem>,
 }
@@ -414,25 +414,25 @@ pub struct ListRequest {
     /// Empty: the root.
     #[prost(bytes = "bytes", tag = "2")]
     pub dir: ::prost::bytes::Bytes,
-    /// All files below, instead of the files and folders in it.
+    /// All files below, instead of the direct files and folders.
     #[prost(bool, tag = "3")]
     pub recursive: bool,
-    /// Start behind this path; a folder's ends in a slash.
+    /// Start behind this path; a folder's path ends in a slash.
     #[prost(bytes = "bytes", tag = "4")]
     pub after: ::prost::bytes::Bytes,
-    /// Leave out what is not the path.
+    /// Only paths, without records.
     #[prost(bool, tag = "5")]
     pub names_only: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListReply {
-    /// None while those that come next take long to find.
+    /// Empty while the next entries take long to find.
     #[prost(message, repeated, tag = "1")]
     pub entries: ::prost::alloc::vec::Vec<ListEntry>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListEntry {
-    /// From the dataset's root; a folder's ends in a slash.
+    /// From the dataset's root; a folder's path ends in a slash.
     #[prost(bytes = "bytes", tag = "1")]
     pub path: ::prost::bytes::Bytes,
     #[prost(message, optional, tag = "2")]
@@ -445,16 +445,16 @@ pub struct GetSnapshotRequest {
     /// Empty: the newest.
     #[prost(bytes = "bytes", tag = "2")]
     pub version: ::prost::bytes::Bytes,
-    /// Bytes of it to skip: where an earlier answer of the same version broke off.
+    /// Bytes to skip: the end of an interrupted answer of the same version.
     #[prost(uint64, tag = "3")]
     pub offset: u64,
-    /// Only say which version it is, and how long.
+    /// Return only the version and the length.
     #[prost(bool, tag = "4")]
     pub head_only: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetSnapshotReply {
-    /// In the first message that says anything: which version it is, and its bytes in all.
+    /// In the first non-empty message: the version, and the total number of bytes.
     #[prost(bytes = "bytes", tag = "1")]
     pub version: ::prost::bytes::Bytes,
     #[prost(uint64, tag = "2")]
@@ -468,7 +468,7 @@ pub struct RecoverRequest {
     /// Empty: every dataset found in the chunk store.
     #[prost(string, tag = "1")]
     pub dataset: ::prost::alloc::string::String,
-    /// Look only at objects sealed since then, microseconds since 1970; zero: at all.
+    /// Check only objects sealed since then, microseconds since 1970; zero: all objects.
     #[prost(uint64, tag = "2")]
     pub since: u64,
 }
@@ -479,16 +479,16 @@ pub struct RecoverProgress {
     /// Objects found in the chunk store.
     #[prost(uint64, tag = "2")]
     pub listed: u64,
-    /// Of these, how many were compared with the metadata.
+    /// Checked objects among these.
     #[prost(uint64, tag = "3")]
     pub checked: u64,
-    /// Objects that the metadata lacked and has now.
+    /// Objects added to the metadata.
     #[prost(uint64, tag = "4")]
     pub adopted: u64,
-    /// Files in them.
+    /// Files in the added objects.
     #[prost(uint64, tag = "5")]
     pub files: u64,
-    /// What could not be repaired, each with its object.
+    /// Failed repairs, each with its object.
     #[prost(string, repeated, tag = "6")]
     pub problems: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Whether this dataset is finished.
@@ -497,16 +497,16 @@ pub struct RecoverProgress {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PurgeRequest {
-    /// Empty: every dataset, and what deleted ones have left.
+    /// Empty: every dataset, and the left-overs of deleted datasets.
     #[prost(string, tag = "1")]
     pub dataset: ::prost::alloc::string::String,
-    /// Objects go when they have not been needed for so long, microseconds.
+    /// Minimum time since a removed object was last needed, microseconds.
     #[prost(uint64, tag = "2")]
     pub grace: u64,
     /// Only forecast; change nothing.
     #[prost(bool, tag = "3")]
     pub dry_run: bool,
-    /// Removes also chunks that jobs lease, when no reader is waited for.
+    /// Removes also leased chunks, when the grace time is zero.
     #[prost(bool, tag = "4")]
     pub force: bool,
 }
@@ -514,39 +514,39 @@ pub struct PurgeRequest {
 pub struct PurgeProgress {
     #[prost(string, tag = "1")]
     pub dataset: ::prost::alloc::string::String,
-    /// Objects of the dataset, and how many of them were looked at.
+    /// Objects of the dataset, and checked objects among them.
     #[prost(uint64, tag = "2")]
     pub objects: u64,
     #[prost(uint64, tag = "3")]
     pub checked: u64,
-    /// Chunks whose files were moved into others, and those others.
+    /// Chunks whose files were moved, and chunks written with these files.
     #[prost(uint64, tag = "4")]
     pub rewritten: u64,
     #[prost(uint64, tag = "5")]
     pub written: u64,
-    /// Objects that were removed, and their bytes.
+    /// Removed objects, and their bytes.
     #[prost(uint64, tag = "6")]
     pub removed: u64,
     #[prost(uint64, tag = "7")]
     pub removed_bytes: u64,
-    /// Objects that nothing needs, and that a later purge removes; their bytes.
+    /// Unneeded objects, left for a later purge; their bytes.
     #[prost(uint64, tag = "8")]
     pub waiting: u64,
     #[prost(uint64, tag = "9")]
     pub waiting_bytes: u64,
-    /// What could not be read or removed, each with its object.
+    /// Objects that could not be read or removed, with the reasons.
     #[prost(string, repeated, tag = "10")]
     pub problems: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Whether this dataset is finished.
     #[prost(bool, tag = "11")]
     pub done: bool,
-    /// In how long all that waits may be removed or rewritten, microseconds.
+    /// Longest remaining wait of these objects, microseconds.
     #[prost(uint64, tag = "12")]
     pub waiting_for: u64,
-    /// Bytes that this purge and later ones would give back; of a dry run alone.
+    /// Bytes to be reclaimed by this purge and later ones; only for a dry run.
     #[prost(uint64, tag = "13")]
     pub reclaimable_bytes: u64,
-    /// Jobs that lease a version of the dataset.
+    /// Jobs with a lease on a version of the dataset.
     #[prost(string, repeated, tag = "14")]
     pub leased_by: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -562,15 +562,15 @@ pub struct VerifyRequest {
 pub struct VerifyProgress {
     #[prost(string, tag = "1")]
     pub dataset: ::prost::alloc::string::String,
-    /// Objects of the dataset, and how many of them were looked at.
+    /// Objects of the dataset, and checked objects among them.
     #[prost(uint64, tag = "2")]
     pub objects: u64,
     #[prost(uint64, tag = "3")]
     pub checked: u64,
-    /// Files that were compared.
+    /// Compared files.
     #[prost(uint64, tag = "4")]
     pub files: u64,
-    /// Bytes that were read to check them.
+    /// Bytes read for the check.
     #[prost(uint64, tag = "5")]
     pub bytes: u64,
     #[prost(message, repeated, tag = "6")]
@@ -580,10 +580,10 @@ pub struct VerifyProgress {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Finding {
-    /// What is wrong, and with what.
+    /// The problem and its object.
     #[prost(string, tag = "1")]
     pub problem: ::prost::alloc::string::String,
-    /// What to do.
+    /// The remedy.
     #[prost(string, tag = "2")]
     pub remedy: ::prost::alloc::string::String,
 }
@@ -596,7 +596,7 @@ pub enum ItemStatus {
     Corrupt = 3,
     Unavailable = 4,
     Invalid = 5,
-    /// The server may not read it.
+    /// The server may not read the file.
     Denied = 6,
     /// Run recover first.
     NeedsRecovery = 7,
@@ -724,7 +724,7 @@ pub mod diesel_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Creates a dataset, or gives the one of that name when it exists, without counts.
+        /// Creates a dataset, or returns the existing dataset of the name, without counts.
         pub async fn create_dataset(
             &mut self,
             request: impl tonic::IntoRequest<super::CreateDatasetRequest>,
@@ -746,7 +746,7 @@ pub mod diesel_client {
                 .insert(GrpcMethod::new("diesel.v1.Diesel", "CreateDataset"));
             self.inner.unary(req, path, codec).await
         }
-        /// NOT_FOUND names the nearest dataset; FAILED_PRECONDITION says that it must be recovered.
+        /// NOT_FOUND names the nearest dataset; FAILED_PRECONDITION means that a recovery is needed.
         pub async fn get_dataset(
             &mut self,
             request: impl tonic::IntoRequest<super::GetDatasetRequest>,
@@ -817,8 +817,8 @@ pub mod diesel_client {
                 .insert(GrpcMethod::new("diesel.v1.Diesel", "DeleteDataset"));
             self.inner.unary(req, path, codec).await
         }
-        /// Commits one sealed chunk or part. Its bytes come in pieces, so that the server takes them at
-        /// the pace at which it has memory. The chunk id in them makes a retry harmless.
+        /// Commits a sealed chunk or part. Its bytes come in pieces, so that the server takes them as fast
+        /// as it has memory. The chunk id in the bytes makes a retry harmless.
         pub async fn put_chunk(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::PutChunkRequest>,
@@ -839,7 +839,7 @@ pub mod diesel_client {
             req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "PutChunk"));
             self.inner.client_streaming(req, path, codec).await
         }
-        /// Deletes entries by the versions that the caller saw. The tombstone id makes a retry harmless.
+        /// Deletes entries by the versions seen by the caller. The tombstone id makes a retry harmless.
         pub async fn delete(
             &mut self,
             request: impl tonic::IntoRequest<super::DeleteRequest>,
@@ -858,9 +858,9 @@ pub mod diesel_client {
             req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "Delete"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reads many files: one answer for each item, in any order; large ones come in pieces.
-        /// A stream, so that a file that can't be read doesn't fail the others. A request with an item that
-        /// makes no sense, as one without a source or with an illegal path, is refused whole.
+        /// Reads many files: one answer for each item, in any order; large files come in pieces. A stream,
+        /// so that an unreadable file doesn't fail the others. A request with an invalid item, such as a
+        /// missing source or an illegal path, is refused as a whole.
         pub async fn read(
             &mut self,
             request: impl tonic::IntoRequest<super::ReadRequest>,
@@ -900,8 +900,8 @@ pub mod diesel_client {
             req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "Stat"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reads ranges of chunks, without a look at the files in them: the caller has a snapshot to check
-        /// them by. A chunk that is gone is NOT_FOUND in its own answer: a purge has moved its files.
+        /// Reads ranges of chunks, without reading their headers: the caller checks files with its
+        /// snapshot. A removed chunk is NOT_FOUND in its own answer: a purge has moved its files.
         pub async fn get_chunks(
             &mut self,
             request: impl tonic::IntoRequest<super::GetChunksRequest>,
@@ -926,7 +926,7 @@ pub mod diesel_client {
                 .insert(GrpcMethod::new("diesel.v1.Diesel", "GetChunks"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// A folder's contents, or all files below it, in pages, sorted by the bytes of their paths.
+        /// The contents of a folder, or all files below it, in pages, sorted by the bytes of their paths.
         pub async fn list(
             &mut self,
             request: impl tonic::IntoRequest<super::ListRequest>,
@@ -949,7 +949,7 @@ pub mod diesel_client {
             self.inner.server_streaming(req, path, codec).await
         }
         /// The metadata of all files of a dataset at one version, as one file: docs/FORMAT.md, Snapshots.
-        /// Built when nobody has asked for that version before; meanwhile empty messages come.
+        /// Built at the first request for a version; meanwhile empty messages come.
         pub async fn get_snapshot(
             &mut self,
             request: impl tonic::IntoRequest<super::GetSnapshotRequest>,
@@ -974,8 +974,8 @@ pub mod diesel_client {
                 .insert(GrpcMethod::new("diesel.v1.Diesel", "GetSnapshot"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Registers a member of a training job, or says that it is still there, and leases the version that
-        /// the job reads. The first call of a job fixes the version of a dataset for all its members.
+        /// Registers a member of a training job, or renews its registration, and leases the version read
+        /// by the job. The first call of a job fixes the version of a dataset for all its members.
         pub async fn join_task(
             &mut self,
             request: impl tonic::IntoRequest<super::JoinTaskRequest>,
@@ -1018,7 +1018,7 @@ pub mod diesel_client {
             req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "Recover"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Gives back the space of what was overwritten and deleted, while readers and writers go on.
+        /// Reclaims the space of overwritten and deleted files, while readers and writers go on.
         pub async fn purge(
             &mut self,
             request: impl tonic::IntoRequest<super::PurgeRequest>,
@@ -1077,12 +1077,12 @@ pub mod diesel_server {
     /// Generated trait containing gRPC methods that should be implemented for use with DieselServer.
     #[async_trait]
     pub trait Diesel: std::marker::Send + std::marker::Sync + 'static {
-        /// Creates a dataset, or gives the one of that name when it exists, without counts.
+        /// Creates a dataset, or returns the existing dataset of the name, without counts.
         async fn create_dataset(
             &self,
             request: tonic::Request<super::CreateDatasetRequest>,
         ) -> std::result::Result<tonic::Response<super::Dataset>, tonic::Status>;
-        /// NOT_FOUND names the nearest dataset; FAILED_PRECONDITION says that it must be recovered.
+        /// NOT_FOUND names the nearest dataset; FAILED_PRECONDITION means that a recovery is needed.
         async fn get_dataset(
             &self,
             request: tonic::Request<super::GetDatasetRequest>,
@@ -1102,13 +1102,13 @@ pub mod diesel_server {
             tonic::Response<super::DeleteDatasetReply>,
             tonic::Status,
         >;
-        /// Commits one sealed chunk or part. Its bytes come in pieces, so that the server takes them at
-        /// the pace at which it has memory. The chunk id in them makes a retry harmless.
+        /// Commits a sealed chunk or part. Its bytes come in pieces, so that the server takes them as fast
+        /// as it has memory. The chunk id in the bytes makes a retry harmless.
         async fn put_chunk(
             &self,
             request: tonic::Request<tonic::Streaming<super::PutChunkRequest>>,
         ) -> std::result::Result<tonic::Response<super::PutChunkReply>, tonic::Status>;
-        /// Deletes entries by the versions that the caller saw. The tombstone id makes a retry harmless.
+        /// Deletes entries by the versions seen by the caller. The tombstone id makes a retry harmless.
         async fn delete(
             &self,
             request: tonic::Request<super::DeleteRequest>,
@@ -1119,9 +1119,9 @@ pub mod diesel_server {
             >
             + std::marker::Send
             + 'static;
-        /// Reads many files: one answer for each item, in any order; large ones come in pieces.
-        /// A stream, so that a file that can't be read doesn't fail the others. A request with an item that
-        /// makes no sense, as one without a source or with an illegal path, is refused whole.
+        /// Reads many files: one answer for each item, in any order; large files come in pieces. A stream,
+        /// so that an unreadable file doesn't fail the others. A request with an invalid item, such as a
+        /// missing source or an illegal path, is refused as a whole.
         async fn read(
             &self,
             request: tonic::Request<super::ReadRequest>,
@@ -1136,8 +1136,8 @@ pub mod diesel_server {
             >
             + std::marker::Send
             + 'static;
-        /// Reads ranges of chunks, without a look at the files in them: the caller has a snapshot to check
-        /// them by. A chunk that is gone is NOT_FOUND in its own answer: a purge has moved its files.
+        /// Reads ranges of chunks, without reading their headers: the caller checks files with its
+        /// snapshot. A removed chunk is NOT_FOUND in its own answer: a purge has moved its files.
         async fn get_chunks(
             &self,
             request: tonic::Request<super::GetChunksRequest>,
@@ -1148,7 +1148,7 @@ pub mod diesel_server {
             >
             + std::marker::Send
             + 'static;
-        /// A folder's contents, or all files below it, in pages, sorted by the bytes of their paths.
+        /// The contents of a folder, or all files below it, in pages, sorted by the bytes of their paths.
         async fn list(
             &self,
             request: tonic::Request<super::ListRequest>,
@@ -1160,7 +1160,7 @@ pub mod diesel_server {
             + std::marker::Send
             + 'static;
         /// The metadata of all files of a dataset at one version, as one file: docs/FORMAT.md, Snapshots.
-        /// Built when nobody has asked for that version before; meanwhile empty messages come.
+        /// Built at the first request for a version; meanwhile empty messages come.
         async fn get_snapshot(
             &self,
             request: tonic::Request<super::GetSnapshotRequest>,
@@ -1168,8 +1168,8 @@ pub mod diesel_server {
             tonic::Response<Self::GetSnapshotStream>,
             tonic::Status,
         >;
-        /// Registers a member of a training job, or says that it is still there, and leases the version that
-        /// the job reads. The first call of a job fixes the version of a dataset for all its members.
+        /// Registers a member of a training job, or renews its registration, and leases the version read
+        /// by the job. The first call of a job fixes the version of a dataset for all its members.
         async fn join_task(
             &self,
             request: tonic::Request<super::JoinTaskRequest>,
@@ -1191,7 +1191,7 @@ pub mod diesel_server {
             >
             + std::marker::Send
             + 'static;
-        /// Gives back the space of what was overwritten and deleted, while readers and writers go on.
+        /// Reclaims the space of overwritten and deleted files, while readers and writers go on.
         async fn purge(
             &self,
             request: tonic::Request<super::PurgeRequest>,
