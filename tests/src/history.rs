@@ -47,7 +47,7 @@ pub struct Moment(u64);
 
 /// A running write or delete. A dropped value stands for a write without acknowledgement.
 #[derive(Debug)]
-#[must_use = "it is acknowledged, or may come at any time"]
+#[must_use = "a write is acknowledged, or may take effect at any time"]
 pub struct PendingWrite {
     path: FilePath,
     at: Moment,

@@ -63,7 +63,7 @@ fn the_last_worker_and_a_stop_end_the_agent() -> Result<()> {
     let scene = Scene::new(14)?;
     ensure!(scene.read(&[])? == FILES as u64, "files are missing");
     let agent = scene.agent()?;
-    ensure!(is_alive(agent), "it ended at once");
+    ensure!(is_alive(agent), "the agent ended at once");
     wait_for_end(agent, Duration::from_secs(30)).context("an agent without workers")?;
     scene.start_agent(&[])?;
     let agent = scene.agent()?;

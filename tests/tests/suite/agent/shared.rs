@@ -33,7 +33,7 @@ fn processes_share_a_copy_and_a_second_epoch_asks_no_server() -> Result<()> {
     ensure!(scene.read(&[])? == files, "files are missing");
     let first = scene.status()?;
     ensure!(first["chunks_present"] == first["chunks"], "{first}");
-    ensure!(first["chunks_from_servers"] == first["chunks"], "one fetch a chunk: {first}");
+    ensure!(first["chunks_from_servers"] == first["chunks"], "a chunk was fetched twice: {first}");
     scene.kill_server()?;
     ensure!(scene.read(&["--epoch", "1"])? == files, "files are missing");
     let halves = std::thread::scope(|scope| {

@@ -86,7 +86,7 @@ fn why_shows_fetch_progress_and_readers_from_the_servers() -> Result<()> {
     ensure!(scene.why()? == "No read waits.\n", "{}", scene.why()?);
     let dataset = open(&scene, PATIENCE)?;
     let files = files_of_chunks(&dataset, 1)?;
-    let [file] = files[..] else { anyhow::bail!("one file") };
+    let [file] = files[..] else { anyhow::bail!("a single file") };
     scene.signal_server(Signal::STOP)?;
     let mut reader = scene.cat(&dataset, file)?;
     let wait = scene.wait_of(reader.id(), "fetching")?;
@@ -153,7 +153,7 @@ fn a_chunk_after_its_readers_time_out_is_not_pinned() -> Result<()> {
     scene.start_agent(&["--memory", "64MiB"])?;
     let dataset = open(&scene, Duration::from_millis(300))?;
     let files = files_of_chunks(&dataset, 1)?;
-    let [file] = files[..] else { anyhow::bail!("one file") };
+    let [file] = files[..] else { anyhow::bail!("a single file") };
     scene.signal_server(Signal::STOP)?;
     let bytes = std::thread::scope(|scope| {
         let reading = scope.spawn(|| dataset.view(file));

@@ -103,7 +103,7 @@ async fn a_lost_bucket_server_is_reported_at_once() -> Result<()> {
     let took = clock.monotonic().saturating_sub(begun);
     let errors = [read.err(), created.err(), deleted.err(), listed.err(), opened.err()];
     for error in errors {
-        let error = error.context("the server is gone")?;
+        let error = error.context("the server runs")?;
         ensure!(error.kind == Kind::Unavailable, "{}", told(&error));
     }
     ensure!(took < Duration::from_secs(45), "the requests took {took:?}");

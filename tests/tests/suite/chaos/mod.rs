@@ -150,7 +150,7 @@ impl Stage {
 
     fn kill(&mut self, number: usize) -> Result<()> {
         let server = self.servers.get_mut(number).and_then(Option::take);
-        server.context("it does not run")?.kill()?;
+        server.context("the server does not run")?.kill()?;
         Ok(())
     }
 
@@ -310,7 +310,7 @@ impl Stage {
     /// Recovers on demand and compares. After a loss in Redis, the demand must come.
     fn check_after(&self, event: Event) -> Result<()> {
         let is_asked = self.recover_if_asked()?;
-        ensure!(is_asked || !event.is_loss(), "nobody was told that metadata is gone");
+        ensure!(is_asked || !event.is_loss(), "no server asked for a recovery");
         compare(&self.addresses, &self.history)
     }
 
@@ -326,7 +326,7 @@ impl Stage {
                 self.ask(&["recover", "--all"])?.code(0)?;
                 return Ok(true);
             }
-            ensure!(!deadline.remaining(&*clock()).is_zero(), "it is never well: {listed:?}");
+            ensure!(!deadline.remaining(&*clock()).is_zero(), "listings still fail: {listed:?}");
         }
     }
 }
@@ -356,7 +356,7 @@ fn again(
 
 /// The sum of a thread's results.
 fn counted(counting: Counting) -> Result<u32> {
-    counting.join().ok().context("it gives its errors back")?
+    counting.join().ok().context("the thread returns its errors")?
 }
 
 fn connect(servers: &[String]) -> Result<Client> {
@@ -554,7 +554,7 @@ fn redis_loses_data_again_during_a_recovery() -> Result<()> {
             std::thread::sleep(SLOWLY * (1 + stage.dice.below(4) as u32));
             ensure!(!recovery.is_finished(), "the recovery had ended: {:?}", recovery.join());
             stage.runtime.block_on(stage.primary(number)?.ask(&["FLUSHALL"]));
-            let ended = recovery.join().ok().context("it gives its errors back")??;
+            let ended = recovery.join().ok().context("the thread returns its errors")??;
             stage.proxy.set_throttle(Throttle::default());
             if ended.code != 0 {
                 ensure!(ended.stderr.contains("recover --all"), "{ended:?}");

@@ -149,7 +149,7 @@ fn the_line_between_a_server_and_redis_is_cut_and_comes_back() -> Result<()> {
         };
         let asked = Client::connect(options)?.dataset(&name);
         let is_refused = asked.as_ref().is_err_and(|error| error.kind().is_retryable());
-        ensure!(is_refused, "it has a line: {asked:?}");
+        ensure!(is_refused, "the server still reaches Redis: {asked:?}");
         let felt = clock().monotonic() - down_at;
         ensure!(felt < PATIENCE, "an answer took {felt:?}");
         std::thread::sleep(CUT.saturating_sub(felt));

@@ -51,7 +51,7 @@ impl Stage {
                     let path = format!("{writer}/old/{number}");
                     let bytes = self.dice.bytes(LENGTH + round);
                     let file = source.join(&path);
-                    fs::create_dir_all(file.parent().context("it is in a folder")?)?;
+                    fs::create_dir_all(file.parent().context("a file has a folder")?)?;
                     fs::write(file, &bytes)?;
                     files.insert(FilePath::new(path)?, bytes);
                 }

@@ -58,7 +58,7 @@ impl Programs {
         let modified = SystemTime::UNIX_EPOCH + Duration::from_secs(count);
         for (path, bytes) in files {
             let file = self.folder.join(path.to_string());
-            fs::create_dir_all(file.parent().context("it is in the folder")?)?;
+            fs::create_dir_all(file.parent().context("a file has a folder")?)?;
             fs::write(&file, bytes)?;
             File::options().write(true).open(&file)?.set_modified(modified)?;
         }

@@ -1,5 +1,5 @@
-//! State that a server finds after the crash of its predecessor: as soon as the metadata name it,
-//! it must survive a power cut.
+//! State that a server finds after the crash of its predecessor: state named by the metadata must
+//! survive a power cut.
 
 use std::sync::Arc;
 
@@ -35,7 +35,10 @@ async fn objects_adopted_by_recover_survive_a_power_cut() -> Result<()> {
             client.files(dataset).await?.len()
         };
         adopted += recovered;
-        ensure!(after_power_cut(&disk, dataset).await? == recovered, "point {point}: it is lost");
+        ensure!(
+            after_power_cut(&disk, dataset).await? == recovered,
+            "point {point}: an acknowledged file is lost"
+        );
         if is_beyond {
             ensure!(adopted > 3, "only {adopted} were adopted");
             return Ok(());

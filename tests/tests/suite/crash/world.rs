@@ -129,7 +129,7 @@ impl World {
                 step => {
                     let answer = journal.send(&life.client, step).await;
                     if answer.is_err() && self.asks_again {
-                        compare(&life.client, journal).await.context("before it is asked again")?;
+                        compare(&life.client, journal).await.context("before the retry")?;
                         journal.send(&life.client, step).await?;
                     } else {
                         answer?;

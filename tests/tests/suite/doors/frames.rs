@@ -71,7 +71,7 @@ fn a_server_announces_the_sizes_of_a_server() -> Result<()> {
         (Cluster::new()?, parts(dl_store::memory(), Arc::new(Memory::new())));
     cluster.run(prepare(&parts, Stop::Fresh))?;
     cluster.start(&parts, 1)?;
-    let mut client = TcpStream::connect(cluster.addresses().pop().context("it was started")?)?;
+    let mut client = TcpStream::connect(cluster.addresses().pop().context("the server runs")?)?;
     client.set_read_timeout(Some(PATIENCE))?;
     client.write_all(PREFACE)?;
     client.write_all(&[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])?;

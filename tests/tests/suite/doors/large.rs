@@ -105,7 +105,8 @@ async fn floods_of_large_requests_take_less_than_256_mib_heavy() -> Result<()> {
     let mut server = Server::start(&scene.path().join("data"))?;
     run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
     let address = server.address().parse()?;
-    let dataset = Wire::connect(address).await?.dataset("ds").await?.context("it is there")?;
+    let dataset =
+        Wire::connect(address).await?.dataset("ds").await?.context("the dataset exists")?;
     let until = Deadline::after(&*clock(), Duration::from_secs(rounds(20, 120)));
     let (counts, paths) = (Arc::new([AtomicU64::new(0), AtomicU64::new(0)]), paths());
     let floods: Vec<_> = (0..CONNECTIONS)
@@ -119,11 +120,11 @@ async fn floods_of_large_requests_take_less_than_256_mib_heavy() -> Result<()> {
     for flood in floods {
         flood.await??;
     }
-    let peak = server.process().peak_memory().context("the server is gone")?;
+    let peak = server.process().peak_memory().context("the server runs")?;
     let [done, refused] = [0, 1].map(|which: usize| counts[which].load(Ordering::Relaxed));
     tell(format_args!("{done} answered, {refused} refused, at most {} MiB", peak >> 20));
-    ensure!(done > 0, "nobody was answered");
-    ensure!(peak < 256 << 20, "it took {} MiB", peak >> 20);
+    ensure!(done > 0, "no request was answered");
+    ensure!(peak < 256 << 20, "the server took {} MiB", peak >> 20);
     dl(&server, ["cat", "dl://ds/0000/0000001"])?.code(0)?;
     let log = server.stop()?;
     ensure!(!log.contains("panicked"), "{log}");

@@ -24,7 +24,7 @@ fn chunk_wise_order_trains_like_a_full_shuffle() -> Result<()> {
     let ended = run(python.env("PYTHONDONTWRITEBYTECODE", "1"))?.code(0)?;
     let result: Value = serde_json::from_str(&ended.text())?;
     let rows = result.pointer("/datasets/0/rows").and_then(Value::as_array);
-    let rows = rows.context("one dataset")?;
+    let rows = rows.context("a dataset")?;
     let accuracy = |order: &str| {
         let row = rows.iter().find(|row| row.get("order").is_some_and(|name| name == order));
         let seeds = row?.pointer("/accuracy/MLP, rate falls")?.as_array()?;

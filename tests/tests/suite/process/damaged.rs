@@ -39,7 +39,7 @@ impl Scene {
     /// Changes a byte of a stored file.
     fn damage(&self, path: &str) -> Result<()> {
         let source = fs::read(self.path("src").join(path))?;
-        let begin = source.get(..source.len().min(64)).context("it has a beginning")?;
+        let begin = source.get(..source.len().min(64)).context("the file is empty")?;
         self.damage_at(begin).map(drop)
     }
 
@@ -50,12 +50,12 @@ impl Scene {
             let object = chunks.join(OsStr::from_bytes(&name));
             let mut bytes = fs::read(&object)?;
             if let Some(at) = bytes.windows(begin.len()).position(|window| window == begin) {
-                *bytes.get_mut(at).context("it is there")? ^= 1;
+                *bytes.get_mut(at).context("the position was found")? ^= 1;
                 fs::write(&object, bytes)?;
                 return Ok(object);
             }
         }
-        anyhow::bail!("they are not in the store")
+        anyhow::bail!("no object has these bytes")
     }
 
     /// Runs the commands printed by verify in order; returns its findings.
@@ -103,8 +103,8 @@ fn a_lost_identity_is_restored_from_the_metadata() -> Result<()> {
         scene.compare(&server, dataset)?;
     }
     let log = server.stop()?;
-    ensure!(log.contains("identity"), "nobody is told: {log}");
-    ensure!(fs::read(&object)? == before, "the store became another one");
+    ensure!(log.contains("identity"), "the log does not mention the identity: {log}");
+    ensure!(fs::read(&object)? == before, "the identity of the store changed");
     Ok(())
 }
 
@@ -124,7 +124,7 @@ fn a_damaged_identity_and_name_cost_no_indexed_file() -> Result<()> {
     ensure!(refused.stderr.contains("`identity` is damaged: remove it"), "{}", refused.stderr);
     fs::remove_file(&object)?;
     let server = scene.start()?;
-    ensure!(fs::read(&object)? == before, "the store became another one");
+    ensure!(fs::read(&object)? == before, "the identity of the store changed");
     for dataset in ["a", "k"] {
         scene.compare(&server, dataset)?;
     }
@@ -173,7 +173,7 @@ fn metadata_of_another_store_are_refused() -> Result<()> {
     let refused = run(&mut server)?.code(1)?;
     ensure!(refused.stderr.contains("identity"), "{}", refused.stderr);
     ensure!(!refused.stderr.contains("is empty"), "not true: {}", refused.stderr);
-    ensure!(!object.exists(), "it was bound to this store");
+    ensure!(!object.exists(), "the metadata were bound to this store");
     one.compare(&one.start()?, "a")
 }
 
@@ -458,7 +458,7 @@ fn verify_reads_the_headers_of_the_parts_of_large_files() -> Result<()> {
             damaged += 1;
         }
     }
-    ensure!(damaged > 0, "it has no parts");
+    ensure!(damaged > 0, "the file has no parts");
     scene.compare(&server, "ds")?;
     let found = scene.obey(&server, &["verify", "dl://ds"])?;
     ensure!(found.contains("large is damaged in part") && !found.contains("one is"), "{found}");
@@ -486,8 +486,9 @@ fn a_large_file_ends_before_its_damaged_part() -> Result<()> {
         };
         put(&[])?;
         let (before, from) = whole.split_at(number * PART);
-        let damaged = scene.damage_at(from.get(..64).context("it is longer")?)?;
-        let id = damaged.file_stem().context("it has a name")?.to_string_lossy().into_owned();
+        let damaged = scene.damage_at(from.get(..64).context("the file is too short")?)?;
+        let id =
+            damaged.file_stem().context("an object has a name")?.to_string_lossy().into_owned();
 
         let cat = dl(&server, ["cat", "dl://ds/large"])?.code(1)?;
         ensure!(cat.stdout == before, "part {number}: {} bytes", cat.stdout.len());

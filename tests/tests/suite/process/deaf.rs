@@ -114,7 +114,7 @@ fn a_client_without_ping_answers_is_given_up() -> Result<()> {
     let began = clock.monotonic();
     silent.write_all(&frames.concat())?;
     while known(&server)? == 0.0 {
-        ensure!(clock.monotonic() - began < PATIENCE, "it is not let in");
+        ensure!(clock.monotonic() - began < PATIENCE, "the second client is not let in");
         std::thread::sleep(pause);
     }
     let took = loop {
@@ -127,12 +127,15 @@ fn a_client_without_ping_answers_is_given_up() -> Result<()> {
         }
         ensure!(took < 3 * PING, "{open} connections after {took:?}");
     };
-    ensure!(took > 3 * PING / 2, "it was closed after {took:?}, for something else");
+    ensure!(took > 3 * PING / 2, "the connection was closed too soon, after {took:?}");
     let mut came = Vec::new();
     silent.read_to_end(&mut came).context("read to the end of the connection")?;
     // The beginning of a ping frame.
     let ping = [0_u8, 0, 8, 6, 0, 0, 0, 0, 0];
-    ensure!(came.windows(ping.len()).any(|bytes| bytes == ping), "it was never asked: {came:?}");
+    ensure!(
+        came.windows(ping.len()).any(|bytes| bytes == ping),
+        "the client received no ping: {came:?}"
+    );
     server.stop()?;
     Ok(())
 }

@@ -126,7 +126,7 @@ fn deletes_work_after_puts_filled_the_disk() -> Result<()> {
     dl(&server, ["rm", "-r", "dl://large/0"])?.code(0)?;
     ensure!(
         dl(&server, ["ls", "-R", "dl://kept"])?.code(0)?.text().is_empty(),
-        "it is still there"
+        "the dataset still exists"
     );
     dl(&server, ["delete-dataset", "dl://large"])?.code(0)?;
     run(server.dlcmd()?.arg("put").arg(scene.path().join("kept")).arg("dl://kept"))?.code(0)?;

@@ -75,7 +75,9 @@ fn settings_come_from_etcd_with_tls_and_logins() -> Result<()> {
     std::thread::scope(|scope| {
         let refused = &refused;
         let begun = wrong.map(|(place, told)| scope.spawn(move || refused(place, told)));
-        begun.into_iter().try_for_each(|one| one.join().map_err(|_| anyhow!("it panicked"))?)
+        begun
+            .into_iter()
+            .try_for_each(|one| one.join().map_err(|_| anyhow!("a thread panicked"))?)
     })?;
 
     let flags = ["--http", "127.0.0.1:0"];

@@ -42,7 +42,7 @@ async fn an_interrupted_deletion_holds_on_read_only_servers() -> Result<()> {
     let store = dl_store::open_with(&url, &settings(bucket.address())).await?;
     let names = Prefix::new(name_prefix(&DatasetName::new("ds")?))?;
     let generations = async || anyhow::Ok(store.list_sorted(&names).await?.len());
-    ensure!(generations().await? == 1, "it is a live dataset");
+    ensure!(generations().await? == 1, "a live dataset has one name object");
     proxy.faults().script("PUT", [Some(Fault::Delay(SLOWLY))]);
     let mut delete = server.dlcmd()?;
     delete.args(["delete-dataset", "dl://ds"]).stdin(Stdio::null());
@@ -51,7 +51,7 @@ async fn an_interrupted_deletion_holds_on_read_only_servers() -> Result<()> {
     std::thread::sleep(SLOWLY / 2);
     redis.ask(&["CLIENT", "PAUSE", "120000", "WRITE"]).await;
     ensure!(generations().await? == 1, "the name was written too soon for this test");
-    eventually("the name says that it is deleted", || async {
+    eventually("the name object marks the deletion", || async {
         generations().await.is_ok_and(|count| count == 2)
     })
     .await;
@@ -63,12 +63,12 @@ async fn an_interrupted_deletion_holds_on_read_only_servers() -> Result<()> {
     let server = start()?;
     for arguments in [&["ls", "dl://ds"][..], &["cat", "dl://ds/a"], &["stat", "dl://ds/a"]] {
         let refused = dl(&server, arguments)?;
-        ensure!(refused.code == 3, "it came back: {refused:?}");
+        ensure!(refused.code == 3, "the dataset returned: {refused:?}");
     }
     server.stop()?;
     fs::write(&config, "# nothing\n")?;
     let server = start()?;
-    ensure!(dl(&server, ["datasets"])?.code(0)?.text().is_empty(), "it is not gone");
+    ensure!(dl(&server, ["datasets"])?.code(0)?.text().is_empty(), "the dataset still exists");
     dl(&server, ["ls", "dl://ds"])?.code(3)?;
     eventually("its objects are removed", || async {
         let left = store.list_sorted(&Prefix::ROOT).await.unwrap_or_default();

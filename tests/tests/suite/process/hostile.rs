@@ -140,8 +140,8 @@ fn garbage_on_the_port_harms_nobody() -> Result<()> {
         }
     }
     ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
-    let peak = server.process().peak_memory().context("the server is gone")?;
-    ensure!(peak < 256 << 20, "it took {} MiB", peak >> 20);
+    let peak = server.process().peak_memory().context("the server runs")?;
+    ensure!(peak < 256 << 20, "the server took {} MiB", peak >> 20);
     drop(open);
     server.stop()?;
     Ok(())
@@ -187,9 +187,9 @@ fn abandoned_large_deletes_hold_bounded_memory_heavy() -> Result<()> {
     })?;
     drop(runtime);
     ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
-    let peak = server.process().peak_memory().context("the server is gone")?;
+    let peak = server.process().peak_memory().context("the server runs")?;
     tell(format_args!("server: at most {} MiB", peak >> 20));
-    ensure!(peak < 256 << 20, "it took {} MiB", peak >> 20);
+    ensure!(peak < 256 << 20, "the server took {} MiB", peak >> 20);
     server.stop()?;
     Ok(())
 }
@@ -221,8 +221,8 @@ fn each_invalid_message_is_refused() -> Result<()> {
     drop(runtime);
     ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
     ensure!(dl(&server, ["ls", "-R", "dl://ds"])?.code(0)?.text() == "a\n", "ls");
-    let peak = server.process().peak_memory().context("the server is gone")?;
-    ensure!(peak < 256 << 20, "it took {} MiB", peak >> 20);
+    let peak = server.process().peak_memory().context("the server runs")?;
+    ensure!(peak < 256 << 20, "the server took {} MiB", peak >> 20);
     let log = server.stop()?;
     ensure!(!log.contains("panicked"), "{log}");
     Ok(())
@@ -301,7 +301,7 @@ async fn requests_with_a_single_error_are_refused_for_the_error() -> Result<()> 
         let code = ask(&mut stub, method, vec![Bytes::from_static(&[0x0a, 0x7f])]).await?;
         ensure!(code == Code::Internal, "{method}: {code:?}");
     }
-    ensure!(client.dataset("new").await?.is_none(), "one of a wrong shape was made");
+    ensure!(client.dataset("new").await?.is_none(), "a dataset of a wrong shape was created");
     ensure!(client.files(id).await?.is_empty(), "there are files");
     Ok(())
 }
@@ -362,7 +362,7 @@ async fn announce(
     Ok((send, dl_runtime::spawn(async move { stub.put_chunk(pieces).await.map(drop) })))
 }
 
-/// Sends these bytes, so many at a time, until there are no more or nobody takes them.
+/// Sends the bytes in pieces until the receiver closes.
 fn trickle(send: mpsc::Sender<pb::PutChunkRequest>, mut data: Bytes, piece: usize) {
     dl_runtime::spawn(async move {
         while !data.is_empty() {
@@ -432,7 +432,7 @@ async fn writers_of_single_bytes_lose_their_memory() -> Result<()> {
     // The writers end one after another: each gets the memory and loses it to the next.
     for answer in trickling {
         let answer = tokio::time::timeout(Duration::from_secs(60), answer).await;
-        let answer = answer.context("who had the memory has it still")?;
+        let answer = answer.context("a writer still holds the memory")?;
         let status = answer?.err().context("a chunk that was never sent is stored")?;
         match status.code() {
             Code::DeadlineExceeded => given_up += 1,
@@ -442,7 +442,7 @@ async fn writers_of_single_bytes_lose_their_memory() -> Result<()> {
             ["it came slowly", "are in use"].iter().any(|why| status.message().contains(why));
         ensure!(is_told, "{status}");
     }
-    ensure!(given_up > 0, "who had the memory has it still");
+    ensure!(given_up > 0, "a writer still holds the memory");
     Ok(())
 }
 
@@ -471,7 +471,7 @@ async fn a_too_large_chunk_is_refused_before_its_data() -> Result<()> {
     let dataset = client.create("ds").await?;
     for length in [(1 << 20) + 1, 64 << 20, u64::MAX] {
         let (_send, answer) = announce(server.address(), dataset, length, Bytes::new()).await?;
-        let status = answer.await?.err().context("it is stored")?;
+        let status = answer.await?.err().context("the chunk was stored")?;
         ensure!(status.code() == Code::InvalidArgument, "{length}: {status}");
     }
     Ok(())
@@ -509,9 +509,10 @@ async fn inconsistent_objects_are_refused_and_leave_nothing() -> Result<()> {
     ensure!(moved.code() == Code::InvalidArgument, "{moved}");
     ensure!(client.files(dataset).await?.is_empty(), "refused objects are seen");
     client.put(dataset, &good).await?;
-    ensure!(client.files(dataset).await?.len() == 2, "the good one is not");
+    ensure!(client.files(dataset).await?.len() == 2, "the good object is missing");
     let rival = chunk(id, dataset, [(&b"a"[..], &b"others"[..])])?;
-    let conflict = client.put(dataset, &rival).await.err().context("one id, two objects")?;
+    let conflict =
+        client.put(dataset, &rival).await.err().context("two objects with the same id")?;
     ensure!(conflict.code() == Code::AlreadyExists, "{conflict}");
     Ok(())
 }

@@ -207,7 +207,7 @@ fn a_put_survives_kills_of_the_server() -> Result<()> {
         let server = scene.start_again(&address)?;
         let ended = put.process.wait(PATIENCE)?;
         ensure!(ended == 0, "the put ended with {ended}");
-        scene.compare(&server, &dataset).context("one put")?;
+        scene.compare(&server, &dataset).context("a single put")?;
         scene.put_and_compare(&server, &dataset).context("another put")?;
         dl(&server, ["delete-dataset", &dataset])?.code(0)?;
         server.kill()?;

@@ -30,7 +30,7 @@ async fn loading(
     redis.ask(&["SAVE"]).await;
     redis.kill();
     redis.run().await;
-    ensure!(is_loading(&redis).await, "it has loaded all of it already");
+    ensure!(is_loading(&redis).await, "Redis has loaded everything already");
     Ok((redis, server, source))
 }
 
@@ -48,9 +48,9 @@ async fn a_loading_redis_is_waited_for() -> Result<()> {
     let got = scene.path().join("got");
     run(server.dlcmd()?.args(["get", "dl://ds"]).arg(&got))?.code(0)?;
     folder::compare(&source, &got)?;
-    ensure!(!is_loading(&redis).await, "it answers while it loads");
+    ensure!(!is_loading(&redis).await, "the server answers while Redis loads");
     let took = clock.monotonic() - began;
-    ensure!(took < Duration::from_secs(30), "it took {took:?}");
+    ensure!(took < Duration::from_secs(30), "the answer took {took:?}");
     run(server.dlcmd()?.arg("put").arg(&source).arg("dl://again"))?.code(0)?;
     server.stop()?;
     Ok(())
@@ -64,15 +64,16 @@ async fn a_long_loading_redis_is_reported_and_later_used() -> Result<()> {
     let client = Wire::connect(server.address().parse()?).await?;
     let clock = clock();
     let began = clock.monotonic();
-    let refused = client.dataset("ds").await.err().context("it answers while Redis loads")?;
+    let refused =
+        client.dataset("ds").await.err().context("the server answers while Redis loads")?;
     ensure!(refused.code() == Code::Unavailable, "{refused}");
     ensure!(refused.message().contains("LOADING"), "{refused}");
     let took = clock.monotonic() - began;
     // The time-out of a call to Redis, with a margin for busy machines.
-    ensure!(took < Duration::from_secs(20), "it took {took:?}");
-    ensure!(is_loading(&redis).await, "it has loaded all of it meanwhile");
+    ensure!(took < Duration::from_secs(20), "the refusal took {took:?}");
+    ensure!(is_loading(&redis).await, "Redis has loaded everything already");
     redis.ask(&["CONFIG", "SET", "key-load-delay", "0"]).await;
-    eventually("it has loaded", || async { !is_loading(&redis).await }).await;
+    eventually("Redis has loaded", || async { !is_loading(&redis).await }).await;
     let got = scene.path().join("got");
     run(server.dlcmd()?.args(["get", "dl://ds"]).arg(&got))?.code(0)?;
     folder::compare(&source, &got)?;

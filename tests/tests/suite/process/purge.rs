@@ -68,7 +68,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 
 async fn compare(server: &Server, files: &Files) -> Result<()> {
     let client = Wire::connect(server.address().parse()?).await?;
-    let dataset: DatasetId = client.dataset("ds").await?.context("it is gone")?;
+    let dataset: DatasetId = client.dataset("ds").await?.context("the dataset exists")?;
     ensure!(client.files(dataset).await? == *files, "other files");
     Ok(())
 }
@@ -208,7 +208,7 @@ async fn heavy_purging_very_many_tiny_files_takes_less_than_256_mib() -> Result<
         dl(&server, arguments)?.code(0)?;
         tell(format_args!("{arguments:?} took {:?}", clock.monotonic() - began));
     }
-    let peak = server.process().peak_memory().context("the server is gone")?;
+    let peak = server.process().peak_memory().context("the server runs")?;
     tell(format_args!("server: at most {} MiB", peak >> 20));
     ensure!(peak < 256 << 20, "the server took {} MiB", peak >> 20);
     let listed = dl(&server, ["ls", "-R", "dl://ds"])?.code(0)?.text();

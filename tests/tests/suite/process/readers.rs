@@ -52,7 +52,7 @@ async fn put(server: &Server, scene: &Path, length: u64) -> Result<(Wire, Datase
     fs::File::create(&file)?.set_len(length)?;
     run(server.dlcmd()?.arg("put").arg(&file).arg("dl://ds"))?.code(0)?;
     let client = Wire::connect(server.address().parse()?).await?;
-    let dataset = client.dataset("ds").await?.context("it was created")?;
+    let dataset = client.dataset("ds").await?.context("the dataset exists")?;
     Ok((client, dataset))
 }
 
@@ -90,7 +90,7 @@ async fn take(answer: &mut Streaming<pb::ReadReply>, most: usize) -> Result<usiz
 }
 
 fn check(what: &str, server: &mut Server) -> Result<()> {
-    let peak = server.process().peak_memory().context("the server is gone")?;
+    let peak = server.process().peak_memory().context("the server runs")?;
     tell(format_args!("{what}: at most {} MiB", peak >> 20));
     ensure!(peak < MOST, "{what} took {} MiB", peak >> 20);
     Ok(())
@@ -104,8 +104,8 @@ async fn heavy_a_file_requested_many_times_takes_no_memory() -> Result<()> {
     let (client, dataset) = put(&server, scene.path(), 1 << 30).await?;
     let items = vec![item("large", 0, 0); 65_536];
     let mut answer = ask(&client, dataset, items).await?;
-    ensure!(take(&mut answer, 64 << 20).await? >= 64 << 20, "it ended early");
-    check("one file, 65,536 times", &mut server)?;
+    ensure!(take(&mut answer, 64 << 20).await? >= 64 << 20, "the answer ended early");
+    check("a file, 65,536 times", &mut server)?;
     drop(answer);
     run(server.dlcmd()?.args(["stat", "dl://ds/large"]))?.code(0)?;
     Ok(())
@@ -125,7 +125,7 @@ async fn requests_of_many_empty_items_take_no_memory_heavy() -> Result<()> {
         asked.push(dl_runtime::spawn(async move { stub.read(request).await.map(drop) }));
     }
     for asked in asked {
-        let status = timeout(MOMENT, asked).await??.err().context("it was answered")?;
+        let status = timeout(MOMENT, asked).await??.err().context("the request was answered")?;
         ensure!(status.code() == Code::InvalidArgument, "{status}");
     }
     check("millions of empty items", &mut server)
@@ -137,7 +137,7 @@ async fn heavy_a_large_header_is_not_held_for_each_range() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let mut server = Server::start(&scene.path().join("data"))?;
     let (client, dataset) = put(&server, scene.path(), 1 << 30).await?;
-    let (_, record) = client.list(dataset).await?.pop().context("it is listed")?;
+    let (_, record) = client.list(dataset).await?.pop().context("the file is listed")?;
     let of = |n: u64| (n * 7_919 * 4_096) % (1 << 30);
     let ranges = (0..20_000).map(|n| ReadItem {
         source: ReadSource::File(record),
@@ -151,7 +151,7 @@ async fn heavy_a_large_header_is_not_held_for_each_range() -> Result<()> {
         check_headers: false,
     });
     let mut answer = ask(&client, dataset, request.items).await?;
-    ensure!(take(&mut answer, usize::MAX).await? == 200_000, "it ended early");
+    ensure!(take(&mut answer, usize::MAX).await? == 200_000, "the answer ended early");
     check("20,000 ranges of one file", &mut server)
 }
 
@@ -167,7 +167,7 @@ async fn heavy_readers_of_scattered_small_files_hold_no_gaps() -> Result<()> {
     let mut server = Server::start(&scene.path().join("data"))?;
     run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
     let client = Wire::connect(server.address().parse()?).await?;
-    let dataset = client.dataset("ds").await?.context("it was created")?;
+    let dataset = client.dataset("ds").await?.context("the dataset exists")?;
     let mut answers = Vec::new();
     for _ in 0..20 {
         let client = Wire::connect(server.address().parse()?).await?;
@@ -176,7 +176,7 @@ async fn heavy_readers_of_scattered_small_files_hold_no_gaps() -> Result<()> {
         answers.push(ask(&client, dataset, items).await?);
     }
     for answer in &mut answers {
-        ensure!(take(answer, usize::MAX).await? == 3_000_000, "it ended early");
+        ensure!(take(answer, usize::MAX).await? == 3_000_000, "the answer ended early");
     }
     check("small files with gaps", &mut server)
 }
@@ -264,7 +264,7 @@ async fn heavy_two_hundred_stalled_listings_hold_bounded_memory() -> Result<()> 
     let deep = vec!["d".repeat(255); 12].join("/");
     run(server.dlcmd()?.arg("put").arg(&source).arg(format!("dl://ds/{deep}")))?.code(0)?;
     let client = Wire::connect(server.address().parse()?).await?;
-    let dataset = client.dataset("ds").await?.context("it was created")?;
+    let dataset = client.dataset("ds").await?.context("the dataset exists")?;
     let mut stuck = Vec::new();
     for _ in 0..200 {
         let client = Wire::connect(server.address().parse()?).await?;
@@ -301,7 +301,8 @@ async fn heavy_lookups_whose_answers_nobody_takes_hold_bounded_memory() -> Resul
     let mut server = Server::start(&scene.path().join("data"))?;
     run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
     let address = server.address().parse()?;
-    let dataset = Wire::connect(address).await?.dataset("ds").await?.context("it was created")?;
+    let dataset =
+        Wire::connect(address).await?.dataset("ds").await?.context("the dataset exists")?;
     let times = std::iter::repeat_n(STAT_PATHS_MAX, 60).chain(std::iter::repeat_n(8_192, 200));
     let asked: Vec<_> =
         times.map(|times| dl_runtime::spawn(look_up(address, dataset, times))).collect();
@@ -341,7 +342,10 @@ async fn stalled_lookups_are_cut_off_for_waiting_requests() -> Result<()> {
             }
             Err(status) => ensure!(status.code() == Code::Unavailable, "{status}"),
         }
-        ensure!(!deadline.remaining(&*clock()).is_zero(), "it never gets its turn");
+        ensure!(
+            !deadline.remaining(&*clock()).is_zero(),
+            "the waiting request never gets its turn"
+        );
     }
     Ok(())
 }

@@ -54,7 +54,7 @@ async fn any_server_answers_after_the_death_of_another() -> Result<()> {
     let (before, deadline) = (stored()?, Deadline::after(&*clock(), PATIENCE));
     let mut put = Process::start(put.stdout(Stdio::null()).stderr(Stdio::null()))?;
     while stored()? < before + (1 << 20) {
-        ensure!(!deadline.remaining(&*clock()).is_zero(), "it puts nothing");
+        ensure!(!deadline.remaining(&*clock()).is_zero(), "put stores nothing");
         std::thread::sleep(Duration::from_millis(5));
     }
     first.kill()?;
@@ -66,10 +66,10 @@ async fn any_server_answers_after_the_death_of_another() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-02 and S-05: the servers rebuild a lost shard; an administrator recovers after the identity is
-/// lost as well.
+/// Keeps S-02 and S-05: the servers rebuild a lost shard; after a loss of the identity an
+/// administrator recovers.
 #[tokio::test(flavor = "multi_thread")]
-async fn datasets_that_redis_lost_are_refused_until_they_are_rebuilt() -> Result<()> {
+async fn datasets_lost_by_redis_are_refused_until_rebuilt() -> Result<()> {
     let scene = tempfile::tempdir()?;
     let (data, source) = (scene.path().join("data"), scene.path().join("src"));
     let got = scene.path().join("got");
@@ -81,7 +81,7 @@ async fn datasets_that_redis_lost_are_refused_until_they_are_rebuilt() -> Result
         for redis in &cluster.servers()[forgetful.clone()] {
             redis.text(&["FLUSHALL"]).await;
         }
-        // dlcmd waits for servers that rebuild.
+        // dlcmd waits for the rebuild by the servers.
         let has_identity = forgetful == (0..1);
         for server in [&first, &second] {
             let listed = run(server.dlcmd()?.args(["ls", "-R", "dl://all"]))?;
@@ -142,7 +142,7 @@ async fn a_requested_recovery_restores_unnoticed_losses() -> Result<()> {
     dl(&server, ["verify", "dl://deep"])?.code(0)?;
     let id = dl(&server, ["--json", "stat", "dl://deep"])?.code(0)?;
     let id: serde_json::Value = serde_json::from_slice(&id.stdout)?;
-    let id = id["id"].as_str().context("it has an id")?.to_owned();
+    let id = id["id"].as_str().context("a dataset has an id")?.to_owned();
     remove_all(&|key| key.contains(&format!(":d:{id}:")) && key.ends_with(":0:")).await?;
     let found = dl(&server, ["verify", "dl://deep"])?.code(4)?;
     ensure!(found.text().contains("lists 0 files"), "{}", found.text());
@@ -186,23 +186,23 @@ async fn a_loss_of_metadata_is_reported_with_the_remedy() -> Result<()> {
     };
     let is_lost = |status, text: &str| status == 503 && text.contains("run `dlcmd recover --all`");
     becomes_well(server.http())?;
-    ensure!(!is_counted()?, "it is in the metrics from the start");
+    ensure!(!is_counted()?, "the metrics report a loss from the start");
     for forgetful in [1..2, 0..3] {
         for redis in &cluster.servers()[forgetful] {
             redis.text(&["FLUSHALL"]).await;
         }
         becomes(server.http(), is_lost)?;
-        ensure!(is_counted()?, "it is not in the metrics");
+        ensure!(is_counted()?, "the metrics report no loss");
         dl(&server, ["recover", "--all"])?.code(0)?;
         becomes_well(server.http())?;
-        ensure!(!is_counted()?, "it is in the metrics still");
+        ensure!(!is_counted()?, "the metrics still report the loss");
     }
     // An alert stays while the state is unknown.
     for redis in cluster.servers() {
         redis.text(&["FLUSHALL"]).await;
     }
     becomes(server.http(), is_lost)?;
-    ensure!(is_counted()?, "it is not in the metrics");
+    ensure!(is_counted()?, "the metrics report no loss");
     cluster.servers().iter().for_each(|redis| redis.kill());
     let names_one = |text: &str| {
         cluster.servers().iter().any(|redis| text.contains(&format!("127.0.0.1:{}", redis.port())))
@@ -210,7 +210,7 @@ async fn a_loss_of_metadata_is_reported_with_the_remedy() -> Result<()> {
     becomes(server.http(), |status, text| {
         status == 503 && !is_lost(status, text) && names_one(text)
     })?;
-    ensure!(is_counted()?, "it is not in the metrics any more");
+    ensure!(is_counted()?, "the metrics no longer report the loss");
     server.stop()?;
     Ok(())
 }

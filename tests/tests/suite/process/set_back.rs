@@ -59,7 +59,7 @@ impl Scene {
     }
 
     fn dl(&self, arguments: &[&str]) -> Result<Ended> {
-        let server = self.server.as_ref().context("it runs")?;
+        let server = self.server.as_ref().context("the server runs")?;
         run(server.dlcmd()?.envs(self.past.variables()).args(arguments))
     }
 
@@ -79,7 +79,7 @@ impl Scene {
             if listed.code == 0 {
                 return Ok(());
             }
-            ensure!(!deadline.remaining(&*clock()).is_zero(), "it is never well: {listed:?}");
+            ensure!(!deadline.remaining(&*clock()).is_zero(), "listings still fail: {listed:?}");
         }
     }
 
@@ -160,7 +160,7 @@ async fn a_lost_part_does_not_stop_other_repairs() -> Result<()> {
     }
     let told = scene.dl(&["verify", "dl://large"])?.code(4)?.text();
     ensure!(told.contains("large is lost: its part"), "{told}");
-    ensure!(scene.dl(&["cat", "dl://large/large"])?.code != 0, "it is read");
+    ensure!(scene.dl(&["cat", "dl://large/large"])?.code != 0, "a file without a part was read");
     Ok(())
 }
 
@@ -177,7 +177,7 @@ async fn unnoticed_losses_return_within_the_requested_time() -> Result<()> {
         let listed = scene.dl(&["ls", "-R", "dl://ds"])?.code(0)?.text();
         Ok(listed.lines().filter(|path| path.contains(told)).count())
     };
-    ensure!(listed(".bin")? == 90 && listed("late/")? >= 30, "they are there");
+    ensure!(listed(".bin")? == 90 && listed("late/")? >= 30, "files are missing");
     let lose = "for _, key in ipairs(redis.call('KEYS', 'dl:*:d:*')) do redis.call('DEL', key) end";
     scene.redis.ask(&["EVAL", lose, "0"]).await;
     ensure!(listed(".bin")? == 0, "nothing is lost");

@@ -64,7 +64,7 @@ fn a_changed_file_makes_a_server_read_only_and_back() -> Result<()> {
     fs::write(&config, "grace = \"5s\"\n")?;
     let flags = ["--config", config.to_str().unwrap_or_default()];
     let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
-    ensure!(may_write(&server, &file(scene.path(), "one")?)?, "it is refused from the start");
+    ensure!(may_write(&server, &file(scene.path(), "one")?)?, "the put is refused from the start");
     fs::write(&config, "[live]\nread_only = true\n")?;
     let mut turn = 0;
     let mut writes = || {
@@ -159,7 +159,7 @@ fn servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         turn += 1;
         may_write(&server, &file(scene.path(), &format!("turn {turn}"))?)
     };
-    ensure!(writes()?, "it is refused from the start");
+    ensure!(writes()?, "the put is refused from the start");
     let set = |etcd: &Etcd, text| etcd.control(&["put", "/diesel/config", text]);
     set(&etcd, "[live]\nread_only = true")?;
     soon("read-only", || Ok(!writes()?))?;
@@ -214,7 +214,7 @@ fn users_in_etcd_come_and_go() -> Result<()> {
     };
     ensure!(may("ann", &ann)?, "a user is not known");
     let bob = add("bob")?;
-    ensure!(!may("bob", &bob)?, "nobody published that user");
+    ensure!(!may("bob", &bob)?, "an unpublished user has access");
     publish()?;
     soon("a user comes", || may("bob", &bob))?;
     user(&["remove", "bob"])?;
@@ -271,7 +271,7 @@ fn an_unavailable_fast_store_is_used_as_soon_as_possible() -> Result<()> {
     };
     read()?;
     fs::remove_file(&disk)?;
-    soon("what is read is copied", || {
+    soon("read objects are copied", || {
         read()?;
         Ok(folder::bytes_under(&fast.join("copies"))? > 0)
     })?;
@@ -334,9 +334,9 @@ fn a_deletion_pauses_while_the_servers_are_read_only() -> Result<()> {
     delete.args(["delete-dataset", "dl://doomed"]);
     let deleted = std::thread::scope(|scope| {
         let deleting = scope.spawn(|| run(&mut delete));
-        soon("it has begun", || Ok(objects()? < all))?;
+        soon("the deletion has begun", || Ok(objects()? < all))?;
         fs::write(&config, "[live]\nread_only = true\n")?;
-        deleting.join().map_err(|_| anyhow::anyhow!("it panicked"))?
+        deleting.join().map_err(|_| anyhow::anyhow!("the thread panicked"))?
     })?;
     let is_told = deleted.text().contains("the rest is being removed");
     ensure!(deleted.code == 0 && is_told, "{deleted:?}");
@@ -351,7 +351,7 @@ fn a_deletion_pauses_while_the_servers_are_read_only() -> Result<()> {
     // In the middle of a continued deletion, too.
     fs::write(&config, "# nothing\n")?;
     let server = start()?;
-    soon("it goes on", || Ok(objects()? < left))?;
+    soon("the deletion continues", || Ok(objects()? < left))?;
     fs::write(&config, "[live]\nread_only = true\n")?;
     settled();
     let last = objects()?;

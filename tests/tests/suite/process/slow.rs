@@ -22,7 +22,7 @@ fn server(parts: &Parts) -> Result<(Cluster, String)> {
     let mut cluster = Cluster::new()?;
     cluster.run(prepare(parts, Stop::Fresh))?;
     cluster.start(parts, 1)?;
-    let address = cluster.addresses().pop().context("it was started")?;
+    let address = cluster.addresses().pop().context("the server runs")?;
     Ok((cluster, address))
 }
 
@@ -144,7 +144,7 @@ fn a_put_without_server_memory_shows_the_reason() -> Result<()> {
             std::thread::sleep(Duration::from_millis(5));
         }
         waiting.put(&file(1)?, PLAIN, b"bytes")?;
-        let why = waiting.flush()?.check().err().context("it was stored")?;
+        let why = waiting.flush()?.check().err().context("the chunk was stored")?;
         let why = format!("{:#}", anyhow::Error::from(why));
         ensure!(why.contains("524288 bytes are in use"), "{why}");
         Ok(())

@@ -1,5 +1,5 @@
-//! Clients that announce large requests on many streams and never end them, in HTTP/2 frames by hand:
-//! no client library stops in the middle of a message.
+//! Clients that announce large requests on many streams and never complete them. The HTTP/2 frames
+//! are written by hand, because no client library stops in the middle of a message.
 
 #![expect(clippy::big_endian_bytes, reason = "the numbers in HTTP/2 frames are big-endian")]
 
@@ -86,7 +86,7 @@ impl Flood {
         Ok(())
     }
 
-    /// Takes what the server says; false when that is nothing for a moment.
+    /// Reads frames of the server; false after a moment of silence.
     fn listen(&mut self) -> Result<bool> {
         let mut bytes = [0; 16 << 10];
         let count = match self.stream.read(&mut bytes) {
@@ -161,8 +161,8 @@ fn announced_requests_without_data_take_little_memory() -> Result<()> {
         let _ = flood.fill(announced - PIECE);
         floods.push(flood);
     }
-    let peak = server.process().peak_memory().context("the server is gone")?;
-    ensure!(peak < 256 << 20, "it took {} MiB", peak >> 20);
+    let peak = server.process().peak_memory().context("the server runs")?;
+    ensure!(peak < 256 << 20, "the server took {} MiB", peak >> 20);
     drop(floods);
     ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
     let log = server.stop()?;
@@ -210,7 +210,7 @@ async fn ask(client: &Wire) -> Result<()> {
     }
 }
 
-/// Keeps S-16 and S-10: what a writer sends before there is memory for its chunk.
+/// Keeps S-16 and S-10: for data sent before the server has memory for the chunk.
 #[test]
 fn endless_first_messages_take_little_memory_heavy() -> Result<()> {
     let scene = tempfile::tempdir()?;
@@ -246,9 +246,9 @@ fn endless_first_messages_take_little_memory_heavy() -> Result<()> {
         dl_tests::tell(format_args!("{} MiB were sent", sent >> 20));
         done
     })?;
-    let peak = server.process().peak_memory().context("the server is gone")?;
-    dl_tests::tell(format_args!("it took {} MiB", peak >> 20));
-    ensure!(peak < 256 << 20, "it took {} MiB", peak >> 20);
+    let peak = server.process().peak_memory().context("the server runs")?;
+    dl_tests::tell(format_args!("the server took {} MiB", peak >> 20));
+    ensure!(peak < 256 << 20, "the server took {} MiB", peak >> 20);
     let log = server.stop()?;
     ensure!(!log.contains("panicked"), "{log}");
     Ok(())

@@ -62,7 +62,7 @@ fn sigterm_ends_a_starting_server() -> Result<()> {
     // A long roll-forward: one object under very many names.
     let objects = data.join("chunks");
     let chunk = largest(&objects)?.context("a chunk was put")?;
-    let name = chunk.file_name().context("it has a name")?.to_string_lossy().into_owned();
+    let name = chunk.file_name().context("an object has a name")?.to_string_lossy().into_owned();
     for number in 0..20_000u32 {
         fs::hard_link(&chunk, chunk.with_file_name(format!("{number:06}{}", &name[6..])))?;
     }
@@ -98,7 +98,7 @@ fn sigterm_ends_a_starting_server() -> Result<()> {
             Server::start(&data)?.kill()?;
         }
     }
-    for entry in fs::read_dir(chunk.parent().context("it has a folder")?)? {
+    for entry in fs::read_dir(chunk.parent().context("an object has a folder")?)? {
         let path = entry?.path();
         if path != chunk && fs::metadata(&path)?.ino() == fs::metadata(&chunk)?.ino() {
             fs::remove_file(path)?;

@@ -25,7 +25,7 @@ fn start_at_once(redis: &Redis, folders: [&Path; 2]) -> [Result<Server>; 2] {
     let started = folders.map(|folder| start(folder.to_owned()));
     started.map(|thread| match thread.join() {
         Ok(started) => started,
-        Err(_) => bail!("it panicked"),
+        Err(_) => bail!("the thread panicked"),
     })
 }
 
@@ -64,7 +64,10 @@ async fn two_servers_can_start_at_once_on_a_chunk_store() -> Result<()> {
     let [first, second] = start_at_once(&redis, [&data, &data]);
     let (first, second) = (first?, second?);
     run(first.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
-    ensure!(dl(&second, ["datasets"])?.code(0)?.text() == "ds\n", "it is not there");
+    ensure!(
+        dl(&second, ["datasets"])?.code(0)?.text() == "ds\n",
+        "the second server misses the dataset"
+    );
     first.stop()?;
     second.stop()?;
     Ok(())
@@ -82,7 +85,7 @@ async fn a_server_whose_redis_was_given_to_another_chunk_store_ends() -> Result<
     let mut first = start("first")?;
     redis.ask(&["FLUSHALL"]).await;
     let second = start("second")?;
-    ensure!(first.process().wait(PATIENCE)? == 1, "it ended otherwise");
+    ensure!(first.process().wait(PATIENCE)? == 1, "the first server has another exit code");
     let log = first.kill()?;
     ensure!(log.contains("check --store and --meta"), "{log}");
     dl(&second, ["datasets"])?.code(0)?;
@@ -140,13 +143,19 @@ async fn a_full_redis_is_read_as_before_and_deletes_make_room() -> Result<()> {
     redis.ask(&["CONFIG", "SET", "maxmemory", "500kb"]).await;
     dl(&server, ["rm", "-r", "dl://one/again"])?.code(0)?;
     dl(&server, ["delete-dataset", "dl://one"])?.code(0)?;
-    ensure!(dl(&server, ["datasets"])?.code(0)?.text().starts_with("two\n"), "it is still there");
+    ensure!(
+        dl(&server, ["datasets"])?.code(0)?.text().starts_with("two\n"),
+        "the deleted dataset is listed"
+    );
     redis.ask(&["DEL", "other"]).await;
     redis.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
     becomes_well(server.http())?;
     run(server.dlcmd()?.arg("put").arg(&source).arg("dl://three"))?.code(0)?;
     dl(&server, ["recover", "dl://two"])?.code(0)?;
-    ensure!(dl(&server, ["ls", "-R", "dl://two"])?.code(0)?.text().is_empty(), "it came back");
+    ensure!(
+        dl(&server, ["ls", "-R", "dl://two"])?.code(0)?.text().is_empty(),
+        "deleted files returned"
+    );
     server.stop()?;
     Ok(fs::remove_dir_all(got)?)
 }
@@ -174,7 +183,7 @@ async fn puts_into_a_nearly_full_redis_leave_chunks_only_once() -> Result<()> {
     let refused = put()?;
     ensure!(refused.code == 1 && refused.stderr.contains("maxmemory"), "{refused:?}");
     let stored = folder::bytes_under(&data.join("chunks"))?;
-    ensure!(stored > empty, "it was full before");
+    ensure!(stored > empty, "Redis was full before");
     for _ in 0..3 {
         becomes(server.http(), |status, text| {
             status == 503 && text.contains("takes no writes but deletes")
@@ -308,7 +317,7 @@ async fn recover_restores_an_identity_lost_with_the_metadata() -> Result<()> {
         status == 503 && both.iter().all(|part| text.contains(part))
     })?;
     dl(&server, ["recover", "--all"])?.code(0)?;
-    ensure!(fs::read(&identity)? == lost, "it is another one");
+    ensure!(fs::read(&identity)? == lost, "the identity changed");
     server.stop()?;
     let server = Server::start_with(&data, "127.0.0.1:0", &meta)?;
     let got = scene.path().join("got");

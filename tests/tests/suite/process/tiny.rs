@@ -111,7 +111,7 @@ async fn heavy_many_tiny_files_in_a_redis_cluster_take_256_mib() -> Result<()> {
     for number in 0..count {
         let file = file(&source, number);
         if number % CLASS == 0 {
-            fs::create_dir_all(file.parent().context("it is in a folder")?)?;
+            fs::create_dir_all(file.parent().context("a file has a folder")?)?;
         }
         fs::write(file, number.to_string())?;
     }

@@ -134,7 +134,7 @@ fn damaged_bytes_are_named_and_all_other_files_are_served() -> Result<()> {
     let mut flipped = Vec::new();
     for object in objects(&data, "c")? {
         if flip(&object, b"contents of file 07")? {
-            flipped.push(object.file_stem().context("it has a name")?.display().to_string());
+            flipped.push(object.file_stem().context("an object has a name")?.display().to_string());
         }
     }
     ensure!(flipped.len() == 1, "the file is in the objects {flipped:?}");
@@ -152,7 +152,7 @@ fn damaged_bytes_are_named_and_all_other_files_are_served() -> Result<()> {
         let got = scene.path().join(format!("got{restarted}"));
         let part = run(server.dlcmd()?.arg("get").arg("dl://ds").arg(&got))?.code(4)?;
         ensure!(part.stderr.contains("f07"), "{}", part.stderr);
-        ensure!(fs::read_dir(&got)?.count() == 19, "not all other files were got");
+        ensure!(fs::read_dir(&got)?.count() == 19, "other files are missing");
     }
     Ok(())
 }

@@ -156,7 +156,10 @@ async fn cut_everywhere(metadata: Metadata, step: usize, least: u64) -> Result<(
         for point in (0..).step_by(step) {
             let was_cut = cut_at(point, metadata, purges, end).await;
             if !was_cut.with_context(|| format!("cut at point {point} of purge {purges}"))? {
-                ensure!(purges > 0 || point >= least, "only {point} points: it does too little");
+                ensure!(
+                    purges > 0 || point >= least,
+                    "only {point} points: the purge does too little"
+                );
                 break;
             }
             if point > 10_000 {

@@ -56,13 +56,14 @@ async fn a_purge_stops_on_read_only_servers_and_can_be_repeated() -> Result<()> 
     faults.script("create", [Some(Fault::Delay(Duration::from_secs(3)))]);
     let purging = client.clone();
     let purge = dl_runtime::spawn(async move { purging.purge(NAME, Duration::ZERO).await });
-    soon("it writes", || faults.is_used_up("create")).await?;
+    soon("the purge writes", || faults.is_used_up("create")).await?;
     std::fs::write(&config, "[live]\nread_only = true\n")?;
     soon("read-only", || followed.now().read_only).await?;
     slow.advance(Duration::from_secs(3));
-    let stopped =
-        tokio::time::timeout(Duration::from_secs(10), purge).await.context("it goes on")?;
-    let stopped = stopped?.err().context("it ended as if nothing was")?;
+    let stopped = tokio::time::timeout(Duration::from_secs(10), purge)
+        .await
+        .context("the purge does not stop")?;
+    let stopped = stopped?.err().context("the purge ended without an error")?;
     ensure!(stopped.message().contains("live.read_only"), "{stopped}");
     let after = stored(&inner, writer.dataset).await?;
     ensure!(after[2] * 2 > before[2], "{after:?} of {before:?} are left");

@@ -159,7 +159,7 @@ impl World {
             };
             let killed = self.kill_and_go_on(purges, number, side, end).await;
             if !killed.with_context(|| format!("{side:?} write {number}"))? {
-                ensure!(number > least, "only {number} writes: it does too little");
+                ensure!(number > least, "only {number} writes: the purge does too little");
                 break;
             }
         }

@@ -8,9 +8,9 @@ use dl_format::{
     Attributes, ChunkIdMaker, ChunkWriter, DatasetId, Deletions, Extent, FilePath, Sealed,
 };
 use dl_meta::{Memory, MetaStore, Stop};
-use dl_runtime::ManualClock;
+use dl_runtime::{Clock, ManualClock};
 use dl_server::{Parts, prepare};
-use dl_store::{Store, StoreExt};
+use dl_store::{Key, Store, StoreExt};
 use dl_tests::cluster::{Running, parts};
 use dl_tests::wire::{Files, Wire, chunk, shape};
 
@@ -174,7 +174,7 @@ pub(super) async fn history(client: &Wire, clock: &ManualClock) -> Result<Writer
 /// The stored chunks and parts, tombstones, and total bytes.
 pub(super) async fn stored(store: &Arc<dyn Store>, dataset: DatasetId) -> Result<[u64; 3]> {
     let objects = store.list_sorted(&dl_store::Prefix::new(dataset.to_string())?).await?;
-    let is_tombstone = |key: &dl_store::Key| key.as_str().ends_with(".t");
+    let is_tombstone = |key: &Key| key.as_str().ends_with(".t");
     let tombstones = objects.iter().filter(|object| is_tombstone(&object.key)).count() as u64;
     let bytes = objects.iter().map(|object| object.size).sum();
     Ok([objects.len() as u64 - tombstones, tombstones, bytes])
@@ -230,4 +230,44 @@ async fn version(client: &Wire) -> Result<Version> {
     let request = dl_proto::pb::GetDatasetRequest { name: NAME.to_owned(), without_counts: false };
     let found = client.stub().get_dataset(request).await?.into_inner();
     Ok((found.objects, found.files, found.bytes, found.version))
+}
+
+/// A server over stores in memory, with a chunk of nine files below `a/` and another below `b/`.
+pub(super) struct Fixture {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) meta: Arc<dyn MetaStore>,
+    pub(super) time: Arc<ManualClock>,
+    _server: Running,
+    pub(super) client: Wire,
+    pub(super) writer: Writer,
+}
+
+impl Fixture {
+    pub(super) async fn new() -> Result<Self> {
+        let (store, time) = (dl_store::open("memory:").await?, new_clock());
+        let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+        let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
+        let mut writer = Writer::create(&client, 9).await?;
+        for folder in ["a", "b"] {
+            let file = |n| (format!("{folder}/{n}"), data(n, 50_000));
+            let files: Vec<_> = (0..9).map(file).collect();
+            writer.put(&client, time.now(), &files).await?;
+        }
+        Ok(Self { store, meta, time, _server, client, writer })
+    }
+
+    /// Changes the byte of an object at a position computed from its length.
+    pub(super) async fn damage(&self, key: &Key, at: impl Fn(usize) -> usize) -> Result<()> {
+        let mut bytes = self.store.read_all(key).await?.to_vec();
+        let at = at(bytes.len());
+        *bytes.get_mut(at).context("the object is too short")? ^= 1;
+        self.store.delete(key).await?;
+        Ok(self.store.create(key, bytes.into()).await?)
+    }
+
+    /// All findings of verify, as text.
+    pub(super) async fn verify(&self, checksums: bool) -> Result<Vec<String>> {
+        let found = self.client.verify(NAME, checksums).await?;
+        Ok(found.into_iter().map(|one| format!("{}: {}", one.problem, one.remedy)).collect())
+    }
 }

@@ -101,7 +101,7 @@ async fn objects_of_possible_retries_stay() -> Result<()> {
     time.advance(SETTLED);
     let done = client.purge(NAME, Duration::ZERO).await?;
     ensure!(done.removed == 1, "{done:?}");
-    ensure!(client.put(dataset, &old).await.is_err(), "it is too late");
+    ensure!(client.put(dataset, &old).await.is_err(), "a late put was accepted");
     Ok(())
 }
 

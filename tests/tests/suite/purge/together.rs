@@ -185,7 +185,7 @@ async fn beside_each_other(store: &Arc<dyn Store>, metas: [Arc<dyn MetaStore>; 2
             None => all = Some(writer),
         }
     }
-    let writer = all.context("nobody wrote")?;
+    let writer = all.context("no writer")?;
     for purge in purges {
         purge.await??;
     }

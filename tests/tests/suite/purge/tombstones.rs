@@ -1,49 +1,30 @@
-//! Objects that keep files deleted and are lost or damaged: verify names these files, a purge refuses the
-//! dataset until it is mended.
+//! Lost or damaged objects that keep files deleted: verify names the files, and a purge refuses the
+//! dataset until a repair.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use dl_meta::{Memory, MetaStore, Stop};
-use dl_runtime::{Clock, ManualClock};
-use dl_store::{Key, Store, StoreExt};
-use dl_tests::cluster::Running;
-use dl_tests::wire::Wire;
+use dl_runtime::Clock;
+use dl_store::{Key, StoreExt};
 
-use super::scene::{GRACE, NAME, SETTLED, Writer, check, data, new_clock, serve};
-
-struct Scene {
-    store: Arc<dyn Store>,
-    time: Arc<ManualClock>,
-    _server: Running,
-    client: Wire,
-    writer: Writer,
-}
+use super::scene::{Fixture, GRACE, NAME, SETTLED, check, data};
 
 /// Two chunks; a purge has copied one of them from a third chunk.
-async fn scene() -> Result<Scene> {
-    let (store, time) = (dl_store::open("memory:").await?, new_clock());
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let (server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
-    let mut writer = Writer::create(&client, 9).await?;
-    for folder in ["a", "b"] {
-        let file = |n| (format!("{folder}/{n}"), data(n, 50_000));
-        let files: Vec<_> = (0..9).map(file).collect();
-        writer.put(&client, time.now(), &files).await?;
-    }
-    writer.delete(&client, time.now(), |path| path < &b"a/5"[..]).await?;
+async fn scene() -> Result<Fixture> {
+    let mut scene = Fixture::new().await?;
+    let now = scene.time.now();
+    scene.writer.delete(&scene.client, now, |path| path < &b"a/5"[..]).await?;
     for _ in 0..4 {
-        time.advance(SETTLED);
-        client.purge(NAME, Duration::ZERO).await?;
+        scene.time.advance(SETTLED);
+        scene.client.purge(NAME, Duration::ZERO).await?;
     }
-    let scene = Scene { store, time, _server: server, client, writer };
-    ensure!(scene.tombstones().await?.is_empty(), "nothing is deleted any more");
+    ensure!(scene.tombstones().await?.is_empty(), "tombstones are left");
     Ok(scene)
 }
 
-impl Scene {
+impl Fixture {
     async fn tombstones(&self) -> Result<Vec<Key>> {
         self.keys(".t").await
     }
@@ -79,40 +60,27 @@ impl Scene {
     async fn put_newer(&mut self) -> Result<Key> {
         self.put(&["a/8", "b/8"].map(|path| (path.to_owned(), data(77, 9)))).await
     }
-
-    async fn damage(&self, key: &Key) -> Result<()> {
-        let mut bytes = self.store.read_all(key).await?.to_vec();
-        *bytes.get_mut(200).context("it is shorter")? ^= 1;
-        self.store.delete(key).await?;
-        Ok(self.store.create(key, bytes.into()).await?)
-    }
-
-    /// All findings of verify, as text.
-    async fn verify(&self) -> Result<Vec<String>> {
-        let found = self.client.verify(NAME, true).await?;
-        Ok(found.into_iter().map(|one| format!("{}: {}", one.problem, one.remedy)).collect())
-    }
 }
 
-/// The objects that may be lost: a tombstone, or a newer version that is deleted itself; gone or damaged.
+/// The lost object: a tombstone, or a newer, deleted version; missing or damaged.
 const LOSSES: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
 
-impl Scene {
-    /// Loses the object that keeps `a/8` and `b/8` deleted; gives it as it was.
+impl Fixture {
+    /// Loses the object that keeps `a/8` and `b/8` deleted; returns its key and its bytes.
     async fn lose(&mut self, is_chunk: bool, is_damaged: bool) -> Result<(Key, Bytes)> {
         let newer = if is_chunk { Some(self.put_newer().await?) } else { None };
         let tombstone = self.delete(b"/8").await?;
         let lost = newer.unwrap_or(tombstone);
         let bytes = self.store.read_all(&lost).await?;
         match is_damaged {
-            true => self.damage(&lost).await?,
+            true => self.damage(&lost, |_| 200).await?,
             false => self.store.delete(&lost).await?,
         }
         Ok((lost, bytes))
     }
 
-    /// A purge that changes nothing and says to verify.
-    async fn is_refused(&self) -> Result<()> {
+    /// Checks that a purge changes nothing and asks for a verify.
+    async fn check_refused(&self) -> Result<()> {
         let purged = self.client.purge(NAME, Duration::ZERO).await?;
         let [problem] = purged.problems.as_slice() else { anyhow::bail!("{purged:?}") };
         ensure!(problem.contains("run `dlcmd verify dl://ds`"), "{problem}");
@@ -120,70 +88,69 @@ impl Scene {
         Ok(())
     }
 
-    /// A purge finds nothing wrong, nor does verify, and the files are those of rebuilt metadata.
-    async fn is_mended(&self) -> Result<()> {
+    /// Checks that purge and verify find nothing, and that the files equal rebuilt metadata.
+    async fn check_repaired(&self) -> Result<()> {
         let purged = self.client.purge(NAME, GRACE).await?;
         ensure!(purged.problems.is_empty(), "{purged:?}");
-        ensure!(self.verify().await?.is_empty(), "{:?}", self.verify().await?);
+        ensure!(self.verify(true).await?.is_empty(), "{:?}", self.verify(true).await?);
         check(&self.store, &self.client, &self.time, &self.writer).await
     }
 }
 
-/// Keeps S-27 and S-29: the files that may come back are named.
+/// Keeps S-27 and S-29: verify names the files that may return.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_deletion_is_mended_by_restoring_its_object() -> Result<()> {
+async fn restoring_the_object_repairs_a_lost_deletion() -> Result<()> {
     for (is_chunk, is_damaged) in LOSSES {
         let mut scene = scene().await?;
         let (lost, bytes) = scene.lose(is_chunk, is_damaged).await?;
-        let found = scene.verify().await?;
+        let found = scene.verify(true).await?;
         let told = |text: &str| found.iter().filter(|one| one.contains(text)).count();
         ensure!(
             told("/8 of chunk") == 2 && told("delete it if it is to be gone") == 2,
             "{found:?}"
         );
         ensure!(told("no file needs it: restore the object; or mend") == 1, "{found:?}");
-        scene.is_refused().await?;
+        scene.check_refused().await?;
         if is_damaged {
             scene.store.delete(&lost).await?;
         }
         scene.store.create(&lost, bytes).await?;
-        scene.is_mended().await?;
+        scene.check_repaired().await?;
     }
     Ok(())
 }
 
-/// Keeps S-27, S-29 and S-02: the other remedy that verify names, where nobody has a copy of the object.
+/// Keeps S-27, S-29 and S-02: the other printed remedy, without a copy of the object.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_deletion_is_mended_by_deleting_its_files_again() -> Result<()> {
+async fn deleting_the_files_again_repairs_a_lost_deletion() -> Result<()> {
     for (is_chunk, is_damaged) in LOSSES {
         let mut scene = scene().await?;
         let (lost, _) = scene.lose(is_chunk, is_damaged).await?;
-        scene.is_refused().await?;
+        scene.check_refused().await?;
         scene.put_newer().await?;
         scene.delete(b"/8").await?;
-        let found = scene.verify().await?;
+        let found = scene.verify(true).await?;
         let [found] = found.as_slice() else { anyhow::bail!("{found:?}") };
         ensure!(found.contains("run `dlcmd purge dl://ds`") && !found.contains("mend"), "{found}");
         if is_damaged {
-            scene.is_refused().await?;
+            scene.check_refused().await?;
             ensure!(found.contains("remove it from the chunk store"), "{found}");
             scene.store.delete(&lost).await?;
         }
-        scene.is_mended().await?;
+        scene.check_repaired().await?;
         for _ in 0..4 {
             scene.time.advance(SETTLED);
             scene.client.purge(NAME, Duration::ZERO).await?;
         }
         ensure!(scene.tombstones().await?.is_empty(), "tombstones are left");
-        scene.is_mended().await?;
+        scene.check_repaired().await?;
     }
     Ok(())
 }
 
-/// Keeps S-27, S-29 and S-02: a purged chunk that somebody puts back, of which the metadata knows that its
-/// files are deleted.
+/// Keeps S-27, S-29 and S-02: the metadata know that all files of the restored chunk are deleted.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_purged_chunk_that_is_put_back_is_refused_by_a_purge() -> Result<()> {
+async fn a_purge_refuses_a_restored_purged_chunk() -> Result<()> {
     let mut scene = scene().await?;
     let (client, time) = (scene.client.clone(), Arc::clone(&scene.time));
     let more = [("c/1".to_owned(), data(1, 60_000)), ("c/2".to_owned(), data(2, 60_000))];
@@ -197,11 +164,11 @@ async fn a_purged_chunk_that_is_put_back_is_refused_by_a_purge() -> Result<()> {
     ensure!(!scene.chunks().await?.contains(&chunk), "the chunk is gone");
     scene.store.create(&chunk, bytes).await?;
     client.recover().await?;
-    let found = scene.verify().await?;
+    let found = scene.verify(true).await?;
     let is_named = |one: &&String| one.contains("c/") && one.contains("is not in the metadata");
     ensure!(found.iter().filter(is_named).count() == 2, "{found:?}");
-    scene.is_refused().await?;
+    scene.check_refused().await?;
     scene.put(&more).await?;
     scene.writer.delete(&client, time.now(), |path| path.starts_with(b"c/")).await?;
-    scene.is_mended().await
+    scene.check_repaired().await
 }

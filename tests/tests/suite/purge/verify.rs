@@ -6,64 +6,29 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_format::{ChunkId, ObjectKind, object_key};
 use dl_meta::{Memory, MetaStore, Stop};
-use dl_runtime::{Clock, ManualClock};
-use dl_store::{Key, Store, StoreExt};
-use dl_tests::cluster::Running;
-use dl_tests::wire::Wire;
+use dl_runtime::Clock;
+use dl_store::{Key, StoreExt};
 
-use super::scene::{GRACE, NAME, SETTLED, Writer, data, new_clock, serve};
-
-struct Scene {
-    store: Arc<dyn Store>,
-    meta: Arc<dyn MetaStore>,
-    time: Arc<ManualClock>,
-    _server: Running,
-    client: Wire,
-    writer: Writer,
-}
+use super::scene::{Fixture, GRACE, NAME, SETTLED, data, serve};
 
 /// Two chunks, and a tombstone for a file of the first chunk.
-async fn scene() -> Result<Scene> {
-    let (store, time) = (dl_store::open("memory:").await?, new_clock());
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let (server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
-    let mut writer = Writer::create(&client, 9).await?;
-    for folder in ["a", "b"] {
-        let file = |n| (format!("{folder}/{n}"), data(n, 50_000));
-        let files: Vec<_> = (0..9).map(file).collect();
-        writer.put(&client, time.now(), &files).await?;
-    }
-    writer.delete(&client, time.now(), |path| path.ends_with(b"/0")).await?;
-    time.advance(SETTLED);
-    Ok(Scene { store, meta, time, _server: server, client, writer })
+async fn scene() -> Result<Fixture> {
+    let mut scene = Fixture::new().await?;
+    scene.writer.delete(&scene.client, scene.time.now(), |path| path.ends_with(b"/0")).await?;
+    scene.time.advance(SETTLED);
+    Ok(scene)
 }
 
-impl Scene {
+impl Fixture {
     /// The chunk of a file.
     async fn chunk_of(&self, path: &str) -> Result<ChunkId> {
         let listed = self.client.list(self.writer.dataset).await?;
         let found = listed.into_iter().find(|(listed, _)| listed.as_bytes() == path.as_bytes());
-        Ok(found.context("it is not listed")?.1.holder.chunk)
+        Ok(found.context("the file is not listed")?.1.holder.chunk)
     }
 
     fn key(&self, chunk: ChunkId) -> Result<Key> {
         Ok(Key::new(object_key(self.writer.dataset, chunk, ObjectKind::Chunk))?)
-    }
-
-    /// Changes a byte of an object.
-    async fn damage(&self, chunk: ChunkId, at: impl Fn(usize) -> usize) -> Result<()> {
-        let key = self.key(chunk)?;
-        let mut bytes = self.store.read_all(&key).await?.to_vec();
-        let at = at(bytes.len());
-        *bytes.get_mut(at).context("it is shorter")? ^= 1;
-        self.store.delete(&key).await?;
-        Ok(self.store.create(&key, bytes.into()).await?)
-    }
-
-    /// All findings of verify, as text.
-    async fn verify(&self, checksums: bool) -> Result<Vec<String>> {
-        let found = self.client.verify(NAME, checksums).await?;
-        Ok(found.into_iter().map(|one| format!("{}: {}", one.problem, one.remedy)).collect())
     }
 }
 
@@ -82,12 +47,12 @@ async fn a_healthy_dataset_has_no_findings() -> Result<()> {
 async fn losses_and_damage_are_reported_with_their_files() -> Result<()> {
     let scene = scene().await?;
     let (first, second) = (scene.chunk_of("a/1").await?, scene.chunk_of("b/1").await?);
-    scene.damage(second, |length| length - 10).await?;
+    scene.damage(&scene.key(second)?, |length| length - 10).await?;
     ensure!(scene.verify(false).await?.is_empty(), "bytes are not read");
     let found = scene.verify(true).await?;
     ensure!(found.len() == 1 && found[0].contains("b/8 is damaged"), "{found:?}");
     ensure!(found[0].contains("dlcmd put --checksum"), "{found:?}");
-    scene.damage(second, |_| 200).await?;
+    scene.damage(&scene.key(second)?, |_| 200).await?;
     let found = scene.verify(false).await?;
     ensure!(found.iter().any(|one| one.contains(&second.to_string())), "{found:?}");
     scene.store.delete(&scene.key(first)?).await?;
@@ -103,7 +68,7 @@ async fn losses_and_damage_are_reported_with_their_files() -> Result<()> {
 async fn a_loss_is_over_after_a_new_put_and_a_purge() -> Result<()> {
     let mut scene = scene().await?;
     let (short, damaged) = (scene.chunk_of("a/1").await?, scene.chunk_of("b/1").await?);
-    scene.damage(damaged, |_| 200).await?;
+    scene.damage(&scene.key(damaged)?, |_| 200).await?;
     let key = scene.key(short)?;
     let bytes = scene.store.read_all(&key).await?;
     scene.store.delete(&key).await?;
@@ -162,12 +127,12 @@ async fn wrong_metadata_are_found() -> Result<()> {
 
 /// Keeps S-14 and S-27.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_purge_ends_at_a_damaged_file_until_it_is_put_again() -> Result<()> {
+async fn a_purge_refuses_a_damaged_file_until_a_new_put() -> Result<()> {
     let mut scene = scene().await?;
     let chunk = scene.chunk_of("a/8").await?;
     let (client, now) = (scene.client.clone(), scene.time.now());
     scene.writer.delete(&client, now, |path| path < &b"a/6"[..]).await?;
-    scene.damage(chunk, |length| length - 10).await?;
+    scene.damage(&scene.key(chunk)?, |length| length - 10).await?;
     scene.time.advance(SETTLED);
     for _ in 0..2 {
         let purged = scene.client.purge(NAME, Duration::ZERO).await?;
@@ -176,12 +141,12 @@ async fn a_purge_ends_at_a_damaged_file_until_it_is_put_again() -> Result<()> {
         ensure!(told.iter().all(|told| problem.contains(told)), "{problem}");
         ensure!(purged.written + purged.removed == 0, "{purged:?}");
     }
-    ensure!(scene.chunk_of("a/8").await? == chunk, "it was moved");
+    ensure!(scene.chunk_of("a/8").await? == chunk, "the damaged file was moved");
     let again = [("a/8".to_owned(), data(9, 50_000))];
     scene.writer.put(&client, scene.time.now(), &again).await?;
     let purged = scene.client.purge(NAME, Duration::ZERO).await?;
     ensure!(purged.problems.is_empty() && purged.rewritten > 0, "{purged:?}");
-    ensure!(scene.chunk_of("a/7").await? != chunk, "the others were not moved");
+    ensure!(scene.chunk_of("a/7").await? != chunk, "the other files were not moved");
     ensure!(scene.client.files(scene.writer.dataset).await? == scene.writer.files, "other files");
     Ok(())
 }
@@ -193,14 +158,14 @@ async fn beside_a_damaged_header_deleted_files_are_kept_deleted() -> Result<()> 
     let chunk = scene.chunk_of("b/1").await?;
     let (client, now) = (scene.client.clone(), scene.time.now());
     scene.writer.delete(&client, now, |path| path.starts_with(b"a/")).await?;
-    scene.damage(chunk, |_| 200).await?;
+    scene.damage(&scene.key(chunk)?, |_| 200).await?;
     scene.time.advance(SETTLED);
     for _ in 0..2 {
         let purged = scene.client.purge(NAME, Duration::ZERO).await?;
         ensure!(purged.removed == 0, "{purged:?}");
         ensure!(purged.problems.iter().any(|one| one.contains(&chunk.to_string())), "{purged:?}");
     }
-    scene.damage(chunk, |_| 200).await?;
+    scene.damage(&scene.key(chunk)?, |_| 200).await?;
     for _ in 0..3 {
         scene.client.purge(NAME, Duration::ZERO).await?;
         scene.time.advance(SETTLED);

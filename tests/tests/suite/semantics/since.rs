@@ -60,12 +60,12 @@ async fn recover_since_a_time_brings_back_whatever_the_log_lacks() -> Result<()>
     ensure!(client.files(dataset).await?.is_empty(), "the metadata already have the objects");
     let last = recover_since(&client, asked).await?;
     ensure!(last.adopted == 4 && last.listed == 4 && last.checked == 4, "{last:?}");
-    ensure!(client.files(dataset).await?.len() == 4, "not all were found");
+    ensure!(client.files(dataset).await?.len() == 4, "files are missing");
     Ok(())
 }
 
-/// Keeps S-02: Rule 8. Rows of logged objects may be lost that were written since then; after a loss that
-/// the stamps show, all objects are read.
+/// Keeps S-02: Rule 8. Rows of logged objects may be lost if they were written after the requested
+/// time. After a loss shown by the stamps, all objects are read.
 #[tokio::test(flavor = "multi_thread")]
 async fn recovery_rereads_the_log_from_half_an_hour_before() -> Result<()> {
     let all = ["before", "edge", "within", "later"];
@@ -94,7 +94,7 @@ async fn recovery_rereads_the_log_from_half_an_hour_before() -> Result<()> {
             "for _, key in ipairs(redis.call('KEYS', 'dl:*:d:*')) do redis.call('DEL', key) end";
         redis.ask(&["EVAL", rows, "0"]).await;
         if is_noticed {
-            // As after a restart of Redis.
+            // The state after a restart of Redis.
             let stamps = "for _, key in ipairs(redis.call('KEYS', 'dl:*:mark')) do
                     redis.call('HSET', key, 'run', 'other:other')
                 end";
