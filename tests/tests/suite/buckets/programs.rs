@@ -149,7 +149,7 @@ fn a_fast_store_is_read_from_and_its_loss_costs_nothing_else() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-14 and S-01: damaged copies in the fast store.
+/// Keeps S-14, S-01 and S-64: damaged copies in the fast store.
 #[test]
 fn damaged_copies_in_the_fast_store_cost_no_byte() -> Result<()> {
     let scene = tempfile::tempdir()?;
