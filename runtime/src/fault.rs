@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_the_same_faults_again_at_about_the_rates_asked_for() {
+    fn a_seed_gives_the_same_faults_at_about_the_rates() {
         let rates = Rates {
             before: 0.1,
             answer_lost: 0.2,

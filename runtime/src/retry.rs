@@ -156,18 +156,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_tries_until_it_succeeds() {
+    async fn a_call_is_tried_until_it_succeeds() {
         let (result, tries, _) = tries_of(Duration::from_secs(60), 3, true).await;
         assert_eq!((result, tries), (Ok(4), 4));
     }
 
     #[tokio::test]
-    async fn it_gives_up_at_once_on_an_error_that_stays() {
+    async fn a_final_error_ends_the_tries() {
         assert_eq!(tries_of(Duration::from_secs(60), 3, false).await, (Err(1), 1, Duration::ZERO));
     }
 
     #[tokio::test]
-    async fn it_never_waits_past_the_deadline_and_returns_the_last_error() {
+    async fn no_wait_passes_the_deadline_and_the_last_error_is_given() {
         let (result, tries, waited) = tries_of(Duration::from_secs(1), u32::MAX, true).await;
         assert_eq!(result, Err(tries));
         assert!(tries >= 3 && waited < Duration::from_secs(1));

@@ -16,20 +16,20 @@ use crate::{ByteRange, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store, StoreE
 /// # Panics
 /// The store breaks the contract. Needs a tokio runtime.
 pub async fn run(make: impl AsyncFn() -> Arc<dyn Store>) {
-    what_is_created_is_read_back(&*make().await).await;
+    a_created_object_is_read_back(&*make().await).await;
     a_second_create_changes_nothing(&*make().await).await;
     one_of_several_creates_wins(&*make().await).await;
     ranges_are_exact_and_in_order(&*make().await).await;
     a_range_past_the_end_is_an_error(&*make().await).await;
     a_failed_range_fails_no_other(&*make().await).await;
     many_ranges_come_back_in_order(&*make().await).await;
-    what_is_deleted_is_gone_and_can_come_back(&*make().await).await;
+    a_deleted_object_is_gone_and_can_come_back(&*make().await).await;
     a_listing_gives_each_object_below_its_prefix_once(&*make().await).await;
     objects_are_settled_whether_they_are_there_or_not(&*make().await).await;
     a_pruned_prefix_keeps_its_objects(&*make().await).await;
     an_invalidated_object_is_read_as_it_is(&*make().await).await;
     a_dropped_create_leaves_all_or_nothing(&*make().await).await;
-    the_store_says_what_it_is(&*make().await);
+    the_store_has_a_name(&*make().await);
 }
 
 fn key(text: &str) -> Key {
@@ -51,7 +51,7 @@ fn body(salt: u8, length: usize) -> Bytes {
     (0..length).map(mix).collect()
 }
 
-async fn what_is_created_is_read_back(store: &dyn Store) {
+async fn a_created_object_is_read_back(store: &dyn Store) {
     for (name, length) in
         [("x/empty", 0), ("x/one", 1), ("x/chunk", 4 << 20), ("x/largest", 64 << 20)]
     {
@@ -183,7 +183,7 @@ async fn many_ranges_come_back_in_order(store: &dyn Store) {
     }
 }
 
-async fn what_is_deleted_is_gone_and_can_come_back(store: &dyn Store) {
+async fn a_deleted_object_is_gone_and_can_come_back(store: &dyn Store) {
     let key = key("x/1");
     store.delete(&key).await.expect("delete a key that never was");
     for body in ["first", "other"] {
@@ -306,7 +306,7 @@ async fn a_dropped_create_leaves_all_or_nothing(store: &dyn Store) {
     }
 }
 
-fn the_store_says_what_it_is(store: &dyn Store) {
+fn the_store_has_a_name(store: &dyn Store) {
     assert!(!store.to_string().is_empty() && !format!("{store:?}").is_empty());
 }
 

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fault_before_leaves_no_trace_and_a_lost_answer_leaves_the_object() {
+    async fn a_lost_answer_leaves_the_object_and_a_fault_before_does_not() {
         let rig = rig();
         rig.faults.script(
             "create",
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_gets_through_after_the_cut_and_the_cut_write_is_done_or_not() {
+    async fn all_calls_fail_after_the_cut() {
         for (point, done) in [(0, false), (1, true)] {
             let rig = rig();
             rig.cut.arm(point);

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_page_that_stalls_is_asked_for_again_and_one_that_is_slow_is_waited_for() {
+    async fn a_page_that_stalls_is_requested_a_second_time() {
         for (takes, answered, after) in
             [(vec![9], "9", 9), (vec![60, 2], "2", 12), (vec![15, 60], "15", 15)]
         {

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn close_ranges_of_one_object_are_read_together_and_each_gets_its_bytes() {
+    fn close_ranges_are_merged_and_each_gets_its_bytes() {
         let whole = ObjectRange { key: Key::new("b").unwrap(), range: ByteRange::WHOLE };
         let wanted = [
             range("a", 900, 1_000),

@@ -233,7 +233,7 @@ region = ap-south-1
     }
 
     #[test]
-    fn a_named_profile_that_can_not_be_used_is_an_error_without_its_lines() {
+    fn an_unusable_profile_is_an_error_without_its_lines() {
         for (name, told) in
             [("nobody", ".aws/credentials"), ("half", "lacks the other"), ("role", "role_arn")]
         {

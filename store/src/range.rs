@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exact_range_fits_whole_or_not_at_all_and_up_to_is_cut_to_the_object() {
+    fn an_exact_range_is_never_cut_and_up_to_is() {
         assert_eq!(ByteRange::exact(2, 5).unwrap().within(5), Some(2..5));
         assert_eq!(ByteRange::exact(2, 5).unwrap().within(4), None);
         assert_eq!(ByteRange::up_to(5).unwrap().within(4), Some(0..4));

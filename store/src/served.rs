@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_server_with_metadata_of_its_own_or_several_that_share_theirs() {
+    async fn one_embedded_server_or_several_that_share_metadata() {
         let folder = tempfile::tempdir().unwrap();
         let (path, other) = (folder.path().display().to_string(), tempfile::tempdir().unwrap());
         let url = format!("file://{path}");

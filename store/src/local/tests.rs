@@ -37,7 +37,7 @@ fn files_below(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn a_local_directory_keeps_the_contract_and_leaves_no_stray_file() {
+async fn a_local_directory_keeps_the_contract() {
     let dirs = TempDir::new().unwrap();
     let count = std::sync::atomic::AtomicUsize::new(0);
     conformance::run(async || {
@@ -160,7 +160,7 @@ fn restart(files: &Volatile, allowed: &Allowed, when: &str) -> Directory<Volatil
 }
 
 #[test]
-fn a_crash_at_any_step_tears_nothing_loses_nothing_acknowledged_and_leaves_no_stray_file() {
+fn a_crash_at_any_step_loses_no_acknowledged_object() {
     for has_unnamed_files in [true, false] {
         let cut = CutPoint::new();
         let files = Volatile::new(has_unnamed_files, cut.clone());
@@ -230,7 +230,7 @@ fn crash(has_unnamed_files: bool, point: u64, luck: u64, next: Next) {
 }
 
 #[tokio::test]
-async fn a_volatile_disk_keeps_what_its_store_acknowledged_and_forgets_a_cut_write() {
+async fn a_volatile_disk_keeps_acknowledged_objects_only() {
     let (cut, key) = (CutPoint::new(), key("a/1"));
     let disk = VolatileDisk::new(cut.clone());
     disk.open().unwrap().create(&key, "1".into()).await.unwrap();
@@ -246,7 +246,7 @@ async fn a_volatile_disk_keeps_what_its_store_acknowledged_and_forgets_a_cut_wri
 }
 
 #[test]
-fn staging_files_of_dead_processes_are_removed_and_those_of_living_ones_stay() {
+fn only_staging_files_of_dead_processes_are_removed() {
     let root = TempDir::new().unwrap();
     let staging = root.path().join(".staging");
     fs::create_dir(&staging).unwrap();
@@ -258,7 +258,7 @@ fn staging_files_of_dead_processes_are_removed_and_those_of_living_ones_stay() {
 }
 
 #[tokio::test]
-async fn an_object_deleted_by_another_process_is_missing_also_where_it_was_open() {
+async fn an_open_object_deleted_by_another_process_is_missing() {
     let root = TempDir::new().unwrap();
     let (here, there) = (open(root.path()).await.unwrap(), open(root.path()).await.unwrap());
     let key = key("a/b");
@@ -271,7 +271,7 @@ async fn an_object_deleted_by_another_process_is_missing_also_where_it_was_open(
 }
 
 #[tokio::test]
-async fn an_object_that_was_moved_away_is_missing_also_where_it_was_open() {
+async fn an_open_object_that_was_moved_away_is_missing() {
     let root = TempDir::new().unwrap();
     let (store, key) = (open(root.path()).await.unwrap(), key("a/b"));
     store.create(&key, "1".into()).await.unwrap();
@@ -311,7 +311,7 @@ async fn a_directory_removed_by_hand_is_made_again() {
 }
 
 #[tokio::test]
-async fn a_truncated_object_is_corrupt_and_a_foreign_file_is_not_listed() {
+async fn a_truncated_object_is_corrupt() {
     let root = TempDir::new().unwrap();
     let store = open(root.path()).await.unwrap();
     let key = key("a/1");
@@ -346,7 +346,7 @@ async fn a_listing_of_many_objects_gives_each_once() {
 }
 
 #[tokio::test]
-async fn a_store_is_made_with_all_directories_above_it_but_not_over_a_file() {
+async fn opening_makes_directories_but_replaces_no_file() {
     let root = TempDir::new().unwrap();
     let store = open(&root.path().join("x/y/z")).await.unwrap();
     store.create(&key("k"), "1".into()).await.unwrap();
@@ -365,7 +365,7 @@ fn new_objects_have_the_permissions_that_the_umask_leaves() {
 }
 
 #[test]
-fn a_read_is_cut_into_jobs_that_cover_it_once_and_only_when_it_is_large() {
+fn a_large_read_is_cut_into_jobs_that_cover_it_once() {
     let ranges = |count: usize, length: u64| {
         let range = ByteRange::exact(0, length).unwrap();
         vec![ObjectRange { key: key("k"), range }; count]
@@ -399,7 +399,7 @@ fn an_unnamed_file_is_readable_only_under_its_name() {
 }
 
 #[tokio::test]
-async fn of_a_pruned_prefix_no_folder_is_left_and_what_holds_an_object_stays() {
+async fn pruning_removes_empty_folders_only() {
     let root = TempDir::new().unwrap();
     let store = open(root.path()).await.unwrap();
     let keys = ["chunks/one/aa/1", "chunks/one/bb/2", "chunks/two/aa/3"].map(key);
@@ -420,8 +420,7 @@ async fn of_a_pruned_prefix_no_folder_is_left_and_what_holds_an_object_stays() {
 }
 
 #[test]
-fn a_folder_that_is_removed_below_a_file_in_the_making_is_told_from_a_file_system_without_such_files()
- {
+fn a_removed_folder_is_no_lack_of_unnamed_files() {
     let root = TempDir::new().unwrap();
     let disk = Disk::open(root.path()).unwrap();
     disk.make_dir("a").unwrap();

@@ -302,7 +302,7 @@ async fn an_object_deleted_while_it_comes_leaves_no_copy() {
 }
 
 #[tokio::test]
-async fn folders_without_copies_go_with_their_prefix_and_with_the_next_start() {
+async fn folders_without_copies_are_removed() {
     let directory = tempfile::tempdir().unwrap();
     let fast = crate::open(directory.path().to_str().unwrap()).await.unwrap();
     let slow = memory();
@@ -469,7 +469,7 @@ async fn an_object_of_which_most_is_wanted_is_read_once_for_its_copy() {
 }
 
 #[tokio::test]
-async fn ranges_past_the_end_fail_alone_where_most_of_an_object_is_wanted() {
+async fn a_range_past_the_end_fails_alone_in_a_whole_read() {
     let rig = rig(1 << 30).await;
     let [key, missing] = keys(["a", "b"]);
     rig.tier.create(&key, vec![1; 3_000_000].into()).await.unwrap();
@@ -486,48 +486,4 @@ async fn ranges_past_the_end_fail_alone_where_most_of_an_object_is_wanted() {
         rig.tier.quiet().await;
     }
     assert_eq!((rig.tier.counts().made, rig.tier.counts().hits), (1, 1));
-}
-
-#[tokio::test]
-async fn copies_of_a_larger_quota_are_removed_at_the_start() {
-    let first = rig(1000).await;
-    let names = keys(["a", "b", "c", "d"]);
-    first.create(&names).await;
-    for name in &names {
-        first.read(name).await.unwrap();
-    }
-    let (slow, fast) = (Arc::clone(&first.slow), Arc::clone(&first.fast));
-    let second = TierStore::new(slow, fast, 250, clock());
-    second.quiet().await;
-    assert_eq!((first.copies().await.len(), second.counts().used), (2, 200));
-}
-
-#[tokio::test]
-async fn objects_that_come_at_once_never_take_more_than_the_quota() {
-    let rig = rig(250).await;
-    let names = keys(["a", "b", "c", "d"]);
-    rig.create(&names).await;
-    let [a, b, c, d] = &names;
-    rig.read(a).await.unwrap();
-    rig.read(b).await.unwrap();
-    rig.clock.advance(KEPT);
-    // Removing takes a while, and both of those that come have to wait for it.
-    rig.faults.script("delete", [Some(Fault::Delay(Duration::from_secs(1))); 2]);
-    let range = ByteRange::exact(0, 10).unwrap();
-    for key in [c, d] {
-        rig.tier.read_one(key, range).await.unwrap();
-    }
-    for _ in 0..10 {
-        for _ in 0..50 {
-            tokio::task::yield_now().await;
-        }
-        let stored = rig.fast.list_sorted(&Prefix::ROOT).await.unwrap();
-        let stored: u64 = stored.iter().map(|copy| copy.size).sum();
-        assert!(stored <= 250 && stored <= rig.tier.counts().used, "{stored}");
-        rig.clock.advance(Duration::from_secs(1));
-    }
-    rig.tier.quiet().await;
-    let stored = rig.fast.list_sorted(&Prefix::ROOT).await.unwrap();
-    let stored: u64 = stored.iter().map(|copy| copy.size).sum();
-    assert_eq!(stored, rig.tier.counts().used);
 }

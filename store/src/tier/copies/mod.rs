@@ -9,7 +9,6 @@ mod index;
 mod tests;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -75,11 +74,8 @@ struct Inner {
     clock: Arc<dyn Clock>,
     index: Mutex<Index>,
     health: Mutex<Health>,
-    hits: AtomicU64,
-    misses: AtomicU64,
-    made: AtomicU64,
-    failures: AtomicU64,
-    invalidated: AtomicU64,
+    /// Without the used bytes, which the index counts.
+    counts: Mutex<CopyCounts>,
 }
 
 #[derive(Debug)]
@@ -119,11 +115,7 @@ impl Copies {
             clock,
             index: Mutex::new(Index::new(quota)),
             health: Mutex::new(health),
-            hits: AtomicU64::new(0),
-            misses: AtomicU64::new(0),
-            made: AtomicU64::new(0),
-            failures: AtomicU64::new(0),
-            invalidated: AtomicU64::new(0),
+            counts: Mutex::default(),
         };
         let copies = Self { inner: Arc::new(inner) };
         copies.is_ready();
@@ -136,8 +128,10 @@ impl Copies {
         let mut given = self.read_located(wanted).await;
         given.resize(wanted.len(), None);
         let hits = given.iter().flatten().count();
-        self.inner.hits.fetch_add(hits as u64, Ordering::Relaxed);
-        self.inner.misses.fetch_add(exact.saturating_sub(hits) as u64, Ordering::Relaxed);
+        self.count(|counts| {
+            counts.hits += hits as u64;
+            counts.misses += exact.saturating_sub(hits) as u64;
+        });
         given
     }
 
@@ -210,7 +204,7 @@ impl Copies {
     /// made is not served either.
     pub fn invalidate(&self, key: &Key) {
         if self.drop_copy(key) {
-            self.inner.invalidated.fetch_add(1, Ordering::Relaxed);
+            self.count(|counts| counts.invalidated += 1);
             tracing::debug!(store = %self.inner.store, %key, "a reader asked for the object itself: its copy is dropped");
         }
     }
@@ -269,15 +263,8 @@ impl Copies {
 
     /// The counts so far.
     pub fn counts(&self) -> CopyCounts {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        CopyCounts {
-            hits: read(&self.inner.hits),
-            misses: read(&self.inner.misses),
-            made: read(&self.inner.made),
-            failures: read(&self.inner.failures),
-            invalidated: read(&self.inner.invalidated),
-            used: self.index().used(),
-        }
+        let used = self.index().used();
+        CopyCounts { used, ..*self.locked_counts() }
     }
 
     /// Whether the store can be used now. Begins the listing of the store where that is to do.
@@ -314,8 +301,16 @@ impl Copies {
         self.inner.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn locked_counts(&self) -> MutexGuard<'_, CopyCounts> {
+        self.inner.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, add: impl FnOnce(&mut CopyCounts)) {
+        add(&mut self.locked_counts());
+    }
+
     fn failed(&self, error: &Error) {
-        self.inner.failures.fetch_add(1, Ordering::Relaxed);
+        self.count(|counts| counts.failures += 1);
         let now = self.inner.clock.monotonic();
         let mut health = self.health();
         let why = error.source.as_deref().map(ToString::to_string).unwrap_or_default();
@@ -384,7 +379,7 @@ impl Copies {
     /// A copy has another length than its object.
     fn drop_damaged(&self, key: &Key) {
         if self.drop_copy(key) {
-            self.inner.invalidated.fetch_add(1, Ordering::Relaxed);
+            self.count(|counts| counts.invalidated += 1);
             tracing::warn!(store = %self.inner.store, %key, "a copy is damaged: it is dropped, and the object read again");
         }
     }
@@ -465,7 +460,7 @@ impl PendingCopy {
         }
         let is_served = copies.index().written(key, copies.inner.clock.monotonic());
         if is_served {
-            copies.inner.made.fetch_add(1, Ordering::Relaxed);
+            copies.count(|counts| counts.made += 1);
             copies.health().logged = None;
         } else {
             copies.remove_stale(key);

@@ -2,10 +2,11 @@
 
 use std::time::UNIX_EPOCH;
 
+use dl_runtime::fault::{CutPoint, Faults, Rates};
 use dl_runtime::{ManualClock, Random, SeededRandom};
 
 use super::*;
-use crate::{ByteRange, StoreExt, memory};
+use crate::{ByteRange, FaultStore, StoreExt, memory};
 
 fn key(name: &str) -> Key {
     Key::new(name).unwrap()
@@ -71,19 +72,34 @@ async fn a_copy_that_is_begun_and_not_filled_is_none() {
     }
 }
 
-/// The quota holds in the store at any time, whatever is offered, kept, invalidated and read.
+/// Whatever is offered, kept, invalidated and read, and whichever calls of the store fail or take long.
 #[tokio::test]
 async fn copies_never_exceed_the_quota() {
-    let (store, random) = (memory(), SeededRandom::new(7));
-    let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
+    let (store, random) = (memory(), Arc::new(SeededRandom::new(7)));
+    let clock = Arc::new(ManualClock::jumping(UNIX_EPOCH));
     let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
-    let copies = Copies::new(Arc::clone(&store), 1_000, time);
+    let faults = Faults::new(Arc::<SeededRandom>::clone(&random));
+    let faulty =
+        FaultStore::new(Arc::clone(&store), Arc::clone(&time), faults.clone(), CutPoint::new());
+    let copies = Copies::new(Arc::new(faulty), 1_000, time);
     copies.quiet().await;
+    let longest_delay = Duration::from_secs(1);
+    let rates = Rates {
+        before: 0.02,
+        answer_lost: 0.02,
+        delay: 0.1,
+        longest_delay,
+        error: Kind::Unavailable,
+    };
+    let operations = ["create", "read", "delete"];
+    for operation in operations {
+        faults.set_rates(operation, Some(rates));
+    }
     let stored = async || {
         let listed = store.list_sorted(&Prefix::ROOT).await.unwrap();
         listed.iter().map(|copy| copy.size).sum::<u64>()
     };
-    for _ in 0..2_000 {
+    for _ in 0..3_000 {
         let number = random.u64() % 40;
         let key = key(&format!("{}/{number}", number % 3));
         match random.u64() % 8 {
@@ -99,13 +115,21 @@ async fn copies_never_exceed_the_quota() {
         let (stored, used) = (stored().await, copies.counts().used);
         assert!(stored <= 1_000 && stored <= used, "{stored} bytes stored, {used} counted");
     }
+    for operation in operations {
+        faults.set_rates(operation, None);
+    }
+    copies.quiet().await;
+    // The next copy removes the copies that could not be removed.
+    clock.advance(KEPT);
+    copies.offer(&key("last"), "body".into());
     copies.quiet().await;
     assert_eq!(stored().await, copies.counts().used);
-    assert!(copies.counts().made > 100);
+    let counts = copies.counts();
+    assert!(counts.made > 100 && counts.failures > 10, "{counts:?}");
 }
 
 #[test]
-fn each_copy_in_the_way_is_removed_by_one_task_and_counts_until_it_is() {
+fn each_copy_is_removed_by_one_task_and_counts_until_then() {
     let mut index = Index::new(300);
     let [a, b, c, d] = ["a", "b", "c", "d"].map(key);
     let now = Duration::from_secs(1);

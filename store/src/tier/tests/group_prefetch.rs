@@ -43,7 +43,7 @@ fn is_there(tier: &TierStore, keys: &[Key]) -> Vec<bool> {
 }
 
 #[tokio::test]
-async fn the_group_of_an_object_that_was_read_is_copied_and_nothing_else() {
+async fn only_the_group_of_a_read_object_is_prefetched() {
     let keys = keys(["of/a/1", "of/a/2", "of/a/3", "of/b/1", "other/1", "other/2"]);
     let Grouped { clock, tier, .. } = grouped(100, &keys).await;
     read(&tier, &keys[4]).await;

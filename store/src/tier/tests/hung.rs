@@ -113,7 +113,7 @@ async fn others_go_on() -> bool {
 }
 
 #[tokio::test]
-async fn reads_that_hang_hold_up_nobody_else_and_copies_are_read_again_when_it_is_back() {
+async fn reads_that_hang_hold_up_no_others_and_copies_are_used_later() {
     let Scene { fast, clock, make } = scene();
     let (tier, [key]) = (make(), keys(["a"]));
     tier.quiet().await;
@@ -138,7 +138,7 @@ async fn reads_that_hang_hold_up_nobody_else_and_copies_are_read_again_when_it_i
 }
 
 #[tokio::test]
-async fn a_store_that_hangs_from_the_start_holds_up_nobody_else_and_is_used_when_it_is_back() {
+async fn a_store_that_hangs_from_the_start_is_used_when_it_is_back() {
     let Scene { fast, clock, make } = scene();
     let held = fast.hang();
     let (tier, [key]) = (make(), keys(["a"]));

@@ -44,7 +44,7 @@ async fn a_listing_that_fails_is_not_taken_for_all_there_is_to_keep() {
 }
 
 #[tokio::test]
-async fn a_fast_store_whose_listing_hangs_is_given_up_and_listed_again_later() {
+async fn a_fast_store_whose_listing_hangs_is_listed_again() {
     let Faulty { clock, tier, .. } = faulty([Some(Fault::Delay(Duration::from_secs(3600)))]);
     let ([key], range) = (keys(["a"]), ByteRange::exact(0, 1).unwrap());
     tier.create(&key, "body".into()).await.unwrap();
@@ -64,7 +64,7 @@ async fn a_fast_store_whose_listing_hangs_is_given_up_and_listed_again_later() {
 }
 
 #[tokio::test]
-async fn large_objects_are_in_memory_one_after_the_other_and_usual_ones_two_at_a_time() {
+async fn two_usual_objects_or_one_large_object_are_in_memory() {
     for (length, least, most) in [(USUAL, 2, 2), (USUAL + 1, 6, 8)] {
         let Faulty { clock, slow, tier } = faulty([]);
         tier.quiet().await;
