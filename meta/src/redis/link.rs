@@ -155,8 +155,8 @@ impl Link {
         Ok(info.run())
     }
 
-    /// Why the process takes no writes of so many bytes; `shard` is a shard that it holds. The write changes
-    /// nothing, as its key does not exist. Redis refuses it like any other: for want of memory (OOM), after
+    /// Why the process takes no writes of so many bytes; `shard` is a shard that it holds. The writes change
+    /// nothing, as their key does not exist. Redis refuses them like any other: for want of memory (OOM), after
     /// a snapshot or a log that could not be written (MISCONF), without enough replicas (NOREPLICAS).
     pub(super) async fn probe(
         &self,
@@ -164,22 +164,13 @@ impl Link {
         shard: Shard,
         length: usize,
     ) -> Result<Option<Refusal>, Verdict> {
-        let mut pipeline = redis::Pipeline::with_capacity(1);
-        let set = pipeline.cmd("SET").arg(keys::nothing(shard).bytes);
-        set.arg(vec![0; length].as_slice()).arg("XX");
-        let answer = self.send(&pipeline).await?.into_iter().next();
-        let Some(Value::ServerError(error)) = answer else { return Ok(None) };
-        let details = error.details().unwrap_or_default();
-        Ok(match error.code() {
-            "OOM" => Some(Refusal::Full(format!(
-                "the Redis at {node} has reached its maxmemory: raise it, add primaries to the cluster, \
-                 or delete something and run `dlcmd purge`"
-            ))),
-            code @ ("MISCONF" | "NOREPLICAS") => {
-                Some(Refusal::All(format!("the Redis at {node} takes no writes: {code} {details}")))
-            }
-            _ => None,
-        })
+        let key = keys::nothing(shard).bytes;
+        let mut pipeline = redis::Pipeline::with_capacity(2);
+        // Before the other one: full memory does not hide a Redis that takes no writes.
+        pipeline.cmd("UNLINK").arg(&key);
+        pipeline.cmd("SET").arg(&key).arg(vec![0_u8; length].as_slice()).arg("XX");
+        let answers = self.send(&pipeline).await?;
+        Ok(answers.iter().find_map(|answer| refusal_by(answer, node)))
     }
 
     /// Refuses a process that would lose keys, or is not of the kind in the address.
@@ -208,6 +199,22 @@ impl Link {
             Ok(()) if was_dropped => Err(Verdict::Lost("it has dropped keys".to_owned())),
             fit => fit,
         }
+    }
+}
+
+/// The refusal that the answer to a probe shows.
+fn refusal_by(answer: &Value, node: &Node) -> Option<Refusal> {
+    let Value::ServerError(error) = answer else { return None };
+    match error.code() {
+        "OOM" => Some(Refusal::Full(format!(
+            "the Redis at {node} has reached its maxmemory: raise it, add primaries to the cluster, or \
+             delete something and run `dlcmd purge`"
+        ))),
+        code @ ("MISCONF" | "NOREPLICAS") => {
+            let details = error.details().unwrap_or_default();
+            Some(Refusal::All(format!("the Redis at {node} takes no writes: {code} {details}")))
+        }
+        _ => None,
     }
 }
 

@@ -217,7 +217,7 @@ async fn without_room_it_is_read_as_before_and_datasets_end() {
     server.ask(&["CONFIG", "SET", "maxmemory", "100kb"]).await;
     let refusal = store.refusal().await.unwrap().expect("it is full");
     let Refusal::Full(why) = &refusal else { panic!("{refusal:?}") };
-    assert!(why.contains("maxmemory is 102400"), "{why}");
+    assert!(why.contains("reached its maxmemory"), "{why}");
     let mut model = Model::default();
     model.add(&object);
     // What it adds up to was never counted before.
@@ -325,20 +325,6 @@ async fn one_that_takes_no_writes_is_heard_before_one_that_hangs_is_given_up() {
     let asked = tokio::time::timeout(minute / 2, store.refusal()).await;
     let refusal = asked.expect("it waits for the other").unwrap();
     assert!(matches!(&refusal, Some(Refusal::All(why)) if why.contains("NOREPLICAS")));
-}
-
-/// What it is told for need not be tried by a write: one that is held back.
-#[tokio::test(flavor = "multi_thread")]
-async fn one_that_is_full_is_told_as_such_while_its_writes_are_held_back() {
-    let server = Server::start(&["--maxmemory-policy", "noeviction"]).await;
-    let store = open(&server.url()).await;
-    assert_eq!(store.refusal().await.unwrap(), None);
-    server.ask(&["CONFIG", "SET", "maxmemory", "100kb"]).await;
-    server.ask(&["CLIENT", "PAUSE", "60000", "WRITE"]).await;
-    let refusal = store.refusal().await.unwrap();
-    assert!(matches!(&refusal, Some(Refusal::Full(_))), "{refusal:?}");
-    server.ask(&["CLIENT", "UNPAUSE"]).await;
-    assert!(matches!(store.refusal().await.unwrap(), Some(Refusal::Full(_))));
 }
 
 /// Otherwise a loss of what is written there next would be taken for the move.

@@ -228,9 +228,9 @@ impl Recovery<'_> {
         let is_whole = is_live && !self.is_cut_short(id).await;
         // Until all objects are back, the contents are not taken for complete.
         let state = if is_whole { DatasetState::Live } else { DatasetState::Recovering };
-        if (!is_whole || self.reads == Reads::Everything)
-            && !catalog::index(self.parts, name, named, state).await?
-        {
+        let is_doubted = self.reads == Reads::Everything
+            && (self.is_refused || !self.is_named(name, named).await?);
+        if (!is_whole || is_doubted) && !catalog::index(self.parts, name, named, state).await? {
             return self.ended(name, named).await;
         }
         let read_from = match self.reads {
@@ -437,6 +437,13 @@ impl Recovery<'_> {
     async fn is_settled(&self, id: DatasetId) -> bool {
         let counted = self.parts.meta.dataset(id).await;
         counted.is_ok_and(|counted| counted.is_some_and(|counted| counted.is_settled))
+    }
+
+    /// Whether the name stands for the dataset in the metadata as well: this may be lost without a sign.
+    async fn is_named(&self, name: &DatasetName, named: Named) -> Result<bool, Error> {
+        let record = self.parts.meta.record_named(name).await;
+        let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
+        Ok(record.is_some_and(|record| record.id == named.record.dataset))
     }
 
     async fn is_gone(&self, named: Named) -> Result<bool, Error> {
