@@ -9,6 +9,7 @@ mod dataset;
 mod datasets;
 mod found;
 mod living;
+mod progress;
 mod shares;
 #[cfg(test)]
 mod tests;
