@@ -142,32 +142,25 @@ impl Shared {
     /// Whether the answers to [`Shared::ask_stamps`] name live processes. Fails when a shard lost its
     /// stamp; false when the shard is whole again: read everything again.
     pub(super) async fn are_whole(&self, stamps: Vec<Value>) -> Result<bool, Failure> {
-        self.refuse_unbound()?;
+        let mut is_whole = self.health().damage.is_none();
         for stamp in stamps {
-            let run = bytes(stamp)?.map(|run| String::from_utf8_lossy(&run).into_owned());
-            if !run.is_some_and(|run| self.health().runs.contains(&run)) {
-                self.survey().await?;
-                self.assure().await?;
-                self.refuse_unbound()?;
-                // No call keeps anything that it read before.
-                self.router.changed();
-                return Ok(false);
-            }
+            let run = bytes(stamp)?.map(text);
+            is_whole &= run.is_some_and(|run| self.health().runs.contains(&run));
         }
-        Ok(true)
-    }
-
-    /// Fails when metadata that was bound to a chunk store no longer is: everything was lost.
-    fn refuse_unbound(&self) -> Result<(), Failure> {
-        let health = self.health();
-        let is_lost = health.was_bound && health.bound.is_none();
-        if is_lost { Err(refused(Damage::Everything)) } else { Ok(()) }
+        if !is_whole {
+            self.survey().await?;
+            self.assure().await?;
+            // No call keeps anything that it read before.
+            self.router.changed();
+        }
+        Ok(is_whole)
     }
 
     /// Looks for damage, and logs new damage.
     pub(super) async fn survey(&self) -> Result<(), Failure> {
-        let damage = self.look().await?;
+        self.look().await?;
         let mut health = self.health();
+        let damage = health.damage;
         if damage.is_some() && health.reported != damage {
             tracing::error!(store = %self.router.address, ?damage, "metadata may be missing");
         }
@@ -175,8 +168,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Compares the stamps of all shards with the live processes. Logs nothing: while several servers
-    /// bind or rebuild at once, intermediate states are no loss.
+    /// Compares the stamps of all shards with the live processes; gives the damage that the stamps show.
+    /// Logs nothing: while several servers bind or rebuild at once, intermediate states are no loss.
     pub(super) async fn look(&self) -> Result<Option<Damage>, Failure> {
         let (changes, at) = (self.router.changes(), self.clock.monotonic());
         let mut asks = vec![Ask::to(&keys::identity(), "GET")];
@@ -211,9 +204,12 @@ impl Shared {
             self.router.changed();
         }
         let (checked, was_bound) = (Some(changes), health.was_bound || bound.is_some());
+        // All of Redis was flushed, though it looks like new.
+        let is_flushed = was_bound && bound.is_none();
+        let shown = damage.or(is_flushed.then_some(Damage::Everything));
         let (reported, runs) = (health.reported, runs.values().map(|run| run.to_string()));
         let runs = runs.collect();
-        *health = Health { checked, at, damage, reported, bound, was_bound, runs };
+        *health = Health { checked, at, damage: shown, reported, bound, was_bound, runs };
         Ok(damage)
     }
 

@@ -4,8 +4,6 @@
 //! objects are appended, the contents are not taken for complete. Objects of the log that the chunk store
 //! lacks are reported, and so are large files that lack parts.
 
-use std::fmt::Display;
-
 use dl_format::{ChunkId, DatasetId, DatasetName, FilePath, Header, ObjectKind};
 use dl_meta::{Appended, DatasetRecord, DatasetState, Found};
 use dl_proto::{Kind, RecoverProgress};
@@ -17,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use super::Reads;
 use super::found::{Listed, Lot, Search};
 use super::living;
+use super::progress::Progress;
 use super::shares::Shares;
 use crate::answers::listener::Listener;
 use crate::datasets::catalog;
@@ -35,8 +34,6 @@ const LOTS_AHEAD: usize = 2;
 const APPENDS_AT_ONCE: usize = 32;
 /// Objects that the store fails for and that are tried again: of more, the store is at fault.
 const LATER_MAX: usize = 64;
-/// The progress is sent after so many objects.
-const SEND_EVERY: u64 = 64;
 
 /// The common part of the recoveries of several datasets.
 #[derive(Debug, Clone, Copy)]
@@ -60,13 +57,6 @@ pub(super) enum Read {
     Whole,
     /// The store failed for some; another try may do better.
     Interrupted,
-}
-
-/// Tells how far the recovery of a dataset is.
-#[derive(Debug)]
-pub(super) struct Progress<'a> {
-    state: RecoverProgress,
-    to: &'a Listener<'a, RecoverProgress>,
 }
 
 /// The results of all objects of a dataset.
@@ -162,59 +152,6 @@ impl Outcome {
             Done::Ended => return false,
         }
         true
-    }
-}
-
-impl<'a> Progress<'a> {
-    pub(super) fn of(name: &impl Display, to: &'a Listener<'a, RecoverProgress>) -> Self {
-        let state = RecoverProgress {
-            dataset: name.to_string(),
-            listed: 0,
-            checked: 0,
-            adopted: 0,
-            files: 0,
-            problems: Vec::new(),
-            done: false,
-        };
-        Self { state, to }
-    }
-
-    /// Nothing can be done for the dataset now.
-    pub(super) async fn fail(self, error: &Error) {
-        self.report(error.chain()).await;
-    }
-
-    /// The same, for another reason.
-    pub(super) async fn report(mut self, problem: String) {
-        self.state.problems.push(problem);
-        self.end().await;
-    }
-
-    async fn end(mut self) {
-        self.state.done = true;
-        self.send().await;
-    }
-
-    /// Sends the progress. Each problem is sent once.
-    async fn send(&mut self) {
-        let mut problems = std::mem::take(&mut self.state.problems);
-        let state = &self.state;
-        let message = |problems, is_last| RecoverProgress {
-            problems,
-            done: state.done && is_last,
-            ..state.clone()
-        };
-        self.to.tell_found(&mut problems, message).await;
-        self.state.problems = problems;
-    }
-
-    /// Sends the progress where there are problems; numbers alone now and then.
-    async fn send_now_and_then(&mut self) {
-        if !self.state.problems.is_empty() {
-            self.send().await;
-        } else if self.state.checked.is_multiple_of(SEND_EVERY) {
-            self.to.mention(self.state.clone());
-        }
     }
 }
 

@@ -13,7 +13,8 @@ use dl_proto::{Kind, RecoverProgress, RecoverRequest, Role};
 use futures::future::ready;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
-use super::dataset::{Progress, Read, Recovery};
+use super::dataset::{Read, Recovery};
+use super::progress::Progress;
 use super::shares::Shares;
 use super::{Reads, living, unnamed};
 use crate::answers::listener::Listener;

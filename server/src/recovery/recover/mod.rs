@@ -8,6 +8,7 @@ mod dataset;
 mod datasets;
 mod found;
 mod living;
+mod progress;
 mod shares;
 #[cfg(test)]
 mod tests;

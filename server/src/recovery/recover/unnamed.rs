@@ -13,8 +13,8 @@ use dl_runtime::Deadline;
 use dl_store::Prefix;
 use futures::TryStreamExt;
 
-use super::dataset::Progress;
 use super::living;
+use super::progress::Progress;
 use crate::answers::listener::Listener;
 use crate::datasets::names::{self, Deleted, Names, Past};
 use crate::error::Error;

@@ -310,7 +310,9 @@ impl Stage {
     /// Recovers on demand and compares. After a loss in Redis, the demand must come.
     fn check_after(&self, event: Event) -> Result<()> {
         let is_asked = self.recover_if_asked()?;
-        ensure!(is_asked || !event.is_loss(), "no server asked for a recovery");
+        // The servers rebuild a lost primary themselves.
+        let is_flushed = matches!(event, Event::AllIsFlushed);
+        ensure!(is_asked || !is_flushed, "no server asked for a recovery");
         compare(&self.addresses, &self.history)
     }
 
