@@ -2,7 +2,7 @@
 //! ends requests in flight within the grace period.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use dl_meta::Stop;
 use dl_proto::pb::diesel_server::DieselServer;
@@ -190,7 +190,7 @@ fn report(
     let (connections, fast_store) = (connections.clone(), doors.fast_store.clone());
     let watched = Watched { gauges, connections, fast_store, sources };
     let (parts, metrics) = (parts.clone(), Arc::clone(metrics));
-    http.serving(Site { parts, metrics, watched, looks: Mutex::default() });
+    http.serving(Site::new(parts, metrics, watched));
 }
 
 /// All methods of the port: of the service, of its health and of its description.

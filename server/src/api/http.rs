@@ -22,12 +22,12 @@ use dl_format::{IDENTITY_KEY, IdentityRecord, StoreId};
 use dl_meta::{Damage, DatasetRecord, DatasetState, Refusal};
 use dl_runtime::{Clock, Deadline, Elapsed};
 use dl_store::StoreExt;
-use futures::FutureExt;
-use futures::future::{self, BoxFuture, Shared, WeakShared};
+use futures::{FutureExt, future};
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::datasets::identity;
@@ -54,18 +54,12 @@ const REQUEST_BYTES: usize = 16 << 10;
 /// The subjects of the port.
 #[derive(Debug)]
 pub(crate) struct Site {
-    pub(crate) parts: Parts,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) watched: Watched,
-    pub(crate) looks: Mutex<Looks>,
-}
-
-/// The last answers of the stores.
-#[derive(Debug, Default)]
-pub(crate) struct Looks {
-    last: Option<Health>,
-    /// The question under way, which ends with the last client that waits for its answer.
-    current: Option<WeakShared<BoxFuture<'static, Health>>>,
+    parts: Parts,
+    metrics: Arc<Metrics>,
+    watched: Watched,
+    last: Mutex<Option<Health>>,
+    /// A single client at a time asks the stores, and the others take its answer.
+    turn: Semaphore,
 }
 
 /// The state of the stores.
@@ -188,7 +182,7 @@ async fn healthz(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
     match (pending, site) {
         (Some(pending), _) => unwell(&pending),
         (None, None) => unwell("starting"),
-        (None, Some(site)) => match site.look().await {
+        (None, Some(site)) => match site.health().await {
             Health { problem: Some(problem), .. } => unwell(&problem),
             Health { recovering: 0, .. } => "ok\n".into_response(),
             // Other datasets are served.
@@ -205,7 +199,7 @@ async fn healthz(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
 async fn metrics(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
     let Stage { pending, site } = lock(&stage).clone();
     let Some(site) = site else { return unwell(&pending.unwrap_or_default()) };
-    let (health, resident) = future::join(site.look(), site.resident()).await;
+    let (health, resident) = future::join(site.health(), site.resident()).await;
     let text = site.metrics.text(&site.watched, health.loss, health.recovering, resident);
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
 }
@@ -215,6 +209,10 @@ fn unwell(why: &str) -> Response {
 }
 
 impl Site {
+    pub(crate) fn new(parts: Parts, metrics: Arc<Metrics>, watched: Watched) -> Self {
+        Self { parts, metrics, watched, last: Mutex::default(), turn: Semaphore::new(1) }
+    }
+
     /// The problem when the metadata belongs to another chunk store.
     fn of_another(&self, bound: Option<StoreId>, identity: &[u8]) -> Option<String> {
         match IdentityRecord::decode(identity) {
@@ -242,22 +240,19 @@ impl Site {
         Some(records.iter().filter(is_refused).count() as u64)
     }
 
-    /// The answers of a moment ago, or the question under way.
-    fn look(self: &Arc<Self>) -> Shared<BoxFuture<'static, Health>> {
-        let mut looks = lock(&self.looks);
+    /// The state of the stores, not older than a moment.
+    async fn health(&self) -> Health {
+        let _turn = self.turn.acquire().await;
+        let last = lock(&self.last).clone();
         let now = self.parts.clock.monotonic();
-        if let Some(health) = looks.last.as_ref().filter(|last| now < last.at + HOLDS) {
-            return future::ready(health.clone()).boxed().shared();
+        match last {
+            Some(health) if now < health.at + HOLDS => health,
+            last => {
+                let health = self.ask(last).await;
+                *lock(&self.last) = Some(health.clone());
+                health
+            }
         }
-        let current = looks.current.as_ref().and_then(WeakShared::upgrade);
-        // A question that has ended is old.
-        if let Some(current) = current.filter(|current| current.peek().is_none()) {
-            return current;
-        }
-        let (site, last) = (Arc::clone(self), looks.last.clone());
-        let look = async move { site.ask(last).await }.boxed().shared();
-        looks.current = look.downgrade();
-        look
     }
 
     /// Asks the stores.
@@ -302,9 +297,7 @@ impl Site {
             },
         };
         let recovering = recovering.unwrap_or(refused);
-        let health = Health { at: clock.monotonic(), loss, recovering, problem };
-        lock(&self.looks).last = Some(health.clone());
-        health
+        Health { at: clock.monotonic(), loss, recovering, problem }
     }
 
     /// Why the metadata store takes no writes, if it takes none.
