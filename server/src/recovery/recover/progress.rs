@@ -6,8 +6,8 @@ use std::fmt::Display;
 
 use dl_proto::RecoverProgress;
 
-use crate::error::Error;
 use crate::answers::listener::Listener;
+use crate::error::Error;
 
 /// The progress is sent after so many objects.
 const SEND_EVERY: u64 = 64;
