@@ -37,11 +37,6 @@ impl PutFrames {
         frames
     }
 
-    /// Whether all frames were taken.
-    pub fn is_done(&self) -> bool {
-        self.before.is_empty() && self.rest.is_empty()
-    }
-
     fn piece_length(&self) -> usize {
         self.rest.len().min(CHUNK_PIECE_BYTES)
     }
@@ -91,11 +86,11 @@ mod tests {
             let object: Bytes = (0..length).map(|byte| byte as u8).collect();
             let mut frames = PutFrames::new(dataset, object.clone());
             let mut sent = Vec::new();
-            for frame in &mut frames {
+            for frame in frames.by_ref() {
                 assert!(!frame.is_empty());
                 sent.extend_from_slice(&frame);
             }
-            assert!(frames.is_done());
+            assert!(frames.next().is_none());
             let (mut sent, mut messages) = (Bytes::from(sent), Vec::new());
             while sent.has_remaining() {
                 assert_eq!(sent.get_u8(), 0, "not compressed");

@@ -250,7 +250,7 @@ fn agents_with_and_without_tls_do_not_exchange_chunks() -> Result<()> {
     let mut nodes = Nodes::new(36, 1, &["--memory", "256MiB", "--peer-tls", "on"])?;
     nodes.names.push("2".to_owned());
     nodes.start(1, &["--memory", "256MiB", "--peer-tls", "off"])?;
-    for (node, says) in [(0, "it speaks no TLS"), (1, "it speaks TLS")] {
+    for (node, says) in [(0, "uses no TLS"), (1, "uses TLS")] {
         nodes.wait_until(node, |status| {
             let reason = status["peers"][0]["reason"].as_str();
             reason.is_some_and(|reason| reason.contains(says))

@@ -116,7 +116,7 @@ fn a_required_client_certificate_is_reported() -> Result<()> {
     let server = ca.serve("server", &["--tls-client-ca", &clients.file("ca.pem")])?;
     let trusted = ca.file("ca.pem");
     let told = ask(&server, "https", &["--ca", &trusted])?.code(5)?.stderr;
-    ensure!(told.contains("to see a certificate"), "{told}");
+    ensure!(told.contains("a client certificate of a trusted CA"), "{told}");
     let (cert, key) = (clients.file("ann.pem"), clients.file("ann.key"));
     let flags = ["--ca", &trusted, "--client-cert", &cert, "--client-key", &key];
     ask(&server, "https", &flags)?.code(0)?;
