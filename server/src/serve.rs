@@ -64,6 +64,9 @@ pub async fn prepare(parts: &Parts, last_stop: Stop) -> Result<(), Error> {
 /// Most connections of clients, unless the process may have fewer files open.
 const CONNECTIONS_MAX: usize = 4_096;
 
+/// Most bytes of a request about the server itself, which needs no key.
+const KEYLESS_BYTES_MAX: usize = 4 << 10;
+
 /// The ports of a server, and their users.
 #[derive(Debug)]
 pub struct Doors {
@@ -205,6 +208,10 @@ async fn methods(service: Service) -> Result<(HealthReporter, Routes), Error> {
     let described = reflection().build_v1().map_err(indescribable)?;
     // For older tools.
     let described_before = reflection().build_v1alpha().map_err(indescribable)?;
+    // Requests without a key take little memory.
+    let health = health.max_decoding_message_size(KEYLESS_BYTES_MAX);
+    let described = described.max_decoding_message_size(KEYLESS_BYTES_MAX);
+    let described_before = described_before.max_decoding_message_size(KEYLESS_BYTES_MAX);
     let methods = Routes::new(service.into_server())
         .add_service(health)
         .add_service(described)

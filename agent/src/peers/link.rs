@@ -199,7 +199,8 @@ impl Link {
             }
             SystemClock::new().sleep(LOOK).await;
             if since_boot().saturating_sub(self.state().heard) > SILENCE {
-                return io::Error::new(io::ErrorKind::TimedOut, "no sign of life for 3 seconds");
+                let why = format!("no sign of life for {} seconds", SILENCE.as_secs());
+                return io::Error::new(io::ErrorKind::TimedOut, why);
             }
         }
     }

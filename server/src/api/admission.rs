@@ -43,9 +43,12 @@ const IN_LINE: usize = 4_096;
 const OTHERS_AT_ONCE: usize = 4;
 const OTHERS_IN_LINE: usize = 64;
 
-/// The least pace of a client, in bytes per second, beyond the patience of a request: a chunk of
-/// 4 MiB takes a quarter of an hour.
-const PACE: u64 = 4 << 10;
+/// The least pace of a request, in bytes per second, beyond its patience: a chunk of 4 MiB takes less than
+/// five minutes. A line of 100 kB/s has room for four chunks at once.
+const PACE: u64 = 16 << 10;
+
+/// The part of the patience that a request gets which has a place while it comes.
+const RECEIVE_PART: u32 = 3;
 
 /// A method that takes its pieces bit by bit, out of a separate budget.
 const STREAMED: &str = "PutChunk";
@@ -162,7 +165,8 @@ impl RequestLimiter {
             let why = "this server has as many connections as it can; ask another";
             return Err(Status::unavailable(why));
         }
-        let body = self.receive(body, &intake);
+        let patience = if is_streamed { self.patience } else { self.patience / RECEIVE_PART };
+        let body = self.receive(body, &intake, patience);
         let mut place = None;
         if is_streamed {
             parts.extensions.insert(intake);
@@ -195,9 +199,8 @@ impl RequestLimiter {
     }
 
     /// The body of a request, which fails when its client sends too slowly.
-    fn receive(&self, body: Body, intake: &Arc<Intake>) -> Body {
-        let (intake, clock, patience) =
-            (Arc::clone(intake), Arc::clone(&self.clock), self.patience);
+    fn receive(&self, body: Body, intake: &Arc<Intake>, patience: Duration) -> Body {
+        let (intake, clock) = (Arc::clone(intake), Arc::clone(&self.clock));
         let waited = Duration::ZERO;
         let receiving = Receiving { body, intake, clock, patience, waited, came: 0 };
         let frames = stream::unfold(Some(receiving), |receiving| async move {
@@ -318,7 +321,7 @@ mod tests {
         let rig = rig();
         let (send, frames) = futures::channel::mpsc::unbounded();
         let intake = Arc::new(Intake::new(Arc::clone(&rig.connection.share), false));
-        let mut body = rig.requests.receive(Body::new(StreamBody::new(frames)), &intake);
+        let mut body = rig.requests.receive(Body::new(StreamBody::new(frames)), &intake, PATIENCE);
         for number in 0..count {
             let mut frame = Box::pin(body.frame());
             assert!((&mut frame).now_or_never().is_none());

@@ -184,7 +184,8 @@ impl Connection {
         true
     }
 
-    fn is_new(&self) -> bool {
+    /// Whether the connection had no valid request yet.
+    pub(crate) fn is_new(&self) -> bool {
         self.place.get().is_none()
     }
 }

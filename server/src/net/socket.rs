@@ -23,9 +23,14 @@ const LINGER: Duration = Duration::from_secs(1);
 /// Pause before the server looks again whether it may read.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// Bytes that the server reads of a connection before its first valid request. A request is valid or refused
+/// by its headers.
+const NEWCOMER_BYTES: u64 = 48 << 10;
+
 pub(crate) struct Socket {
     stream: TcpStream,
     connection: Arc<Connection>,
+    received: u64,
     clock: Arc<dyn Clock>,
     paused: Option<BoxFuture<'static, ()>>,
     linger: Option<BoxFuture<'static, ()>>,
@@ -48,7 +53,7 @@ impl Socket {
             tracing::warn!(%error, "a socket takes no options");
         }
         let (connection, clock) = (Arc::clone(connection), Arc::clone(clock));
-        Self { stream, connection, clock, paused: None, linger: None, is_over: false }
+        Self { stream, connection, received: 0, clock, paused: None, linger: None, is_over: false }
     }
 
     /// The first byte from the client, which stays to be read; none when the client has gone.
@@ -60,7 +65,9 @@ impl Socket {
 
     /// Waits while the server holds too many bytes of the connection.
     fn poll_share(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        while self.connection.share.is_full() {
+        while self.connection.share.is_full()
+            || self.received > NEWCOMER_BYTES && self.connection.is_new()
+        {
             let paused = self.paused.get_or_insert_with(|| self.clock.sleep(PAUSE));
             ready!(paused.as_mut().poll(context));
             self.paused = None;
@@ -89,6 +96,7 @@ impl AsyncRead for Socket {
         let came = buffer.filled().len().saturating_sub(before) as u64;
         self.connection.traffic.received_bytes.fetch_add(came, Ordering::Relaxed);
         self.connection.share.add(came);
+        self.received = self.received.saturating_add(came);
         Poll::Ready(Ok(()))
     }
 }
