@@ -8,9 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dl_format::{
-    ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, FileRecord, Stamp, StoreId,
-};
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
 use dl_runtime::Clock;
 use dl_runtime::fault::{Cut, CutPoint, Fault, Faults};
 
@@ -166,14 +164,6 @@ impl MetaStore for FaultMeta {
         chunks: &[ChunkId],
     ) -> Result<Vec<EntrySet>, Error> {
         self.read("deleted", dataset, self.inner.deleted(dataset, chunks)).await
-    }
-
-    async fn ended(
-        &self,
-        dataset: DatasetId,
-        paths: &[FilePath],
-    ) -> Result<Vec<Option<FileRecord>>, Error> {
-        self.read("ended", dataset, self.inner.ended(dataset, paths)).await
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {

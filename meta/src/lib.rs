@@ -19,9 +19,7 @@ mod walk;
 use std::fmt::{Debug, Display};
 
 use async_trait::async_trait;
-use dl_format::{
-    ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, FileRecord, Stamp, StoreId,
-};
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
 
 #[cfg(any(test, feature = "conformance"))]
 pub use embedded::VolatileFile;
@@ -191,17 +189,6 @@ pub trait MetaStore: Debug + Display + Send + Sync + 'static {
     /// [`Kind::Missing`] when the dataset is not known.
     async fn deleted(&self, dataset: DatasetId, chunks: &[ChunkId])
     -> Result<Vec<EntrySet>, Error>;
-
-    /// The newest version of each path where that is deleted, in the order asked; none where a file stands, or
-    /// where nothing is known any more of what stood there.
-    ///
-    /// # Errors
-    /// [`Kind::Missing`] when the dataset is not known.
-    async fn ended(
-        &self,
-        dataset: DatasetId,
-        paths: &[FilePath],
-    ) -> Result<Vec<Option<FileRecord>>, Error>;
 
     /// What each path is, in the order asked.
     ///

@@ -10,8 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use dl_format::{
-    ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, FileRecord, Fold, Stamp,
-    StoreId, Version,
+    ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Fold, Stamp, StoreId, Version,
 };
 
 use crate::tasks::Tasks;
@@ -257,21 +256,6 @@ impl MetaStore for Memory {
         let fold = &state.dataset(dataset, "look up deleted entries of dataset")?.fold;
         let deleted = chunks.iter().map(|chunk| fold.deleted_of(*chunk).cloned());
         Ok(deleted.map(Option::unwrap_or_default).collect())
-    }
-
-    async fn ended(
-        &self,
-        dataset: DatasetId,
-        paths: &[FilePath],
-    ) -> Result<Vec<Option<FileRecord>>, Error> {
-        let mut state = self.state();
-        let fold = &state.dataset(dataset, "look up what stood in dataset")?.fold;
-        let winner = |path: &FilePath| {
-            let (found, record, deleted) =
-                fold.winners_from(Bound::Included(path.as_bytes())).next()?;
-            (found == path && deleted).then_some(*record)
-        };
-        Ok(paths.iter().map(winner).collect())
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {

@@ -396,7 +396,6 @@ async fn any_history_is_answered_like_the_fold(store: &dyn MetaStore, seed: u64)
     for limit in [1, 2, 3, 1_000] {
         model.check(store, id(1), limit).await;
     }
-    model.check_ended(store, id(1)).await;
 }
 
 /// A chunk store that checks and writes in two steps may keep the other one of two creates.

@@ -134,16 +134,6 @@ impl Model {
         self.check_deleted(store, dataset).await;
     }
 
-    /// Compares what stood at each path and is deleted; nothing was taken off the log.
-    pub(crate) async fn check_ended(&self, store: &dyn MetaStore, dataset: DatasetId) {
-        let mut paths: Vec<FilePath> =
-            self.fold.winners().map(|(path, _, _)| path.clone()).collect();
-        paths.push(super::path(b"not/there"));
-        let ended = self.fold.winners().map(|(_, record, deleted)| deleted.then_some(*record));
-        let wanted: Vec<_> = ended.chain([None]).collect();
-        assert_eq!(store.ended(dataset, &paths).await.expect("ask"), wanted, "{store}");
-    }
-
     /// Compares what is deleted of all that the log holds.
     async fn check_deleted(&self, store: &dyn MetaStore, dataset: DatasetId) {
         let entries = |object: &Committed| {

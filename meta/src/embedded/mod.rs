@@ -23,9 +23,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use dl_format::{
-    ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, FileRecord, Stamp, StoreId,
-};
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
 use dl_runtime::{Clock, blocking};
 use redb::{ReadTransaction, ReadableTable};
 use tokio::sync::{Notify, oneshot, watch};
@@ -495,19 +493,6 @@ impl MetaStore for Embedded {
         let read =
             move |transaction: &ReadTransaction| read::deleted(transaction, dataset, &chunks);
         self.ask("look up deleted entries of dataset", dataset, read).await
-    }
-
-    async fn ended(
-        &self,
-        dataset: DatasetId,
-        paths: &[FilePath],
-    ) -> Result<Vec<Option<FileRecord>>, Error> {
-        let paths = paths.to_vec();
-        let read = move |transaction: &ReadTransaction| {
-            let index = Index::open(transaction, dataset)?;
-            paths.iter().map(|path| index.ended(path)).collect()
-        };
-        self.ask("look up what stood in dataset", dataset, read).await
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::{Bound, ControlFlow};
 
-use dl_format::{ChunkId, DatasetId, EntrySet, EntryVersion, FilePath, FileRecord, Stamp};
+use dl_format::{ChunkId, DatasetId, EntrySet, EntryVersion, FileRecord, Stamp};
 use redb::{ReadOnlyTable, ReadTransaction, ReadableTableMetadata};
 
 use super::database::failed;
@@ -117,13 +117,6 @@ impl Index {
             }
         }
         Ok(counts)
-    }
-
-    /// The winner of a path, where it is deleted.
-    pub(super) fn ended(&self, path: &FilePath) -> Result<Option<FileRecord>, redb::Error> {
-        let Some(row) = self.paths.get(path.as_bytes())? else { return Ok(None) };
-        let (record, deleted) = self.winner(row.value())?;
-        Ok(deleted.then_some(record))
     }
 
     fn winner(&self, bytes: &[u8]) -> Result<(FileRecord, bool), redb::Error> {

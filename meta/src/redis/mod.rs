@@ -42,9 +42,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dl_format::{
-    ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, FileRecord, Stamp, StoreId,
-};
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
 use dl_runtime::{Clock, OsRandom, Random};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
@@ -365,15 +363,6 @@ impl MetaStore for Redis {
     ) -> Result<Vec<EntrySet>, Error> {
         let deleted = self.shared.deleted(dataset, chunks).await;
         deleted.map_err(|failure| failure.during("look up deleted entries of dataset", dataset))
-    }
-
-    async fn ended(
-        &self,
-        dataset: DatasetId,
-        paths: &[FilePath],
-    ) -> Result<Vec<Option<FileRecord>>, Error> {
-        let ended = self.shared.ended(dataset, paths).await;
-        ended.map_err(|failure| failure.during("look up what stood in dataset", dataset))
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {

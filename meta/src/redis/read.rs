@@ -323,27 +323,6 @@ impl Shared {
         }
     }
 
-    /// The winners of paths, where they are deleted.
-    pub(super) async fn ended(
-        &self,
-        dataset: DatasetId,
-        paths: &[FilePath],
-    ) -> Result<Vec<Option<FileRecord>>, Failure> {
-        let paths: Vec<&FilePath> = paths.iter().collect();
-        let mut rounds = self.router.rounds();
-        loop {
-            self.router.again(&mut rounds)?;
-            let Rows { root, named, changes } = self.rows(dataset, &paths).await?;
-            let mut deletions = Deletions::of(&root);
-            let winners = named.iter().filter_map(|named| named.winner.as_ref());
-            deletions.load(self, winners.map(|record| record.version.chunk)).await?;
-            if !deletions.is_stale() && self.is_as(changes) {
-                let is_ended = |record: &FileRecord| deletions.contain(&record.version);
-                return Ok(named.iter().map(|named| named.winner.filter(is_ended)).collect());
-            }
-        }
-    }
-
     /// All of a log, read with one command, and so at one moment.
     pub(super) async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Failure> {
         let (mut rounds, mut doubts) = (self.router.rounds(), Doubts::default());

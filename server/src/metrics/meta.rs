@@ -7,9 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dl_format::{
-    ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, FileRecord, Stamp, StoreId,
-};
+use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
 use dl_meta::{
     Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind, ListEntry,
     ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup, TaskTerms,
@@ -159,14 +157,6 @@ impl MetaStore for MeteredMeta {
         chunks: &[ChunkId],
     ) -> Result<Vec<EntrySet>, Error> {
         self.timed(&self.metrics.lookup, self.inner.deleted(dataset, chunks)).await
-    }
-
-    async fn ended(
-        &self,
-        dataset: DatasetId,
-        paths: &[FilePath],
-    ) -> Result<Vec<Option<FileRecord>>, Error> {
-        self.timed(&self.metrics.lookup, self.inner.ended(dataset, paths)).await
     }
 
     async fn lookup(&self, dataset: DatasetId, paths: &[FilePath]) -> Result<Vec<Found>, Error> {
