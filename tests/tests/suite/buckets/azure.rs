@@ -113,5 +113,5 @@ fn a_missing_container_and_a_wrong_key_are_reported() -> Result<()> {
     };
     refused("az://nowhere", None, "there is no bucket nowhere at http://127.0.0.1:")?;
     let wrong = "YW5vdGhlciBrZXk=";
-    refused(&azurite.fresh(), Some(wrong), "mend AZURE_STORAGE_ACCOUNT_NAME and")
+    refused(&azurite.fresh(), Some(wrong), "correct AZURE_STORAGE_ACCOUNT_NAME and")
 }
