@@ -440,9 +440,12 @@ enum Event {
 }
 
 impl Event {
-    /// Whether metadata are lost for good.
-    fn is_loss(self) -> bool {
-        matches!(self, Self::PrimaryIsEmptied | Self::AllIsFlushed)
+    /// Whether the servers refuse reads until they rebuilt the metadata.
+    fn needs_rebuild(self) -> bool {
+        match self {
+            Self::PrimaryDies | Self::PrimaryIsEmptied | Self::AllIsFlushed => true,
+            Self::ServerDies | Self::BucketFails(_) => false,
+        }
     }
 }
 

@@ -113,8 +113,7 @@ fn survive(event: Event, replicas: usize) -> Result<()> {
         let (answers, moved) = (counted(reader).context("read")?, counted(purges)?);
         happened?;
         ensure!(answers > 0, "the reader had no answer");
-        // After a loss, reads may be refused until the repair.
-        ensure!(event.is_loss() || stage.hits()? > 0.0, "nothing was read from a fast store");
+        ensure!(event.needs_rebuild() || stage.hits()? > 0.0, "nothing was read from a fast store");
         stage.proxy.set_throttle(Throttle::default());
         stage.check_after(event).with_context(|| format!("round {round}, {event:?}"))?;
         let last = purge(&stage.client()?, &is_working)?;
