@@ -291,7 +291,8 @@ impl Shared {
         rebuild: &Rebuild,
         store: StoreId,
     ) -> Result<Result<(), Error>, Failure> {
-        if let Some(bound) = self.identity().await?.filter(|bound| *bound != store) {
+        let bound = self.identity().await?;
+        if let Some(bound) = bound.filter(|bound| *bound != store) {
             return Ok(Err(bound_elsewhere(store, bound)));
         }
         let shards = Shard::all().zip(&rebuild.shards);
@@ -299,7 +300,7 @@ impl Shared {
             shards.map(|(shard, (run, life))| (shard, "life", life.as_str(), run.as_str()));
         let patience = self.router.patience();
         let lost = self.confirm_shards(store, shards.collect(), patience).await?;
-        if lost.is_none() {
+        if lost.is_none() && bound.is_none() {
             let bind = Ask::to(&keys::identity(), "SETNX").arg(store.as_bytes());
             self.router.ask_one(bind).await?;
         }

@@ -134,7 +134,7 @@ async fn an_older_row_is_not_given_for_one_that_another_primary_lost() {
                     assert!(new.contains(&record.holder.chunk), "{number}")
                 }
                 Ok(found) => panic!("{number}: {found:?}"),
-                Err(error) => assert!(is_loss(&error), "{error:?}"),
+                Err(error) => assert!(is_loss(error), "{error:?}"),
             }
         }
     }
