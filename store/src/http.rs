@@ -1,13 +1,9 @@
 //! Requests to a cloud: an answer counts when it is complete.
 //!
-//! Must hold: a request that fails on the way, or whose answer stalls or is cut, gives an error after which
-//! object_store sends the request again, whatever its method. A create or delete that stalls for all of its
-//! time is not sent again; its caller gets the error.
-//!
-//! Sending again is sound: a create recognises its own object, and the key of a deleted object is not used
-//! again. Two kinds of keys are exceptions, and a late delete may remove their objects: dataset names that a
-//! recovery replaces, which the next `dlcmd recover` writes again, and parts of a snapshot, which the servers
-//! build again.
+//! Must hold: a request without a complete answer ends in an error after which object_store sends it again,
+//! whatever its method; a create or delete that stalls for all of its time is not sent again. Sending again
+//! is sound: a create recognises its own object, and keys are not used again. A late delete may remove a
+//! restored dataset name or a part of a snapshot, which the servers write again.
 
 use std::pin::Pin;
 use std::sync::Arc;
