@@ -142,7 +142,8 @@ async fn deleting_the_files_again_repairs_a_lost_deletion() -> Result<()> {
             scene.time.advance(SETTLED);
             scene.client.purge(NAME, Duration::ZERO).await?;
         }
-        ensure!(scene.tombstones().await?.is_empty(), "tombstones are left");
+        let left = scene.tombstones().await?;
+        ensure!(left.is_empty(), "{left:?} of {is_chunk}, {is_damaged}");
         scene.check_repaired().await?;
     }
     Ok(())

@@ -99,7 +99,7 @@ fn an_installation_of_a_missing_program_is_found() -> Result<()> {
     ensure!(found(both)?.is_empty(), "{}", found(both)?);
     ensure!(found("cargo build && dlcmd datasets")?.is_empty(), "nothing is installed");
     for (commands, told) in [
-        ("cargo install --path dlcmd", "page.md:2: {\"dlcmd\"}"),
+        ("cargo install --path dlcmd", "page.md:2: the page installs only {\"dlcmd\"}"),
         ("cargo install --path server; cargo install --path dlcmds", "--path dlcmds: there is no"),
         ("cargo install --path server; cargo install dlcmd", "dlcmd: there is no such package"),
         ("cargo install --path server; cargo install --path format", "{\"dlserver\"}"),
