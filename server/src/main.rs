@@ -288,7 +288,7 @@ async fn answer(
         }
     }
     tracing::info!(%address, store = %parts.store, meta = %parts.meta, "serving");
-    let serving = Box::pin(start(doors, parts, shutdown).await?);
+    let serving = Box::pin(Box::pin(start(doors, parts, shutdown)).await?);
     // At once: who reads the first line may read no more.
     std::io::stdout().write_all(said.as_bytes()).context("say where it listens")?;
     Ok(serving.await?)

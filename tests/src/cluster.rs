@@ -41,7 +41,7 @@ impl Running {
     pub async fn behind(doors: Doors, parts: Parts) -> Result<Self> {
         let address = doors.grpc.local_addr().context("ask for the port")?;
         let shutdown = Shutdown::new().with_grace(Duration::from_secs(10));
-        let serving = dl_server::start(doors, parts, shutdown.clone()).await?;
+        let serving = Box::pin(dl_server::start(doors, parts, shutdown.clone())).await?;
         let task = dl_runtime::spawn(serving);
         Ok(Self { address, shutdown, task })
     }

@@ -58,7 +58,7 @@ impl SlowServer {
             let listener = TcpListener::bind((at, 0)).await?;
             let address = listener.local_addr()?;
             let serving = dl_server::start(Doors::open(listener), parts, Shutdown::new());
-            dl_runtime::spawn(serving.await?);
+            dl_runtime::spawn(Box::pin(serving).await?);
             anyhow::Ok(address)
         })?;
         Ok(Self { runtime, store, address: address.to_string(), throttle })

@@ -336,7 +336,7 @@ impl Copies {
 
     /// Takes in the copies that earlier processes left, and removes everything else below [`COPIES`]
     /// and all that exceeds the quota.
-    async fn find_copies(&self) {
+    pub(super) async fn find_copies(&self) {
         let mut useless = Vec::new();
         let below = Prefix::new(COPIES).expect("the name of the folder is a key");
         let mut listed = self.inner.store.list(&below);
