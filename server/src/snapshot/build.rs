@@ -107,15 +107,7 @@ pub(crate) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Optio
     let live = Arc::new(live);
     let observed = match observed {
         Some(observed) => observed,
-        None => {
-            let live = Arc::clone(&live);
-            let work = move |chunks: Numbered| observe(&live, numbered(&chunks));
-            let merge = |all: &mut Observed, some| {
-                all.merge(some);
-                Ok(())
-            };
-            cut.pass(chunks(), work, Observed::default(), merge).await?
-        }
+        None => cut.observe(chunks(), Arc::clone(&live)).await?,
     };
     let files = observed.files();
     let of = SnapshotOf { dataset, version, shape };
@@ -177,6 +169,16 @@ impl Cut {
         };
         let tombstones = of_kind(&self.log, ObjectKind::Tombstone);
         self.pass(tombstones, work, HashMap::new(), add).await
+    }
+
+    /// Looks at the live files of these chunks.
+    async fn observe(&self, chunks: Vec<u32>, live: Arc<Live>) -> Result<Observed, Error> {
+        let work = move |chunks: Numbered| observe(&live, numbered(&chunks));
+        let merge = |all: &mut Observed, some| {
+            all.merge(some);
+            Ok(())
+        };
+        self.pass(chunks, work, Observed::default(), merge).await
     }
 
     /// Reads the headers of objects; several threads do `work` with them, and one at a time takes
