@@ -128,7 +128,7 @@ impl ChunkWriter {
         Ok(())
     }
 
-    /// Notes that this chunk, with others, replaces an earlier chunk.
+    /// Records an earlier chunk whose files are copied into this chunk and its siblings.
     ///
     /// # Errors
     /// [`PackError::Full`] if the header has no room for the id. Nothing is added then.

@@ -1,4 +1,4 @@
-//! Requests that wait, that have no key, and that come slowly.
+//! Requests in line, requests without a key, and slow requests.
 
 use std::task::{Context, Poll};
 use std::time::UNIX_EPOCH;

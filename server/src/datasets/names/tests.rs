@@ -45,16 +45,10 @@ fn the_nearest_name_is_the_one_that_was_meant() {
     }
 }
 
-#[tokio::test]
-async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
-    let (store, counters) = dl_store::CountStore::new(dl_store::memory());
-    let clock: Arc<dyn dl_runtime::Clock> = Arc::new(dl_runtime::SystemClock::new());
-    // Each call takes its time, so that they meet.
-    let slow =
-        dl_store::Throttle { latency: Duration::from_millis(20), ..dl_store::Throttle::default() };
-    let (store, _) = dl_store::ThrottleStore::new(Arc::new(store), Arc::clone(&clock), slow, 1_000);
-    let parts = Parts {
-        store: Arc::new(store),
+/// A server on a store, with metadata in memory.
+fn parts_of(store: Arc<dyn dl_store::Store>, clock: Arc<dyn dl_runtime::Clock>) -> Parts {
+    Parts {
+        store,
         meta: Arc::new(dl_meta::Memory::new()),
         clock,
         random: Arc::new(dl_runtime::OsRandom),
@@ -63,7 +57,18 @@ async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
         replaced: crate::Replaced::default(),
         settings: crate::Settings::default(),
         roll: crate::Roll::default(),
-    };
+    }
+}
+
+#[tokio::test]
+async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
+    let (store, counters) = dl_store::CountStore::new(dl_store::memory());
+    let clock: Arc<dyn dl_runtime::Clock> = Arc::new(dl_runtime::SystemClock::new());
+    // Each call takes its time, so that they meet.
+    let slow =
+        dl_store::Throttle { latency: Duration::from_millis(20), ..dl_store::Throttle::default() };
+    let (store, _) = dl_store::ThrottleStore::new(Arc::new(store), Arc::clone(&clock), slow, 1_000);
+    let parts = parts_of(Arc::new(store), clock);
     crate::prepare(&parts, dl_meta::Stop::Fresh).await.unwrap();
     let caller = crate::auth::Caller::Everybody;
     let shape = dl_format::ChunkShape::default();
@@ -104,17 +109,7 @@ async fn a_start_tidies_no_name_up_and_reads_none_whose_past_is_tidied_up() {
     let (store, counters) = dl_store::CountStore::new(dl_store::memory());
     let start = std::time::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     let clock = Arc::new(dl_runtime::ManualClock::new(start));
-    let parts = Parts {
-        store: Arc::new(store),
-        meta: Arc::new(dl_meta::Memory::new()),
-        clock: Arc::<dl_runtime::ManualClock>::clone(&clock),
-        random: Arc::new(dl_runtime::OsRandom),
-        limits: crate::Limits::default(),
-        room: crate::Room::default(),
-        replaced: crate::Replaced::default(),
-        settings: crate::Settings::default(),
-        roll: crate::Roll::default(),
-    };
+    let parts = parts_of(Arc::new(store), Arc::<dl_runtime::ManualClock>::clone(&clock));
     crate::prepare(&parts, dl_meta::Stop::Fresh).await.unwrap();
     let shape = dl_format::ChunkShape::default();
     let mut created = Vec::new();
