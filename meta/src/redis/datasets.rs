@@ -23,6 +23,7 @@ use super::Shared;
 use super::command::{Ask, bytes, decimal, number, pairs};
 use super::dataset_root::{Counted, DatasetRoot, Doubts, STAMP_MAX};
 use super::failure::Failure;
+use super::gather::Gathering;
 use super::keys::{self, Epoch, Keys};
 use super::live_objects::LiveObjects;
 use super::read::LOG_PAGE;
@@ -44,15 +45,32 @@ impl Shared {
         self: &Arc<Self>,
         id: DatasetId,
     ) -> Result<Option<DatasetRecord>, Failure> {
-        let (waiting, is_runner) = self.records.join(id, ());
+        let read = move |shared: Arc<Self>| async move {
+            Ok(shared.root(id).await?.map(|root| root.record))
+        };
+        self.together(|shared| &shared.records, id, read).await
+    }
+
+    /// The answer to a question about a dataset, asked once for all calls at the same time.
+    async fn together<T, R>(
+        self: &Arc<Self>,
+        gathering: fn(&Self) -> &Gathering<DatasetId, (), T>,
+        id: DatasetId,
+        read: impl Fn(Arc<Self>) -> R + Send + Sync + 'static,
+    ) -> Result<T, Failure>
+    where
+        T: Clone + Send + 'static,
+        R: Future<Output = Result<T, Failure>> + Send,
+    {
+        let (waiting, is_runner) = gathering(self).join(id, ());
         if is_runner {
             let shared = Arc::clone(self);
             dl_runtime::spawn_for_all(async move {
-                let read = async |calls: Vec<()>| {
-                    let record = shared.root(id).await?.map(|root| root.record);
-                    Ok(vec![record; calls.len()])
+                let read = |calls: Vec<()>| {
+                    let answer = read(Arc::clone(&shared));
+                    async move { Ok(vec![answer.await?; calls.len()]) }
                 };
-                shared.records.run(id, read).await;
+                gathering(&shared).run(id, read).await;
             });
         }
         waiting.answer().await
@@ -112,44 +130,26 @@ impl Shared {
         Ok(records.into_iter().filter_map(Result::transpose).collect())
     }
 
-    /// The objects of a log, read once for all calls at the same time.
+    /// The objects of a log, read once for all calls at the same time; none when the dataset was dropped.
     pub(super) async fn outline_together(
         self: &Arc<Self>,
         id: DatasetId,
     ) -> Result<Option<Outline>, Failure> {
-        let (waiting, is_runner) = self.outlines.join(id, ());
-        if is_runner {
-            let shared = Arc::clone(self);
-            dl_runtime::spawn_for_all(async move {
-                let read = async |calls: Vec<()>| {
-                    let outline = shared.outline(id).await?;
-                    Ok(vec![outline; calls.len()])
-                };
-                shared.outlines.run(id, read).await;
-            });
-        }
-        waiting.answer().await
+        let read = move |shared: Arc<Self>| async move { if_there(shared.outline(id).await) };
+        self.together(|shared| &shared.outlines, id, read).await
     }
 
-    /// The objects of a log; none when the dataset was dropped.
-    async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Failure> {
+    async fn outline(&self, id: DatasetId) -> Result<Outline, Failure> {
         let (mut rounds, mut doubts) = (self.router.rounds(), Doubts::default());
         loop {
-            self.router.again(&mut rounds)?;
-            let changes = self.assure().await?;
-            let Some(root) = self.root(id).await? else {
-                if self.is_gone(id, changes).await? {
-                    return Ok(None);
-                }
-                continue;
-            };
+            let (root, changes) = self.begin(&mut rounds, id).await?;
             if let Some(counted) = root.counted
                 && counted.objects == root.objects
                 && counted.objects == self.length(root.keys).await?
                 && self.is_as(changes)
             {
                 let Counted { objects, version, .. } = counted;
-                return Ok(Some(Outline { record: root.record, objects, version }));
+                return Ok(Outline { record: root.record, objects, version });
             }
             let (objects, version) = self.version(root.keys).await?;
             let again = self.root(id).await?;
@@ -161,7 +161,7 @@ impl Shared {
                     doubts.meet(short)?;
                     continue;
                 }
-                return Ok(Some(Outline { record: again.record, objects, version }));
+                return Ok(Outline { record: again.record, objects, version });
             }
         }
     }
@@ -172,38 +172,21 @@ impl Shared {
         Ok(u64::try_from(length).unwrap_or_default())
     }
 
-    /// The sums over a dataset, counted once for all calls at the same time.
+    /// The sums over a dataset, counted once for all calls at the same time; none when it was dropped.
     pub(super) async fn info_together(
         self: &Arc<Self>,
         id: DatasetId,
     ) -> Result<Option<DatasetInfo>, Failure> {
-        let (waiting, is_runner) = self.infos.join(id, ());
-        if is_runner {
-            let shared = Arc::clone(self);
-            dl_runtime::spawn_for_all(async move {
-                let count = async |calls: Vec<()>| {
-                    let info = Box::pin(shared.info(id)).await?;
-                    Ok(vec![info; calls.len()])
-                };
-                Box::pin(shared.infos.run(id, count)).await;
-            });
-        }
-        waiting.answer().await
+        let count =
+            move |shared: Arc<Self>| async move { if_there(Box::pin(shared.info(id)).await) };
+        self.together(|shared| &shared.infos, id, count).await
     }
 
-    /// The sums over a dataset; none when it was dropped.
-    async fn info(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Failure> {
+    async fn info(&self, id: DatasetId) -> Result<DatasetInfo, Failure> {
         let (mut rounds, mut doubts) = (self.router.rounds(), Doubts::default());
         let mut known = None;
         let (record, counted, is_settled) = loop {
-            self.router.again(&mut rounds)?;
-            let changes = self.assure().await?;
-            let Some(root) = self.root(id).await? else {
-                if self.is_gone(id, changes).await? {
-                    return Ok(None);
-                }
-                continue;
-            };
+            let (root, changes) = self.begin(&mut rounds, id).await?;
             if let Some(counted) = root.counted
                 && counted.objects == root.objects
                 && self.is_as(changes)
@@ -231,7 +214,7 @@ impl Shared {
             }
         };
         let Counted { objects, version, files, bytes } = counted;
-        Ok(Some(DatasetInfo { record, files, bytes, objects, version, is_settled }))
+        Ok(DatasetInfo { record, files, bytes, objects, version, is_settled })
     }
 
     /// Whether all objects of the log have their rows.
@@ -425,5 +408,13 @@ impl Shared {
             self.router.ask_one(ask.arg(name.as_str()).arg(named.encode()).arg("")).await?;
         }
         Ok(())
+    }
+}
+
+/// The answer about a dataset; none for a missing dataset.
+fn if_there<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
+    match answer {
+        Err(failure) if failure.kind == Kind::Missing => Ok(None),
+        answer => answer.map(Some),
     }
 }

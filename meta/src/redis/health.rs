@@ -38,8 +38,8 @@ pub(super) struct Health {
     bound: Option<StoreId>,
     /// Whether the metadata was ever seen to be bound.
     was_bound: bool,
-    /// The runs of all primaries.
-    runs: HashSet<String>,
+    /// The run and the life of each shard.
+    lives: HashSet<(String, String)>,
 }
 
 impl Health {
@@ -136,16 +136,15 @@ impl Shared {
         if self.health().bound.is_none() {
             return Vec::new();
         }
-        shards.map(|shard| Ask::to(&keys::shard_stamp(shard), "HGET").arg("run")).collect()
+        shards.map(ask_stamp).collect()
     }
 
-    /// Whether the answers to [`Shared::ask_stamps`] name live processes. Fails when a shard lost its
-    /// stamp; false when the shard is whole again: read everything again.
+    /// Whether the answers to [`Shared::ask_stamps`] are the stamps of the last survey. Fails when a shard
+    /// lost its stamp; false when the shard is whole again: read everything again.
     pub(super) async fn are_whole(&self, stamps: Vec<Value>) -> Result<bool, Failure> {
         let mut is_whole = self.health().damage.is_none();
         for stamp in stamps {
-            let run = bytes(stamp)?.map(text);
-            is_whole &= run.is_some_and(|run| self.health().runs.contains(&run));
+            is_whole &= self.health().lives.contains(&read_stamp(stamp)?);
         }
         if !is_whole {
             self.survey().await?;
@@ -173,8 +172,7 @@ impl Shared {
     pub(super) async fn look(&self) -> Result<Option<Damage>, Failure> {
         let (changes, at) = (self.router.changes(), self.clock.monotonic());
         let mut asks = vec![Ask::to(&keys::identity(), "GET")];
-        let stamp = |shard| Ask::to(&keys::shard_stamp(shard), "HMGET").arg(&["run", "life"]);
-        asks.extend(Shard::all().map(stamp));
+        asks.extend(Shard::all().map(ask_stamp));
         let mut answers = self.router.ask(asks).await?.into_iter();
         let bound = store_id(answers.next().unwrap_or(Value::Nil))?;
         let runs = self.router.runs().await?;
@@ -182,7 +180,7 @@ impl Shared {
         for (shard, answer) in Shard::all().zip(answers) {
             let process = self.router.owner(shard).and_then(|node| runs.get(&node));
             let Some(process) = process else { continue };
-            let [run, life] = fields::<2>(answer)?.map(|field| text(field.unwrap_or_default()));
+            let (run, life) = read_stamp(answer)?;
             shards.push(shard);
             stamps.push(ShardStamp { run, life, process: process.to_string() });
         }
@@ -199,7 +197,10 @@ impl Shared {
         }
         let mut health = self.health();
         let is_unbound = health.bound.is_some() && health.bound != bound;
-        if is_unbound || health.damage.is_none() && damage.is_some() {
+        let lives: HashSet<_> = stamps.into_iter().map(|s| (s.process, s.life)).collect();
+        // A shard that was flushed and rebuilt since the last survey has another life.
+        let is_other = health.checked.is_some() && !lives.is_subset(&health.lives);
+        if is_unbound || is_other || health.damage.is_none() && damage.is_some() {
             // Calls that read before are in doubt, and begin anew.
             self.router.changed();
         }
@@ -207,9 +208,8 @@ impl Shared {
         // All of Redis was flushed, though it looks like new.
         let is_flushed = was_bound && bound.is_none();
         let shown = damage.or(is_flushed.then_some(Damage::Everything));
-        let (reported, runs) = (health.reported, runs.values().map(|run| run.to_string()));
-        let runs = runs.collect();
-        *health = Health { checked, at, damage: shown, reported, bound, was_bound, runs };
+        let reported = health.reported;
+        *health = Health { checked, at, damage: shown, reported, bound, was_bound, lives };
         Ok(damage)
     }
 
@@ -275,11 +275,7 @@ impl Shared {
         let begin =
             |shard| Ask::script(&BEGIN_REBUILD, &keys::shard_stamp(shard), &[]).arg(life.as_str());
         let answers = self.router.ask(Shard::all().map(begin).collect()).await?;
-        let shards = answers.into_iter().map(|answer| {
-            let [run, life] = fields::<2>(answer)?.map(|field| text(field.unwrap_or_default()));
-            Ok((run, life))
-        });
-        let shards = shards.collect::<Result<_, Failure>>()?;
+        let shards = answers.into_iter().map(read_stamp).collect::<Result<_, Failure>>()?;
         // Shards may have been lost since the first look. Of unbound metadata, the lives tell nothing.
         let after = self.look().await?.filter(|damage| was_bound || *damage == Damage::Shards);
         Ok(Rebuild { damage: before.or(after), shards })
@@ -323,8 +319,16 @@ impl Shared {
     }
 }
 
-fn text(field: Vec<u8>) -> String {
-    String::from_utf8_lossy(&field).into_owned()
+fn ask_stamp(shard: Shard) -> Ask {
+    Ask::to(&keys::shard_stamp(shard), "HMGET").arg(&["run", "life"])
+}
+
+/// The run and the life in a stamp, each empty where the stamp lacks it.
+fn read_stamp(stamp: Value) -> Result<(String, String), Failure> {
+    let text =
+        |field: Option<Vec<u8>>| String::from_utf8_lossy(&field.unwrap_or_default()).into_owned();
+    let [run, life] = fields::<2>(stamp)?.map(text);
+    Ok((run, life))
 }
 
 fn store_id(value: Value) -> Result<Option<StoreId>, Failure> {

@@ -20,6 +20,7 @@ use super::keys::{AllRows, Key, Keys, bucket_of};
 use super::live::hold_live;
 use super::live_objects::{Count, LiveObjects};
 use super::records::decode_object;
+use super::router::Rounds;
 use super::rows::{Member, spell_range};
 use super::slots::Shard;
 use super::tree::Walk;
@@ -244,12 +245,7 @@ impl Shared {
     ) -> Result<Vec<ListEntry>, Failure> {
         let (mut rounds, mut known) = (self.router.rounds(), None);
         loop {
-            self.router.again(&mut rounds)?;
-            let changes = self.assure().await?;
-            let Some(root) = self.root(dataset).await? else {
-                self.gone(dataset, changes).await?;
-                continue;
-            };
+            let (root, changes) = self.begin(&mut rounds, dataset).await?;
             self.roll_forward(root.keys).await;
             let (mut entries, mut bytes) = (Vec::new(), 0);
             let Some(mut walk) = Walk::of_list(self, &root, query) else { return Ok(entries) };
@@ -307,12 +303,7 @@ impl Shared {
     ) -> Result<Vec<EntrySet>, Failure> {
         let mut rounds = self.router.rounds();
         loop {
-            self.router.again(&mut rounds)?;
-            let changes = self.assure().await?;
-            let Some(root) = self.root(dataset).await? else {
-                self.gone(dataset, changes).await?;
-                continue;
-            };
+            let (root, changes) = self.begin(&mut rounds, dataset).await?;
             self.roll_forward(root.keys).await;
             let mut deletions = Deletions::of(&root);
             deletions.load(self, chunks.iter().copied()).await?;
@@ -327,38 +318,44 @@ impl Shared {
     pub(super) async fn log(&self, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Failure> {
         let (mut rounds, mut doubts) = (self.router.rounds(), Doubts::default());
         loop {
-            self.router.again(&mut rounds)?;
-            let changes = self.assure().await?;
-            let Some(keys) = self.keys_of(dataset).await? else {
-                self.gone(dataset, changes).await?;
-                continue;
-            };
+            let (before, changes) = self.begin(&mut rounds, dataset).await?;
+            let keys = before.keys;
             let all = Ask::to(&keys.log(), "ZRANGEBYLEX").arg("-").arg("+");
-            let asks = vec![ask_root(dataset), all, ask_root(dataset)];
-            let mut answers = self.router.ask(asks).await?.into_iter();
-            let before = read_root(dataset, answers.next().unwrap_or(Value::Nil))?;
-            let members = answers.next().unwrap_or(Value::Nil);
-            // Read after the log: the dataset is still the same.
-            let root = read_root(dataset, answers.next().unwrap_or(Value::Nil))?;
+            let answers = self.router.ask(vec![all, ask_root(dataset)]).await?;
+            let [members, root] = answers.try_into().map_err(|_| Failure::unexpected())?;
+            // Read after the log: the dataset must still be the same.
+            let root = read_root(dataset, root)?.filter(|root| root.keys == keys);
             let Some(root) = root else {
-                self.gone(dataset, changes).await?;
+                self.forget(dataset);
                 continue;
             };
-            self.learn(root.keys);
-            if root.keys != keys {
-                continue;
-            }
             let is_still = self.confirm(keys, &BTreeSet::from([keys.log().shard])).await?;
             if !is_still || !self.is_as(changes) {
                 continue;
             }
             let members = strings(members)?;
-            let is_short = before.map(|before| before.check_log(&root, members.len() as u64));
-            if let Some(Err(short)) = is_short {
+            if let Err(short) = before.check_log(&root, members.len() as u64) {
                 doubts.meet(short)?;
                 continue;
             }
             return members.iter().map(|member| decode_object(member)).collect();
+        }
+    }
+
+    /// Begins a round of a call: Redis lacks nothing, and the dataset exists. Gives the count of changes for
+    /// [`Shared::is_as`] as well. Fails when the dataset is missing, or the call had its rounds.
+    pub(super) async fn begin(
+        &self,
+        rounds: &mut Rounds,
+        dataset: DatasetId,
+    ) -> Result<(DatasetRoot, u64), Failure> {
+        loop {
+            self.router.again(rounds)?;
+            let changes = self.assure().await?;
+            if let Some(root) = self.root(dataset).await? {
+                return Ok((root, changes));
+            }
+            self.gone(dataset, changes).await?;
         }
     }
 
