@@ -10,7 +10,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
 use dl_runtime::Clock;
-use dl_runtime::fault::{Cut, CutPoint, Fault, Faults};
+use dl_runtime::fault::{CutPoint, FaultLayer, Faults};
 
 use crate::{
     Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind, ListEntry,
@@ -23,9 +23,7 @@ use crate::{
 #[derive(Debug)]
 pub struct FaultMeta {
     inner: Arc<dyn MetaStore>,
-    clock: Arc<dyn Clock>,
-    faults: Faults<Kind>,
-    cut: CutPoint,
+    layer: FaultLayer,
 }
 
 impl FaultMeta {
@@ -36,52 +34,18 @@ impl FaultMeta {
         faults: Faults<Kind>,
         cut: CutPoint,
     ) -> Self {
-        Self { inner, clock, faults, cut }
-    }
-
-    async fn write<T>(
-        &self,
-        operation: &'static str,
-        what: impl fmt::Display,
-        write: impl Future<Output = Result<T, Error>> + Send,
-    ) -> Result<T, Error> {
-        let fault = self.faults.next(operation);
-        match fault {
-            Some(Fault::Before(kind)) => return Err(injected(kind, operation, what)),
-            Some(Fault::Delay(delay)) => self.clock.sleep(delay).await,
-            Some(Fault::AnswerLost(_)) | None => {}
-        }
-        let answer = self.cut.around(write).await.map_err(|cut| dead(cut, operation, &what))?;
-        match fault {
-            Some(Fault::AnswerLost(kind)) => Err(injected(kind, operation, what)),
-            Some(Fault::Before(_) | Fault::Delay(_)) | None => answer,
-        }
+        Self { inner, layer: FaultLayer { clock, faults, cut } }
     }
 
     async fn read<T>(
         &self,
         operation: &'static str,
-        what: impl fmt::Display,
+        what: impl fmt::Display + Send + Sync,
         read: impl Future<Output = Result<T, Error>> + Send,
     ) -> Result<T, Error> {
-        self.cut.read_point().map_err(|cut| dead(cut, operation, &what))?;
-        match self.faults.next(operation) {
-            Some(Fault::Before(kind) | Fault::AnswerLost(kind)) => {
-                return Err(injected(kind, operation, what));
-            }
-            Some(Fault::Delay(delay)) => self.clock.sleep(delay).await,
-            None => {}
-        }
+        self.layer.before_read(operation, what).await?;
         read.await
     }
-}
-
-fn injected(kind: Kind, operation: &'static str, what: impl fmt::Display) -> Error {
-    Error::because(kind, operation, what, "injected fault")
-}
-
-fn dead(cut: Cut, operation: &'static str, what: impl fmt::Display) -> Error {
-    Error::because(Kind::Unavailable, operation, what, cut)
 }
 
 impl fmt::Display for FaultMeta {
@@ -98,11 +62,11 @@ impl MetaStore for FaultMeta {
     }
 
     async fn bind(&self, store: StoreId) -> Result<(), Error> {
-        self.write("bind", store, self.inner.bind(store)).await
+        self.layer.write("bind", store, self.inner.bind(store)).await
     }
 
     async fn put_dataset(&self, record: &DatasetRecord) -> Result<(), Error> {
-        self.write("put_dataset", &record.name, self.inner.put_dataset(record)).await
+        self.layer.write("put_dataset", &record.name, self.inner.put_dataset(record)).await
     }
 
     async fn record(&self, id: DatasetId) -> Result<Option<DatasetRecord>, Error> {
@@ -130,19 +94,19 @@ impl MetaStore for FaultMeta {
     }
 
     async fn drop_dataset(&self, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
-        self.write("drop_dataset", id, self.inner.drop_dataset(name, id)).await
+        self.layer.write("drop_dataset", id, self.inner.drop_dataset(name, id)).await
     }
 
     async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Error> {
-        self.write("stamp", dataset, self.inner.stamp(dataset, now)).await
+        self.layer.write("stamp", dataset, self.inner.stamp(dataset, now)).await
     }
 
     async fn append(&self, object: &Committed) -> Result<Appended, Error> {
-        self.write("append", object.header().id(), self.inner.append(object)).await
+        self.layer.write("append", object.header().id(), self.inner.append(object)).await
     }
 
     async fn retire(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Error> {
-        self.write("retire", dataset, self.inner.retire(dataset, ids)).await
+        self.layer.write("retire", dataset, self.inner.retire(dataset, ids)).await
     }
 
     async fn objects(
@@ -189,11 +153,11 @@ impl MetaStore for FaultMeta {
     }
 
     async fn begin_rebuild(&self) -> Result<Rebuild, Error> {
-        self.write("begin_rebuild", "metadata", self.inner.begin_rebuild()).await
+        self.layer.write("begin_rebuild", "metadata", self.inner.begin_rebuild()).await
     }
 
     async fn end_rebuild(&self, rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
-        self.write("end_rebuild", "metadata", self.inner.end_rebuild(rebuild, store)).await
+        self.layer.write("end_rebuild", "metadata", self.inner.end_rebuild(rebuild, store)).await
     }
 
     async fn join(
@@ -201,15 +165,15 @@ impl MetaStore for FaultMeta {
         beat: &Heartbeat,
         terms: Option<&TaskTerms>,
     ) -> Result<Option<TaskGroup>, Error> {
-        self.write("join", beat.task.task, self.inner.join(beat, terms)).await
+        self.layer.write("join", beat.task.task, self.inner.join(beat, terms)).await
     }
 
     async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
-        self.write("leave", beat.task.task, self.inner.leave(beat)).await
+        self.layer.write("leave", beat.task.task, self.inner.leave(beat)).await
     }
 
     async fn close(&self) -> Result<(), Error> {
-        self.write("close", "metadata", self.inner.close()).await
+        self.layer.write("close", "metadata", self.inner.close()).await
     }
 }
 
@@ -217,6 +181,7 @@ impl MetaStore for FaultMeta {
 mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
+    use dl_runtime::fault::Fault;
     use dl_runtime::{ManualClock, SeededRandom};
 
     use super::*;

@@ -7,7 +7,6 @@
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod embedded;
-mod error;
 mod fault;
 mod memory;
 mod open;
@@ -21,10 +20,10 @@ use std::fmt::{Debug, Display};
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
 
+pub use dl_runtime::storage::{Error, Kind};
 #[cfg(any(test, feature = "conformance"))]
 pub use embedded::VolatileFile;
 pub use embedded::{Embedded, EmbeddedOptions, Stop};
-pub use error::{Error, Kind};
 pub use fault::FaultMeta;
 pub use memory::Memory;
 pub use open::{check, open};

@@ -5,12 +5,13 @@
 //! fail, like calls of a dead process.
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::Random;
+use crate::storage::{Error, Kind};
+use crate::{Clock, Random};
 
 /// The moment at which a process "dies": counts the points of its calls, and fails all calls from the
 /// armed point on. Clones share a count.
@@ -185,6 +186,71 @@ impl<K: Copy + Debug> Faults<K> {
             self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         with(plans.entry(operation).or_insert(Plan { script: VecDeque::new(), rates: None }))
     }
+}
+
+/// The faults of a store: those of a plan, and the cut of the process.
+#[derive(Debug)]
+pub struct FaultLayer {
+    /// The clock of delays.
+    pub clock: Arc<dyn Clock>,
+    /// The plan.
+    pub faults: Faults<Kind>,
+    /// The cut.
+    pub cut: CutPoint,
+}
+
+impl FaultLayer {
+    /// Runs a write with the fault that is next for `operation`.
+    ///
+    /// # Errors
+    /// Errors of the write, of the fault and of the cut.
+    pub async fn write<T>(
+        &self,
+        operation: &'static str,
+        what: impl Display + Send + Sync,
+        write: impl Future<Output = Result<T, Error>> + Send,
+    ) -> Result<T, Error> {
+        let fault = self.faults.next(operation);
+        match fault {
+            Some(Fault::Before(kind)) => return Err(injected(kind, operation, what)),
+            Some(Fault::Delay(delay)) => self.clock.sleep(delay).await,
+            Some(Fault::AnswerLost(_)) | None => {}
+        }
+        let answer = self.cut.around(write).await;
+        let answer = answer.map_err(|cut| dead(cut, operation, &what))?;
+        match fault {
+            Some(Fault::AnswerLost(kind)) => Err(injected(kind, operation, what)),
+            Some(Fault::Before(_) | Fault::Delay(_)) | None => answer,
+        }
+    }
+
+    /// The fault before a read; a lost answer of a read is an error like any other.
+    ///
+    /// # Errors
+    /// Errors of the fault and of the cut.
+    pub async fn before_read(
+        &self,
+        operation: &'static str,
+        what: impl Display + Send + Sync,
+    ) -> Result<(), Error> {
+        self.cut.read_point().map_err(|cut| dead(cut, operation, &what))?;
+        match self.faults.next(operation) {
+            Some(Fault::Before(kind) | Fault::AnswerLost(kind)) => {
+                return Err(injected(kind, operation, what));
+            }
+            Some(Fault::Delay(delay)) => self.clock.sleep(delay).await,
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+fn injected(kind: Kind, operation: &'static str, what: impl Display) -> Error {
+    Error::because(kind, operation, what, "injected fault")
+}
+
+fn dead(cut: Cut, operation: &'static str, what: impl Display) -> Error {
+    Error::because(Kind::Unavailable, operation, what, cut)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A process's surroundings, behind interfaces that tests control: time, randomness, tasks, blocking
-//! work, memory, copies with checksums, the request to stop, retries, logs, texts of addresses, PEM and
-//! injected faults.
+//! work, memory, copies with checksums, the request to stop, retries, logs, texts of addresses, PEM, errors of
+//! stores and injected faults.
 //!
 //! Must hold: no other crate reads a clock, blocks a thread or draws randomness by itself (except for the
 //! keys of hash maps, which have no visible effect), so that a test gives the same result every time.
@@ -17,6 +17,7 @@ pub mod pem;
 mod random;
 mod retry;
 mod shutdown;
+pub mod storage;
 mod tasks;
 pub mod telemetry;
 

@@ -8,6 +8,7 @@ use std::fmt::Display;
 
 use dl_meta::Refusal;
 use dl_proto::Kind;
+use dl_runtime::storage;
 use tonic::Status;
 
 /// What the client can do about it is its kind; what happened is its source.
@@ -36,39 +37,25 @@ impl Error {
         Self { kind, action, what: what.to_string(), source: source.into() }
     }
 
-    /// What went wrong with the chunk store.
-    pub(crate) fn store(action: &'static str, what: impl Display, error: dl_store::Error) -> Self {
-        let kind = match error.kind {
-            dl_store::Kind::Missing => Kind::NotFound,
-            dl_store::Kind::Exists => Kind::Conflict,
-            dl_store::Kind::Unavailable => Kind::Unavailable,
-            dl_store::Kind::Full => Kind::Full,
-            dl_store::Kind::Corrupt => Kind::Corrupt,
-            dl_store::Kind::Denied => Kind::Denied,
-            dl_store::Kind::Unsupported => Kind::Invalid,
-        };
-        Self::of_store(kind, action, what, error)
+    /// The error of a request after an error of the chunk store.
+    pub(crate) fn store(action: &'static str, what: impl Display, error: storage::Error) -> Self {
+        Self::of_store(kind_for(error.kind), action, what, error)
     }
 
-    /// What went wrong with the metadata store.
-    pub(crate) fn meta(action: &'static str, what: impl Display, error: dl_meta::Error) -> Self {
-        let kind = match error.kind {
-            dl_meta::Kind::Missing => Kind::NotFound,
-            dl_meta::Kind::Conflict | dl_meta::Kind::InUse => Kind::Conflict,
-            // What it is unfit for, an administrator can mend while callers try again.
-            dl_meta::Kind::Unavailable | dl_meta::Kind::Unsupported => Kind::Unavailable,
-            dl_meta::Kind::Full => Kind::Full,
-            dl_meta::Kind::Corrupt => {
+    /// The error of a request after an error of the metadata store.
+    pub(crate) fn meta(action: &'static str, what: impl Display, error: storage::Error) -> Self {
+        match error.kind {
+            storage::Kind::Corrupt => {
                 // The chunks are not, and have all of it.
                 let advice = "the metadata is damaged; stop the servers, remove it, start again, and \
                               run `dlcmd recover --all`";
                 let why = format!("{}; {advice}", causes(&error));
-                return Self::new(Kind::NeedsRecovery, action, what, why);
+                Self::new(Kind::NeedsRecovery, action, what, why)
             }
-            dl_meta::Kind::Lost => Kind::NeedsRecovery,
-            dl_meta::Kind::Denied => Kind::Denied,
-        };
-        Self::of_store(kind, action, what, error)
+            // An administrator can mend an unfit store while callers try again.
+            storage::Kind::Unsupported => Self::of_store(Kind::Unavailable, action, what, error),
+            kind => Self::of_store(kind_for(kind), action, what, error),
+        }
     }
 
     /// The kind of an error for a refusal of the metadata store.
@@ -96,6 +83,19 @@ impl Error {
     /// The error and all its causes, on one line.
     pub fn chain(&self) -> String {
         causes(self)
+    }
+}
+
+fn kind_for(kind: storage::Kind) -> Kind {
+    match kind {
+        storage::Kind::Missing => Kind::NotFound,
+        storage::Kind::Exists | storage::Kind::Conflict | storage::Kind::InUse => Kind::Conflict,
+        storage::Kind::Unavailable => Kind::Unavailable,
+        storage::Kind::Full => Kind::Full,
+        storage::Kind::Corrupt => Kind::Corrupt,
+        storage::Kind::Lost => Kind::NeedsRecovery,
+        storage::Kind::Denied => Kind::Denied,
+        storage::Kind::Unsupported => Kind::Invalid,
     }
 }
 

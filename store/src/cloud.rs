@@ -271,7 +271,13 @@ impl Address {
             Kind::Unsupported => {
                 format!("bucket {bucket} at {endpoint} can't hold a chunk store")
             }
-            Kind::Unavailable | Kind::Exists | Kind::Full | Kind::Corrupt => {
+            Kind::Unavailable
+            | Kind::Exists
+            | Kind::Conflict
+            | Kind::Full
+            | Kind::Corrupt
+            | Kind::Lost
+            | Kind::InUse => {
                 match self.unreached(settings, &told) {
                     Some(remedy) => format!("{endpoint} can't be reached: {remedy}"),
                     None => format!(

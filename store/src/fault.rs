@@ -10,7 +10,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use dl_runtime::Clock;
-use dl_runtime::fault::{Cut, CutPoint, Fault, Faults};
+use dl_runtime::fault::{CutPoint, FaultLayer, Faults};
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 
@@ -21,9 +21,7 @@ use crate::{Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store};
 #[derive(Debug)]
 pub struct FaultStore {
     inner: Arc<dyn Store>,
-    clock: Arc<dyn Clock>,
-    faults: Faults<Kind>,
-    cut: CutPoint,
+    layer: FaultLayer,
 }
 
 impl FaultStore {
@@ -34,53 +32,8 @@ impl FaultStore {
         faults: Faults<Kind>,
         cut: CutPoint,
     ) -> Self {
-        Self { inner, clock, faults, cut }
+        Self { inner, layer: FaultLayer { clock, faults, cut } }
     }
-
-    async fn write(
-        &self,
-        operation: &'static str,
-        key: &(impl fmt::Display + Sync),
-        write: impl Future<Output = Result<(), Error>> + Send,
-    ) -> Result<(), Error> {
-        let fault = self.faults.next(operation);
-        match fault {
-            Some(Fault::Before(kind)) => return Err(injected(kind, operation, key)),
-            Some(Fault::Delay(delay)) => self.clock.sleep(delay).await,
-            Some(Fault::AnswerLost(_)) | None => {}
-        }
-        let answer = self.cut.around(write).await.map_err(|cut| dead(cut, operation, key))?;
-        match fault {
-            Some(Fault::AnswerLost(kind)) => Err(injected(kind, operation, key)),
-            Some(Fault::Before(_) | Fault::Delay(_)) | None => answer,
-        }
-    }
-
-    async fn before_read(
-        &self,
-        operation: &'static str,
-        key: impl fmt::Display,
-    ) -> Result<(), Error> {
-        self.cut.read_point().map_err(|cut| dead(cut, operation, &key))?;
-        match self.faults.next(operation) {
-            Some(Fault::Before(kind) | Fault::AnswerLost(kind)) => {
-                Err(injected(kind, operation, key))
-            }
-            Some(Fault::Delay(delay)) => {
-                self.clock.sleep(delay).await;
-                Ok(())
-            }
-            None => Ok(()),
-        }
-    }
-}
-
-fn injected(kind: Kind, operation: &'static str, key: impl fmt::Display) -> Error {
-    Error::because(kind, operation, key, "injected fault")
-}
-
-fn dead(cut: Cut, operation: &'static str, key: impl fmt::Display) -> Error {
-    Error::because(Kind::Unavailable, operation, key, cut)
 }
 
 impl fmt::Display for FaultStore {
@@ -93,14 +46,14 @@ impl fmt::Display for FaultStore {
 #[async_trait]
 impl Store for FaultStore {
     async fn create(&self, key: &Key, body: Bytes) -> Result<(), Error> {
-        self.write("create", key, self.inner.create(key, body)).await
+        self.layer.write("create", key, self.inner.create(key, body)).await
     }
 
     async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
         let mut verdicts = Vec::with_capacity(wanted.len());
         let mut passed = Vec::with_capacity(wanted.len());
         for range in wanted {
-            let verdict = self.before_read("read", &range.key).await;
+            let verdict = self.layer.before_read("read", &range.key).await;
             if verdict.is_ok() {
                 passed.push(range.clone());
             }
@@ -115,16 +68,16 @@ impl Store for FaultStore {
     }
 
     async fn delete(&self, key: &Key) -> Result<(), Error> {
-        self.write("delete", key, self.inner.delete(key)).await
+        self.layer.write("delete", key, self.inner.delete(key)).await
     }
 
     async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
         let what = format!("{} objects", keys.len());
-        self.write("settle", &what, self.inner.settle(keys)).await
+        self.layer.write("settle", &what, self.inner.settle(keys)).await
     }
 
     async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {
-        self.write("prune", prefix, self.inner.prune(prefix)).await
+        self.layer.write("prune", prefix, self.inner.prune(prefix)).await
     }
 
     fn invalidate(&self, key: &Key) {
@@ -138,7 +91,7 @@ impl Store for FaultStore {
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let prefix = prefix.clone();
         let listing = async move {
-            match self.before_read("list", &prefix).await {
+            match self.layer.before_read("list", &prefix).await {
                 Ok(()) => self.inner.list(&prefix),
                 Err(error) => stream::iter([Err(error)]).boxed(),
             }
@@ -151,6 +104,7 @@ impl Store for FaultStore {
 mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
+    use dl_runtime::fault::Fault;
     use dl_runtime::{ManualClock, SeededRandom};
 
     use super::*;

@@ -10,7 +10,6 @@ pub mod conformance;
 mod count;
 mod deferred;
 mod endpoint;
-mod error;
 mod fault;
 mod http;
 mod key;
@@ -33,7 +32,7 @@ use futures::stream::BoxStream;
 
 pub use count::{CountStore, Counters, Counts};
 pub use deferred::DeferredStore;
-pub use error::{Error, Kind};
+pub use dl_runtime::storage::{Error, Kind};
 pub use fault::FaultStore;
 pub use key::{InvalidKey, Key, Prefix};
 #[cfg(any(test, feature = "conformance"))]

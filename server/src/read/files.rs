@@ -153,7 +153,7 @@ fn piece(segment: Segment, body: Result<Bytes, Failure>) -> ReadPiece {
 
 /// The same failure for one of those who share it.
 pub(crate) fn shared(failure: &Failure) -> dl_store::Error {
-    dl_store::Error::because(failure.kind, failure.action, &failure.key, Arc::clone(failure))
+    dl_store::Error::because(failure.kind, failure.action, &failure.what, Arc::clone(failure))
 }
 
 #[cfg(test)]

@@ -83,7 +83,7 @@ async fn start(read: usize) -> Result<Start> {
     let (meta, stop) = open(folder.path()).await?;
     ensure!(stop == Stop::Unclean, "{stop:?}");
     let parts = parts(Arc::clone(&store), meta);
-    let refusal = Some(Fault::Before(dl_store::Kind::Denied));
+    let refusal = Some(Fault::Before(Kind::Denied));
     faults.script("read", std::iter::repeat_n(None, read).chain([refusal]));
     let started = prepare(&parts, stop).await;
     // Removes unused faults from the script.

@@ -1,24 +1,24 @@
-//! Errors of stores, by the caller's remedy.
+//! Errors of the chunk store and of the metadata store, by the caller's remedy.
 //!
-//! Must hold: an unknown failure is `Unavailable`, after which the call may have taken effect. It is never
-//! `Missing` or `Exists`, from which a caller concludes whether an object exists.
+//! Must hold: after [`Kind::Missing`], [`Kind::Exists`] and [`Kind::Conflict`] a write had no effect. An
+//! unknown failure is [`Kind::Unavailable`], after which the call may have taken effect.
 
 use std::error::Error as StdError;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io;
 
 use rustix::io::Errno;
 
 /// A failed call: `kind` tells the remedy, `source` the cause.
 #[derive(Debug, thiserror::Error)]
-#[error("{action} {key}")]
+#[error("{action} {what}")]
 pub struct Error {
     /// The remedy.
     pub kind: Kind,
     /// The operation in the present tense, as in "create object".
     pub action: &'static str,
-    /// The object of the operation: a key, a prefix, or the address of a store.
-    pub key: String,
+    /// The object of the operation: a key, a prefix, a dataset, or the address of a store.
+    pub what: String,
     /// The cause, where more is known than the kind.
     #[source]
     pub source: Option<Box<dyn StdError + Send + Sync>>,
@@ -27,19 +27,25 @@ pub struct Error {
 /// Errors of a store by their remedies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The key has no object.
+    /// The key has no object, or the dataset does not exist.
     Missing,
     /// The key is taken: read the object and compare.
     Exists,
+    /// The stored state contradicts the call.
+    Conflict,
     /// Try again, here or at another server. The call may have taken effect.
     Unavailable,
     /// Out of space or quota: stop writing, reading goes on.
     Full,
-    /// The bytes differ from the stored bytes.
+    /// The bytes differ from the stored bytes. Metadata can be recovered from the chunks.
     Corrupt,
+    /// Unknown parts of the metadata are lost: recover them from the chunks.
+    Lost,
+    /// Another process has the store open: stop that process, or connect to it.
+    InUse,
     /// The store refuses: correct permissions or credentials.
     Denied,
-    /// The store does not support the call: correct the address or the request.
+    /// The store does not support the call: correct the address or the request, or update the program.
     Unsupported,
 }
 
@@ -50,30 +56,32 @@ impl Kind {
             Self::Unavailable => true,
             Self::Missing
             | Self::Exists
+            | Self::Conflict
             | Self::Full
             | Self::Corrupt
+            | Self::Lost
+            | Self::InUse
             | Self::Denied
             | Self::Unsupported => false,
-        }
-    }
-
-    fn message(self) -> &'static str {
-        match self {
-            Self::Missing => "no such object",
-            Self::Exists => "the object exists",
-            Self::Unavailable => "the store is unavailable",
-            Self::Full => "no space left",
-            Self::Corrupt => "the object is not what was stored",
-            Self::Denied => "permission denied",
-            Self::Unsupported => "not supported by this store",
         }
     }
 }
 
 /// The meaning of a kind, as the last link of a chain of sources.
 impl Display for Kind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.message())
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Missing => "not found",
+            Self::Exists => "the object exists",
+            Self::Conflict => "the stored state contradicts the call",
+            Self::Unavailable => "the store is unavailable",
+            Self::Full => "no space left",
+            Self::Corrupt => "the stored bytes are damaged",
+            Self::Lost => "some of the metadata is lost; recover it from the chunks",
+            Self::InUse => "another process has the store open",
+            Self::Denied => "permission denied",
+            Self::Unsupported => "not supported by this store",
+        })
     }
 }
 
@@ -81,18 +89,29 @@ impl StdError for Kind {}
 
 impl Error {
     /// An error without a cause beside its kind.
-    pub fn new(kind: Kind, action: &'static str, key: impl Display) -> Self {
-        Self::because(kind, action, key, kind)
+    pub fn new(kind: Kind, action: &'static str, what: impl Display) -> Self {
+        Self::because(kind, action, what, kind)
     }
 
     /// An error with its cause.
     pub fn because(
         kind: Kind,
         action: &'static str,
-        key: impl Display,
+        what: impl Display,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
-        Self { kind, action, key: key.to_string(), source: Some(source.into()) }
+        Self { kind, action, what: what.to_string(), source: Some(source.into()) }
+    }
+
+    /// The error of a system call.
+    pub fn from_errno(errno: Errno, action: &'static str, what: impl Display) -> Self {
+        Self::because(kind_of(errno), action, what, io::Error::from(errno))
+    }
+
+    /// The error of a call of the standard library.
+    pub fn from_io(error: io::Error, action: &'static str, what: impl Display) -> Self {
+        let kind = Errno::from_io_error(&error).map_or(Kind::Unavailable, kind_of);
+        Self::because(kind, action, what, error)
     }
 
     /// Whether the same call may succeed later.
@@ -104,15 +123,6 @@ impl Error {
     pub fn is_of_disk(&self) -> bool {
         let source = self.source.as_deref().and_then(|source| source.downcast_ref::<io::Error>());
         source.and_then(Errno::from_io_error) == Some(Errno::IO)
-    }
-
-    pub(crate) fn from_errno(errno: Errno, action: &'static str, key: impl Display) -> Self {
-        Self::because(kind_of(errno), action, key, io::Error::from(errno))
-    }
-
-    pub(crate) fn from_io(error: io::Error, action: &'static str, key: impl Display) -> Self {
-        let kind = Errno::from_io_error(&error).map_or(Kind::Unavailable, kind_of);
-        Self::because(kind, action, key, error)
     }
 }
 
@@ -145,14 +155,8 @@ mod tests {
             (Errno::MFILE, Kind::Unavailable),
         ] {
             assert_eq!(Error::from_errno(errno, "read", "k").kind, kind);
+            assert_eq!(Error::from_io(errno.into(), "read", "k").is_of_disk(), errno == Errno::IO);
         }
-    }
-
-    #[test]
-    fn an_error_of_the_disk_differs_from_others_that_may_pass() {
-        assert!(Error::from_errno(Errno::IO, "read", "k").is_of_disk());
-        assert!(Error::from_io(Errno::IO.into(), "read", "k").is_of_disk());
-        assert!(!Error::from_errno(Errno::MFILE, "read", "k").is_of_disk());
         assert!(!Error::new(Kind::Unavailable, "read", "k").is_of_disk());
     }
 
@@ -160,6 +164,6 @@ mod tests {
     fn display_names_the_operation_and_the_source_its_cause() {
         let error = Error::new(Kind::Missing, "read object", "a/b");
         assert_eq!(error.to_string(), "read object a/b");
-        assert_eq!(error.source().unwrap().to_string(), "no such object");
+        assert_eq!(error.source().map(ToString::to_string), Some("not found".to_owned()));
     }
 }
