@@ -277,15 +277,13 @@ impl Address {
             | Kind::Full
             | Kind::Corrupt
             | Kind::Lost
-            | Kind::InUse => {
-                match self.unreached(settings, &told) {
-                    Some(remedy) => format!("{endpoint} can't be reached: {remedy}"),
-                    None => format!(
-                        "bucket {bucket} at {endpoint} does not answer as it should: correct {variable}, \
+            | Kind::InUse => match self.unreached(settings, &told) {
+                Some(remedy) => format!("{endpoint} can't be reached: {remedy}"),
+                None => format!(
+                    "bucket {bucket} at {endpoint} does not answer as it should: correct {variable}, \
                          the region or {variables}"
-                    ),
-                }
-            }
+                ),
+            },
         };
         let kind = if kind == Kind::Missing { Kind::Unsupported } else { kind };
         // object_store's texts contain their causes.

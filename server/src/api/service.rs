@@ -326,10 +326,14 @@ impl Diesel for Service {
         let admitted = Admitted::of(&request)?;
         let request = ReadRequest::try_from(request.into_inner()).map_err(invalid)?;
         // Before any wait: the request is in memory already.
-        let items = request.items.len();
-        let bytes = items.saturating_mul(ITEM_BYTES).saturating_add(request.path_bytes());
+        let (items, paths) = (request.items.len(), request.path_bytes());
+        let bytes = items.saturating_mul(ITEM_BYTES).saturating_add(paths);
         let memory = Reservation::for_items(&self.parts, &self.items, items, bytes).await?;
-        gate::by_id(&self.parts, &admitted, request.dataset).await?;
+        if paths > 0 {
+            gate::by_id(&self.parts, &admitted, request.dataset).await?;
+        } else {
+            gate::by_place(&self.parts, &admitted, request.dataset).await?;
+        }
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
         let Self { parts, executor, reads, .. } = self.clone();
         let held = Arc::clone(&memory);
@@ -351,7 +355,7 @@ impl Diesel for Service {
         let ranges = request.ranges.len();
         let bytes = ranges.saturating_mul(ITEM_BYTES);
         let memory = Reservation::for_items(&self.parts, &self.items, ranges, bytes).await?;
-        gate::by_id(&self.parts, &admitted, request.dataset).await?;
+        gate::by_place(&self.parts, &admitted, request.dataset).await?;
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
         let Self { parts, executor, reads, .. } = self.clone();
         let held = Arc::clone(&memory);
