@@ -1,8 +1,6 @@
-//! A layer that goes wrong on purpose: errors, lost answers, delays, and the death of the
-//! process at a chosen write.
+//! A layer with faults for tests: errors, lost answers, delays, death of the process at a chosen write.
 //!
-//! Must hold: what it does is a function of the plan in its handles and the calls it gets; with
-//! no plan it changes nothing.
+//! Must hold: only the calls and the plan in the handles decide. Without a plan, calls pass unchanged.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,9 +15,9 @@ use crate::{
     ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup, TaskTerms,
 };
 
-/// Faults before `inner`. Operations have the names of the methods. `bind`, `put_dataset`,
-/// `drop_dataset`, `stamp`, `append`, `retire`, `begin_rebuild`, `end_rebuild`, `join`, `leave` and `close` are writes; to
-/// the others a lost answer is an error like any other.
+/// Faults in front of `inner`. Operations have the names of the methods. The writes are `bind`,
+/// `put_dataset`, `drop_dataset`, `stamp`, `append`, `retire`, `begin_rebuild`, `end_rebuild`, `join`,
+/// `leave` and `close`; for a read, a lost answer is an error like any other.
 #[derive(Debug)]
 pub struct FaultMeta {
     inner: Arc<dyn MetaStore>,
@@ -27,7 +25,7 @@ pub struct FaultMeta {
 }
 
 impl FaultMeta {
-    /// Wraps `inner`; `faults` and `cut` are the handles through which a test speaks to it.
+    /// Wraps `inner`; `faults` and `cut` are the handles for the test.
     pub fn new(
         inner: Arc<dyn MetaStore>,
         clock: Arc<dyn Clock>,
@@ -135,7 +133,7 @@ impl MetaStore for FaultMeta {
     }
 
     async fn list(&self, dataset: DatasetId, query: &ListQuery) -> Result<Vec<ListEntry>, Error> {
-        // What is delayed has been begun.
+        // A delayed listing counts as begun.
         query.steps.step();
         self.read("list", dataset, self.inner.list(dataset, query)).await
     }

@@ -1,7 +1,6 @@
-//! Metadata in memory: what the contract means, in the fewest words. Gone with its last handle.
+//! Metadata in memory: a short implementation of the contract. Lost with the last handle.
 //!
-//! Must hold: each call holds the one lock from its first look to its last change, so that every
-//! step is atomic.
+//! Must hold: each call holds the lock from its first look to its last change, so every step is atomic.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -21,7 +20,7 @@ use crate::{
     ListQuery, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms,
 };
 
-/// A metadata store in memory. An append survives as long as the store does.
+/// A metadata store in memory. Appends survive as long as the store.
 #[derive(Debug, Default)]
 pub struct Memory {
     state: Mutex<State>,
@@ -70,7 +69,7 @@ impl State {
 }
 
 impl Dataset {
-    /// The version by all objects of the log.
+    /// Computes the version again from all objects of the log.
     fn recount(&mut self) {
         self.version = Version::default();
         self.objects.values().for_each(|object| self.version.add(object.id, object.stamp));

@@ -1,6 +1,6 @@
 //! From an address to a metadata store.
 //!
-//! Must hold: an address is understood without a look at the store, and no error repeats its password.
+//! Must hold: parsing an address needs no access to the store, and no error repeats its password.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,13 +10,12 @@ use dl_runtime::Clock;
 use crate::redis::{ADDRESSES, without_login};
 use crate::{Embedded, EmbeddedOptions, Error, Kind, Memory, MetaStore, Redis, RedisOptions, Stop};
 
-/// Opens the metadata store at `url`: `embedded:DIR` (made when it is not there), a Redis or a
-/// Redis Cluster, or `memory:`, which is empty and ends with the process. A path is taken as it is
-/// written. Also says how the store was left, and with that whether it may lack the end of its
-/// logs; of a Redis, [`MetaStore::damage`] says that.
+/// Opens the metadata store at `url`: `embedded:DIR` (created if missing), a Redis or a Redis Cluster, or
+/// `memory:`, which starts empty and ends with the process. Paths are taken literally. Tells also how the
+/// store was left, and so whether its logs may lack their end; for a Redis, ask [`MetaStore::damage`].
 ///
 /// # Errors
-/// [`Kind::Unsupported`] for any other address; otherwise as the store fails to open.
+/// [`Kind::Unsupported`] for any other address; otherwise the failure to open the store.
 pub async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<(Arc<dyn MetaStore>, Stop), Error> {
     match url.split_once(':') {
         Some(("memory", "")) => Ok((Arc::new(Memory::new()), Stop::Fresh)),
@@ -37,10 +36,10 @@ pub async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<(Arc<dyn MetaStore
     }
 }
 
-/// Whether `url` names a metadata store, there or not, without a look at it.
+/// Whether `url` names a metadata store; checked without access to the store.
 ///
 /// # Errors
-/// What is wrong with it, without its password.
+/// The problem with the address, without its password.
 pub fn check(url: &str) -> Result<(), String> {
     match (url.split_once(':'), Redis::check(url)) {
         (Some(("memory", "")), _) => Ok(()),

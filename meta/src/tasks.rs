@@ -1,7 +1,7 @@
-//! Members of training jobs: soft state, which every heartbeat brings back.
+//! Members of training jobs: soft state, restored by heartbeats.
 //!
-//! Must hold: the first living member fixes version and secret for those that come later; a member without
-//! heartbeats is none any more; time in a job never goes back, whatever the clocks of its servers say.
+//! Must hold: the first living member sets version and secret for later members. A member without heartbeats
+//! is dropped. The time of a job never goes back, whatever the clocks of its servers say.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use crate::{Error, Kind};
 /// Bytes of the secret of a job.
 pub(crate) const SECRET_LENGTH: usize = 32;
 
-/// A training job, for one of the datasets that it reads.
+/// A training job, for a single dataset among the datasets of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TaskKey {
     /// The dataset.
@@ -31,24 +31,24 @@ pub struct Heartbeat {
     pub task: TaskKey,
     /// The member.
     pub member: MemberId,
-    /// Bytes that other members are to learn of it.
+    /// The record of the member, for the other members.
     pub record: Bytes,
     /// The time by the clock of the caller.
     pub now: Stamp,
-    /// A member is dead so long after its last heartbeat.
+    /// The time from the last heartbeat to the death of a member.
     pub dead_after: Duration,
     /// Most living members of the job.
     pub most: usize,
 }
 
-/// Facts that hold for all members of a job.
+/// Facts for all members of a job.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TaskTerms {
-    /// The version of the dataset that the job reads.
+    /// The version of the dataset, as read by the job.
     pub version: Version,
-    /// Random bytes that members alone know.
+    /// Random bytes known only to members.
     pub secret: [u8; SECRET_LENGTH],
-    /// The end of the lease on that version.
+    /// The end of the lease on the version.
     pub leased_until: Stamp,
 }
 
@@ -62,7 +62,7 @@ impl std::fmt::Debug for TaskTerms {
 /// A job and its living members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskGroup {
-    /// Facts that hold for all members.
+    /// Facts for all members.
     pub terms: TaskTerms,
     /// The record of each member, by id.
     pub members: BTreeMap<MemberId, Bytes>,
@@ -79,7 +79,7 @@ impl Heartbeat {
     }
 }
 
-/// Jobs in the memory of this process.
+/// Jobs in the memory of the process.
 #[derive(Debug, Default)]
 pub(crate) struct Tasks {
     groups: Mutex<HashMap<TaskKey, Group>>,
@@ -88,7 +88,7 @@ pub(crate) struct Tasks {
 #[derive(Debug)]
 struct Group {
     terms: TaskTerms,
-    /// The last heartbeat of each member, and its record.
+    /// The last heartbeat and the record of each member.
     members: BTreeMap<MemberId, (Stamp, Bytes)>,
 }
 
@@ -125,7 +125,7 @@ impl Tasks {
             group.terms.leased_until = group.terms.leased_until.max(terms.leased_until);
         }
         let group = group.or_else(|| {
-            // Jobs that ended without a word are forgotten when another one begins.
+            // Jobs without living members are dropped when another job begins.
             groups.retain(|_, group| {
                 group.prune(beat);
                 !group.members.is_empty()

@@ -1,8 +1,7 @@
-//! Lookups and listings, for any index that can visit the winners of a dataset in path order.
+//! Lookups and listings, for any index that visits the winners of a dataset in path order.
 //!
-//! Must hold: they agree with `dl_format::Fold`: deleted winners are no files, and a folder hides
-//! a file of the same path. A page costs what it returns and the dead rows it steps over, not
-//! what lies in the folders that it names.
+//! Must hold: answers agree with `dl_format::Fold`: deleted winners are no files, and a folder hides a file
+//! of the same path. A page costs its entries and the dead rows on the way, not its folders' contents.
 
 use std::ops::{Bound, ControlFlow};
 
@@ -11,20 +10,20 @@ use dl_format::{FilePath, FileRecord};
 
 use crate::{Error, Found, Kind, ListEntry, ListQuery, Steps};
 
-/// Reads a winner, which costs more than its path: its record, and whether it is deleted.
+/// Reads a winner, at a higher cost than its path: the record, and whether the file is deleted.
 pub(crate) type Read<'a> = dyn Fn() -> Result<(FileRecord, bool), Error> + 'a;
 
-/// Visits one winner by its path.
+/// Visits a winner by its path.
 pub(crate) type Visit<'a> = dyn FnMut(&[u8], &Read<'_>) -> Result<ControlFlow<()>, Error> + 'a;
 
-/// The newest version of every path of one dataset, deleted ones included.
+/// The newest version of every path of a dataset, including deleted versions.
 pub(crate) trait Winners {
     /// Visits winners in path order from `start` until `visit` breaks.
     fn scan(&self, start: Bound<&[u8]>, visit: &mut Visit<'_>) -> Result<(), Error>;
 }
 
-/// What `path` is. One walk tells in most cases: a folder's files come right behind a file of the
-/// same path, unless names that go on with a byte below the slash lie between.
+/// Looks up `path`. Mostly a single walk suffices: a folder's files follow a file of the same path, unless
+/// names that continue with a byte below the slash lie between.
 pub(crate) fn find(winners: &impl Winners, path: &FilePath) -> Result<Found, Error> {
     let path = path.as_bytes();
     let (mut file, mut is_folder, mut is_cut) = (None, false, false);
@@ -51,7 +50,7 @@ pub(crate) fn find(winners: &impl Winners, path: &FilePath) -> Result<Found, Err
     Ok(file.map_or(Found::Missing, Found::File))
 }
 
-/// One page of a folder.
+/// A page of a folder.
 pub(crate) fn list(winners: &impl Winners, query: &ListQuery) -> Result<Vec<ListEntry>, Error> {
     let prefix = query.dir.prefix();
     let mut page =
@@ -83,9 +82,9 @@ struct Page<'a, W> {
     query: &'a ListQuery,
     prefix: &'a [u8],
     entries: Vec<ListEntry>,
-    /// Of their paths.
+    /// Bytes of the paths in `entries`.
     bytes: usize,
-    /// A file that holds unless what comes next shows that it is a folder too.
+    /// A file, unless the next row shows that the path is also a folder.
     waiting: Option<(FilePath, FileRecord)>,
 }
 
@@ -99,7 +98,7 @@ impl<W: Winners> Page<'_, W> {
         self.entries.push(entry);
     }
 
-    /// Takes one winner; names the folder it lies in when the rest of that can be passed over.
+    /// Takes a winner; sets `folder` when the rest of the winner's folder can be skipped.
     fn visit(
         &mut self,
         path: &[u8],
@@ -133,10 +132,10 @@ impl<W: Winners> Page<'_, W> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Decides on the waiting file, now that `next` is known to follow it.
+    /// Decides about the waiting file, by the winner behind the file.
     fn settle(&mut self, next: Option<(&[u8], bool)>) -> Result<(), Error> {
         let Some((path, record)) = self.waiting.take() else { return Ok(()) };
-        // Whatever starts with the path sorts right behind it, so that most files need no seek.
+        // Paths that start with the file's path sort directly behind the file: most files need no seek.
         let hidden =
             match next.and_then(|(next, dead)| Some((next.strip_prefix(path.as_bytes())?, dead))) {
                 None => false,
@@ -168,12 +167,12 @@ fn holds_live(winners: &impl Winners, prefix: &[u8], steps: &Steps) -> Result<bo
     Ok(found)
 }
 
-/// What everything in a folder starts with.
+/// The prefix of all paths in a folder.
 fn inside(path: &[u8]) -> Vec<u8> {
     [path, b"/"].concat()
 }
 
-/// The first key that sorts behind everything in a folder: its path and the byte after a slash.
+/// The first key behind a folder's contents: the folder's path and the byte after a slash.
 fn behind(folder: Vec<u8>) -> Vec<u8> {
     [folder.as_slice(), b"0"].concat()
 }

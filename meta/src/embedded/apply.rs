@@ -1,8 +1,7 @@
-//! Rolls the index forward by some objects of the log, inside one transaction.
+//! Applies objects of the log to the index, inside a transaction.
 //!
-//! Must hold: applying an object again changes nothing, and the order in which objects come does
-//! not matter: of two versions of a path the one that supersedes stays, and deletions are kept
-//! by the version they name, whether that is here or not.
+//! Must hold: a second application changes nothing, and the order of objects does not matter. Of two versions
+//! of a path the superseding version stays. Deletions are kept by version, even before the version arrives.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,16 +19,16 @@ use crate::ObjectRecord;
 
 pub(super) type Rows<'a> = Table<'a, &'static [u8], &'static [u8]>;
 
-/// What memory knows of a dataset and its row does not.
+/// Facts about a dataset in memory that its row may lack.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Hint {
-    /// The highest stamp that was given.
+    /// The highest stamp given so far.
     pub(super) given: Stamp,
-    /// What was counted when the log had these objects.
+    /// The last counts, and the version of the log at the time.
     pub(super) counted: Option<(Version, Counts)>,
 }
 
-/// Applies `objects`; those of datasets that are not there are passed over.
+/// Applies `objects`; objects of missing datasets are skipped.
 pub(super) fn apply(
     transaction: &WriteTransaction,
     objects: &[Committed],
@@ -55,7 +54,7 @@ pub(super) fn apply(
     Ok(())
 }
 
-/// The tables of one dataset during a transaction.
+/// The tables of a dataset during a transaction.
 struct Dataset<'t, 'r> {
     objects: Rows<'t>,
     deleted: Rows<'t>,
@@ -97,7 +96,7 @@ impl<'t, 'r> Dataset<'t, 'r> {
                     self.row.objects = self.row.objects.saturating_add(1);
                     self.row.version.add(record.id, record.stamp);
                 }
-                // One that is here already is applied all the same: rows of it may be damaged.
+                // A known object is applied again, as its rows may be damaged.
                 Some(true) => is_again = true,
                 Some(false) => {
                     is_again = true;
@@ -111,7 +110,7 @@ impl<'t, 'r> Dataset<'t, 'r> {
             let entries = object.header().entries();
             files.extend(entries.map(|entry| (FileRecord::of(object, &entry), entry.path)));
         }
-        // In key order, so that neighbours share pages; of one path, the winner first.
+        // In key order, as neighbours share pages; of each path, the winner first.
         files.sort_unstable_by(|(a, a_path), (b, b_path)| {
             a_path.cmp(b_path).then_with(|| (b.version, b.holder).cmp(&(a.version, a.holder)))
         });
@@ -138,7 +137,7 @@ impl<'t, 'r> Dataset<'t, 'r> {
         let mut known = known.transpose()?.unwrap_or_default();
         if known.union(entries) {
             self.deleted.insert(key, known.bits())?;
-            // Which of them were winners, and how long, only their paths would tell.
+            // Only the paths of these entries would tell which entries were winners, and their lengths.
             self.row.counts = None;
         }
         Ok(())
@@ -150,7 +149,7 @@ impl<'t, 'r> Dataset<'t, 'r> {
         let mut dead = Dead::of(&self.deleted)?;
         for (record, path) in files {
             encode_file(record, &mut value)?;
-            // One descent for nearly every row; a version that does not win is put back.
+            // A single descent for nearly every row: a losing version is replaced by the old row.
             let before = self.paths.insert(path.as_bytes(), value.as_slice())?;
             let before = before.map(|before| before.value().to_vec());
             let old = before.as_deref().map(decode_file).transpose()?;
@@ -165,7 +164,7 @@ impl<'t, 'r> Dataset<'t, 'r> {
                 }
             }
             if is_again {
-                // Whether a row that was damaged has been counted, nobody knows.
+                // Damaged rows may or may not have been counted.
                 counts = None;
             }
             if let Some(counts) = &mut counts {
@@ -184,7 +183,7 @@ impl<'t, 'r> Dataset<'t, 'r> {
     }
 }
 
-/// Counts the log anew; tells whether tombstones are in it.
+/// Counts the log again; tells whether the log has tombstones.
 pub(super) fn recount(objects: &Rows<'_>, row: &mut DatasetRow) -> Result<bool, Error> {
     let (mut has_tombstones, mut count, mut version) = (false, 0u64, Version::default());
     for object in objects.range::<&[u8]>(..)? {
@@ -198,7 +197,7 @@ pub(super) fn recount(objects: &Rows<'_>, row: &mut DatasetRow) -> Result<bool, 
     Ok(has_tombstones)
 }
 
-/// Which versions are deleted, each bitmap read once.
+/// Deleted versions, with each bitmap read once.
 pub(super) struct Dead<'a, 't> {
     table: &'a Rows<'t>,
     none: bool,

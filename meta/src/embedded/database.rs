@@ -1,9 +1,8 @@
-//! The redb file behind one handle: opened, opened again after a failed write, closed.
+//! The handle to the redb file: opened, opened again after a failed write, closed.
 //!
-//! Must hold: at most one transaction writes, and all that waits here waits on a blocking thread.
-//! redb answers nothing more once a read or write of the file failed; opening it again brings
-//! back the last durable commit. It panics over some damaged pages: that is an error here, and
-//! the file is opened again.
+//! Must hold: at most one transaction writes. All waits here are on blocking threads. After a failed read or
+//! write of the file, redb gives no more answers; opening the file again brings back the last durable commit.
+//! redb panics over some damaged pages: the panic becomes an error, and the file is opened again.
 
 use std::cell::Cell;
 use std::fmt;
@@ -19,15 +18,15 @@ use redb::{Database, Durability, ReadTransaction, ReadableDatabase, WriteTransac
 
 use crate::{Error, Kind};
 
-/// Opens the file, or what a test has in its place.
+/// Opens the file, or the substitute of a test.
 pub(super) type Opener = Box<dyn Fn() -> Result<Database, redb::Error> + Send + Sync>;
 
-/// Of a folder that is made, and of files in it: names of files are for their owner alone.
+/// Modes of a created folder and of its files: file names are private to the owner.
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// Opens `dir/meta.redb` and makes what is not there. Whoever has the opener has the directory
-/// for itself, also while the file is opened again.
+/// Opens `dir/meta.redb`, and creates directory and file if missing. The opener locks the directory, also
+/// while the file is opened again.
 pub(super) fn in_directory(dir: PathBuf, cache_bytes: usize) -> Result<Opener, redb::Error> {
     DirBuilder::new().recursive(true).mode(DIR_MODE).create(&dir)?;
     let lock = OpenOptions::new()
@@ -41,15 +40,14 @@ pub(super) fn in_directory(dir: PathBuf, cache_bytes: usize) -> Result<Opener, r
         TryLockError::Error(error) => error.into(),
     })?;
     Ok(Box::new(move || {
-        // Ends with the opener, or with the process.
+        // The lock ends with the opener or the process.
         let _held = &lock;
         let (file, new) = (dir.join("meta.redb"), dir.join("meta.redb.new"));
         let open = |path: &Path| Database::builder().set_cache_size(cache_bytes).create(path);
         if file.try_exists()? {
             return Ok(open(&file)?);
         }
-        // redb can't open a file that it was interrupted in making, so that one gets its name
-        // when it is whole.
+        // redb can't open a half-made file: the file gets its name when complete.
         if new.try_exists()? {
             fs::remove_file(&new)?;
         }
@@ -57,7 +55,7 @@ pub(super) fn in_directory(dir: PathBuf, cache_bytes: usize) -> Result<Opener, r
         let database = open(&new)?;
         fs::rename(&new, &file)?;
         for dir in [Some(dir.as_path()), dir.parent()].into_iter().flatten() {
-            // The parent of a relative path of one part is written as nothing.
+            // The parent of a relative path of one part is the empty path.
             let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
             fs::File::open(dir)?.sync_all()?;
         }
@@ -72,7 +70,7 @@ pub(super) struct File {
 
 struct Open {
     opener: Opener,
-    /// None when it could not be opened again.
+    /// None when the file could not be opened again.
     database: Option<Database>,
 }
 
@@ -83,7 +81,7 @@ impl File {
         Ok(Self { open, broken: AtomicBool::new(false) })
     }
 
-    /// Gives `work` one consistent view of the file.
+    /// Gives `work` a consistent view of the file.
     pub(super) fn read<T>(
         &self,
         work: impl FnOnce(&ReadTransaction) -> Result<T, redb::Error>,
@@ -91,8 +89,7 @@ impl File {
         self.with(|database| work(&database.begin_read()?))
     }
 
-    /// Runs `work` in a transaction and commits that when it succeeds. A commit that is not
-    /// durable is part of the next one that is.
+    /// Runs `work` in a transaction, and commits on success. A durable commit includes all earlier commits.
     pub(super) fn write<T>(
         &self,
         durable: bool,
@@ -101,7 +98,7 @@ impl File {
         self.with(|database| {
             let mut transaction = database.begin_write()?;
             if durable {
-                // So that an open after a crash reads the allocator's state instead of the file.
+                // After a crash, an open then reads the state of the allocator, not the whole file.
                 transaction.set_quick_repair(true);
             } else {
                 transaction.set_durability(Durability::None)?;
@@ -119,7 +116,7 @@ impl File {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
         let database = open.as_ref().and_then(|open| open.database.as_ref());
         let database = database.ok_or(redb::Error::DatabaseClosed)?;
-        // Outside is whether redb panicked, inside what it answered.
+        // The outer result tells of a panic, the inner result is redb's answer.
         let worked = caught(|| Ok(work(database)));
         if let Err(_) | Ok(Err(redb::Error::Io(_) | redb::Error::PreviousIo)) = worked {
             self.broken.store(true, Ordering::Release);
@@ -127,12 +124,12 @@ impl File {
         worked?
     }
 
-    /// Whether the file has to be opened again before it answers.
+    /// Whether the file must be opened again before it answers.
     pub(super) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
     }
 
-    /// Opens the file again; commits that were not durable are gone from it.
+    /// Opens the file again; only durable commits are left.
     pub(super) fn reopen(&self) -> Result<(), redb::Error> {
         let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
         let open = open.as_mut().ok_or(redb::Error::DatabaseClosed)?;
@@ -142,7 +139,7 @@ impl File {
         Ok(())
     }
 
-    /// Lets go of the file.
+    /// Closes the file.
     pub(super) fn close(&self) {
         let open = self.open.write().unwrap_or_else(PoisonError::into_inner).take();
         // The opener, and with it the lock, outlives the database.
@@ -158,8 +155,7 @@ thread_local! {
     static IS_CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Of a panic that becomes an error the log says in a line where it was: whoever reads that error is
-/// told what to do. All others go to the hook that was there.
+/// Logs the origin of a caught panic; its error is for the user. Other panics go to the previous hook.
 fn log_caught_panics() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -175,17 +171,17 @@ fn log_caught_panics() {
     });
 }
 
-/// However it ends: redb may meet damage also while it is let go.
+/// redb may also meet damage while the database is dropped.
 impl Drop for File {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-/// Runs `work` of redb; a panic in it says that the file is damaged.
+/// Runs `work` of redb; a panic in `work` means a damaged file.
 ///
-/// Sound as far as unwinding goes: after an error from here the database is only let go, in
-/// [`let_go`], and the file is opened again, so nobody sees what a panic left half changed.
+/// Unwind-safe: after an error from here the database is only dropped, in [`let_go`], and the file is opened
+/// again. No call sees a half-made change.
 fn caught<T>(work: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
     log_caught_panics();
     IS_CAUGHT.set(true);
@@ -199,7 +195,7 @@ fn caught<T>(work: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::E
     })
 }
 
-/// Drops a database, which writes to the file, and so may meet the same damage once more.
+/// Drops a database. The drop writes to the file, and may meet the same damage again.
 fn let_go(database: Option<Database>) {
     let dropped = caught(|| {
         drop(database);
@@ -216,8 +212,7 @@ impl fmt::Debug for File {
     }
 }
 
-/// redb's errors are an open set: those with a meaning of their own, and the rest is worth a
-/// retry.
+/// Errors of redb with a kind of their own. redb may add errors: all other errors are worth a retry.
 pub(super) fn kind_of(error: &redb::Error) -> Kind {
     match error {
         redb::Error::DatabaseAlreadyOpen => Kind::InUse,
@@ -226,14 +221,14 @@ pub(super) fn kind_of(error: &redb::Error) -> Kind {
         | redb::Error::TypeDefinitionChanged { .. }
         | redb::Error::TableIsMultimap(_) => Kind::Corrupt,
         redb::Error::UpgradeRequired(_) | redb::Error::Unsupported => Kind::Unsupported,
-        // The tables of a dataset go in the step in which it is dropped.
+        // The tables of a dataset are removed together with its row.
         redb::Error::TableDoesNotExist(_) => Kind::Missing,
         redb::Error::Io(error) => match error.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
                 Kind::Full
             }
             ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => Kind::Denied,
-            // Not a database at all.
+            // The file is not a database.
             ErrorKind::InvalidData => Kind::Corrupt,
             _ => Kind::Unavailable,
         },

@@ -1,8 +1,8 @@
-//! Metadata in one file of this machine: redb below, the tail of the logs in memory above it.
+//! Metadata in a local file: redb below, the tail of the logs in memory above.
 //!
-//! Must hold: an append is acknowledged once memory has it, and is in every answer from then on;
-//! the file follows within about a second. After an unclean stop the file opens at once and may
-//! lack the end of the logs, which the chunk store brings back (rule 10 of the design).
+//! Must hold: an append is acknowledged once memory has the object, and shows in every later answer. The file
+//! follows within about a second. After an unclean stop the file opens at once and may lack the end of the
+//! logs; the chunk store brings the end back (rule 10 of the design).
 
 mod apply;
 mod database;
@@ -42,31 +42,31 @@ use crate::{
     ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms, walk,
 };
 
-/// Paths that are looked up where they are asked for, when memory has their rows. More would keep
-/// that thread for too long: the file is asked for all of them, on a thread where it may block.
+/// Most paths looked up in memory by the thread of the call. Larger lookups would occupy the thread for too
+/// long: they ask the file for all paths, on a thread that may block.
 const PATHS_AT_ONCE: usize = 4_096;
 
-/// How a metadata store was left, and with that whether it may lack the end of its logs.
+/// How a metadata store was left: whether the store may lack the end of its logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stop {
-    /// By [`MetaStore::close`]: it holds all that was appended.
+    /// By [`MetaStore::close`]: the store holds all appended objects.
     Clean,
-    /// By a crash: what was appended last may be missing. Every dataset is
-    /// [`DatasetState::Recovering`] until it is put again, also if that takes more than one start.
+    /// By a crash: the last appends may be missing. Every dataset is [`DatasetState::Recovering`] until the
+    /// dataset is put again, even if the recovery takes several starts.
     Unclean,
-    /// It is new and empty.
+    /// The store is new and empty.
     Fresh,
 }
 
-/// A metadata store in one file. An append survives the death of the process when the file was
-/// closed, or about [`EmbeddedOptions::sync_interval`] later. After a crash, stamps go on from the
-/// highest that the log holds, so the chunk store's objects are appended before one is asked for.
+/// A metadata store in a file. An append survives the death of the process once the file was closed, or after
+/// about [`EmbeddedOptions::sync_interval`]. After a crash, stamps continue from the highest stamp of the
+/// log: append the objects of the chunk store before you take a stamp.
 #[derive(Debug)]
 pub struct Embedded {
     shared: Arc<Shared>,
 }
 
-/// What the handle and its writer share.
+/// The state that the handle and its writer share.
 #[derive(Debug)]
 struct Shared {
     name: String,
@@ -74,12 +74,12 @@ struct Shared {
     options: EmbeddedOptions,
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
-    /// Lost at each start, as heartbeats bring it back.
+    /// Lost at each start: heartbeats bring members back.
     tasks: Tasks,
     rows: Rows,
-    /// There is work for the writer.
+    /// Wakes the writer when there is work.
     wake: Notify,
-    /// The writer did some, or failed to.
+    /// Steps when the writer did work, or failed.
     progress: watch::Sender<Progress>,
 }
 
@@ -99,11 +99,11 @@ impl Shared {
 }
 
 impl Embedded {
-    /// Opens `dir/meta.redb`, and makes what is not there. Needs a tokio runtime.
+    /// Opens `dir/meta.redb`, and creates directory and file if missing. Needs a tokio runtime.
     ///
     /// # Errors
-    /// [`Kind::InUse`] when another process has it open, [`Kind::Unsupported`] when a newer
-    /// program wrote it, [`Kind::Corrupt`] when it is something else.
+    /// [`Kind::InUse`] when another process has the file open, [`Kind::Unsupported`] when a newer program
+    /// wrote the file, [`Kind::Corrupt`] when the file is not a metadata store.
     pub async fn open(
         dir: &Path,
         options: EmbeddedOptions,
@@ -148,7 +148,7 @@ impl Embedded {
         Ok((Self { shared }, stop))
     }
 
-    /// Answers from the file, on a thread where that may block.
+    /// Answers from the file, on a thread that may block.
     async fn read<T: Send + 'static>(
         &self,
         action: &'static str,
@@ -168,7 +168,7 @@ impl Embedded {
         }
     }
 
-    /// Answers from the index of a dataset, once that has all that was appended.
+    /// Answers from the index of a dataset, once the index has all appended objects.
     async fn ask<T: Send + 'static>(
         &self,
         action: &'static str,
@@ -179,7 +179,7 @@ impl Embedded {
         self.read_of(action, dataset, work).await
     }
 
-    /// Reads of one dataset; one that was dropped meanwhile is missing.
+    /// Reads from a dataset; a dataset dropped meanwhile is missing.
     async fn read_of<T: Send + 'static>(
         &self,
         action: &'static str,
@@ -193,7 +193,7 @@ impl Embedded {
         answer
     }
 
-    /// Asks the file what paths are.
+    /// Looks up paths in the file.
     async fn look_up(
         &self,
         action: &'static str,
@@ -207,7 +207,7 @@ impl Embedded {
         self.read_of(action, dataset, read).await?
     }
 
-    /// Waits until all that was appended to a dataset is applied.
+    /// Waits until all appended objects of a dataset are applied.
     async fn applied(&self, action: &'static str, dataset: DatasetId) -> Result<(), Error> {
         let mut progress = self.shared.progress.subscribe();
         let wanted = self.shared.state().known(dataset, action)?.appended;
@@ -248,7 +248,7 @@ impl Embedded {
             }
             match command {
                 Command::Close => state.closed = true,
-                // For everybody at once; the file follows.
+                // No call finds the dataset from now on; the file follows.
                 Command::Drop(id) => state.forget(id),
                 Command::Bind(_) | Command::Put(_) | Command::Retire(..) => {}
             }
@@ -279,7 +279,7 @@ impl Embedded {
         let Some((row, counts)) = self.read(action, id, read).await? else { return Ok(None) };
         let mut state = self.shared.state();
         let Some(known) = state.datasets.get_mut(&id) else { return Ok(None) };
-        // Also what the log has may have been appended again meanwhile, for rows that were missing.
+        // An append meanwhile may also have restored missing rows of a known object.
         if known.appended == appended {
             known.counted = Some((row.version, counts));
         }
@@ -294,7 +294,7 @@ impl Embedded {
     }
 }
 
-/// Reads what memory keeps, and marks the file as open; none when it has another format.
+/// Reads the state for memory, and marks the file as open; none when the file has another format.
 fn load(file: &File) -> Result<Option<(State, Stop)>, redb::Error> {
     file.write(true, |transaction| {
         let mut state = State::default();
@@ -319,7 +319,7 @@ fn load(file: &File) -> Result<Option<(State, Stop)>, redb::Error> {
         }
         for mut row in rows {
             if stop == Stop::Unclean {
-                // Kept, so that a clean stop before the end of a recovery hides nothing.
+                // Stored: a clean stop before the end of a recovery must not hide the loss.
                 row.record.state = DatasetState::Recovering;
                 datasets.insert(row.record.id.as_bytes().as_slice(), row.encode()?.as_slice())?;
             }
@@ -332,7 +332,7 @@ fn load(file: &File) -> Result<Option<(State, Stop)>, redb::Error> {
     })
 }
 
-/// The writer ends; what it had not made durable is as after a crash.
+/// Ends the writer; as after a crash, only durable changes are left.
 impl Drop for Embedded {
     fn drop(&mut self) {
         self.shared.state().abandoned = true;
@@ -430,7 +430,7 @@ impl MetaStore for Embedded {
                     state.push(object, self.shared.clock.monotonic());
                     let is_known = is_queued || known.is_some();
                     if let Some(known) = state.datasets.get_mut(&dataset).filter(|_| is_known) {
-                        // Rows that it brings back were not counted.
+                        // Restored rows were not counted.
                         known.counted = None;
                     }
                     drop(state);
@@ -454,7 +454,7 @@ impl MetaStore for Embedded {
                     return Err(Error::new(Kind::Unavailable, action, dataset));
                 }
             } else {
-                // What the file has of it; asked again when a batch came in between.
+                // The stamp in the file. The file is asked again when a batch was applied meanwhile.
                 let read =
                     move |transaction: &ReadTransaction| read::stamp_of(transaction, dataset, id);
                 known = self.read(action, dataset, read).await?;
@@ -510,7 +510,7 @@ impl MetaStore for Embedded {
             answers = self.look_up(action, dataset, asked.clone()).await?;
             let unchanged = self.shared.rows.keep(dataset, &seen, asked.iter().zip(&answers));
             if !unchanged && asked.len() < paths.len() {
-                // What was seen and what the file says now may be of two moments.
+                // The rows in memory and the answers of the file may be of two different moments.
                 return self.look_up(action, dataset, paths.to_vec()).await;
             }
         }

@@ -7,14 +7,13 @@ use std::time::Duration;
 /// Settings of an [`Embedded`] store.
 #[derive(Debug, Clone)]
 pub struct EmbeddedOptions {
-    /// Most bytes of the file kept in memory.
+    /// Most bytes of the file in memory.
     pub cache_bytes: usize,
-    /// Most bytes of files that were looked up, kept in memory beside that.
+    /// Most bytes in memory for rows of looked-up files, in addition to the cache.
     pub row_bytes: usize,
-    /// Most bytes of headers that are acknowledged and not yet durable in the file; appends wait
-    /// when there are more.
+    /// Most bytes of headers that are acknowledged but not yet durable in the file; beyond, appends wait.
     pub tail_bytes: usize,
-    /// How old the oldest of them gets before they are made durable.
+    /// The age at which acknowledged headers are made durable.
     pub sync_interval: Duration,
 }
 

@@ -1,7 +1,6 @@
-//! Answers from one consistent view of the file.
+//! Answers from a consistent view of the file.
 //!
-//! Must hold: nothing here begins a transaction: what is read with the one that is handed in is all
-//! of one commit.
+//! Must hold: no function here begins a transaction: all answers from a transaction are of the same commit.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -20,7 +19,6 @@ use crate::{Error, ObjectRecord};
 
 type Rows = ReadOnlyTable<&'static [u8], &'static [u8]>;
 
-/// A dataset's row.
 pub(super) fn dataset(
     transaction: &ReadTransaction,
     id: DatasetId,
@@ -30,7 +28,7 @@ pub(super) fn dataset(
     row.map(|row| DatasetRow::decode(id.as_bytes(), row.value())).transpose()
 }
 
-/// Whether an object is in a dataset's log.
+/// The stamp of an object in a dataset's log; none if the log lacks the object.
 pub(super) fn stamp_of(
     transaction: &ReadTransaction,
     dataset: DatasetId,
@@ -42,7 +40,6 @@ pub(super) fn stamp_of(
     Ok(object.map(|object| object.stamp))
 }
 
-/// One page of a dataset's log.
 pub(super) fn objects(
     transaction: &ReadTransaction,
     dataset: DatasetId,
@@ -67,7 +64,6 @@ pub(super) fn objects(
     Ok(page)
 }
 
-/// A dataset's whole log.
 pub(super) fn log(
     transaction: &ReadTransaction,
     dataset: DatasetId,
@@ -81,7 +77,6 @@ pub(super) fn log(
     Ok(log)
 }
 
-/// Which entries of chunks are deleted.
 pub(super) fn deleted(
     transaction: &ReadTransaction,
     dataset: DatasetId,
@@ -91,7 +86,6 @@ pub(super) fn deleted(
     chunks.iter().map(|chunk| deletions.of(*chunk)).collect()
 }
 
-/// The index of one dataset.
 pub(super) struct Index {
     paths: Rows,
     deletions: Deletions,
@@ -107,7 +101,7 @@ impl Index {
         Ok(Self { paths: transaction.open_table(tables.paths())?, deletions })
     }
 
-    /// Walks over all paths.
+    /// Counts the live files, by a walk over all paths.
     pub(super) fn count(&self) -> Result<Counts, redb::Error> {
         let mut counts = Counts::default();
         for row in self.paths.range::<&[u8]>(..)? {
@@ -141,14 +135,14 @@ impl Winners for Index {
     }
 }
 
-/// Which versions are deleted. Neighbours mostly share a chunk, so a bitmap is read once for many.
+/// Deleted versions. Neighbours mostly share a chunk: a bitmap is read once for many rows.
 struct Deletions {
     table: Rows,
     none: bool,
     seen: RefCell<HashMap<ChunkId, EntrySet>>,
 }
 
-/// Bitmaps kept at once; with more, all are let go.
+/// Most bitmaps in memory; beyond this number, all are dropped.
 const SEEN_MAX: usize = 4_096;
 
 impl Deletions {

@@ -1,7 +1,6 @@
-//! Takes objects off the log of a dataset, inside one transaction.
+//! Takes objects off the log of a dataset, inside a transaction.
 //!
-//! Must hold: nothing changes when a file that is not deleted lies in one of them; what stays is
-//! what the index says of the other objects.
+//! Must hold: nothing changes if the objects hold a live file. The index keeps all rows of all other objects.
 
 use std::collections::HashSet;
 
@@ -11,19 +10,16 @@ use redb::{Error, ReadableTable, WriteTransaction};
 use super::apply::{Dead, recount};
 use super::tables::{DATASETS, DatasetRow, Tables, decode_file};
 
-/// How it went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Retired {
-    /// They are in the log no more.
+    /// The objects left the log.
     Done,
-    /// A file lies in one of them.
+    /// The objects hold a live file.
     InUse,
-    /// There is no such dataset.
     NoDataset,
 }
 
-/// Takes them off. `given` is the highest stamp that was given: it must not be given again when
-/// the object that bore it is gone.
+/// Takes objects off the log. `given`, the highest stamp so far, is kept even if its object goes.
 pub(super) fn retire(
     transaction: &WriteTransaction,
     dataset: DatasetId,
@@ -64,7 +60,7 @@ pub(super) fn retire(
     row.given = row.given.max(given).max(row.last());
     let has_tombstones = recount(&objects, &mut row)?;
     if !has_tombstones {
-        // Whatever they named is gone, or they would not be.
+        // The chunks named by tombstones are gone, or the log would still have the tombstones.
         deleted.retain(|_, _| false)?;
     }
     datasets.insert(key, row.encode()?.as_slice())?;

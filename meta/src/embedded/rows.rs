@@ -1,9 +1,9 @@
-//! Rows of the index that were looked up before, kept in memory: looking up the same files again,
-//! as every epoch does, waits for no other thread and walks no tree.
+//! Rows of the index, kept in memory after a lookup. Each epoch looks up the same files: such lookups wait
+//! for no other thread and walk no tree.
 //!
-//! Must hold: never more bytes than the bound. What is found is what the file would answer, at one
-//! moment with what the file says of the rest: while a dataset is being changed nothing of it is
-//! found or kept, and what was read before a change is not kept after it.
+//! Must hold: the rows never exceed the bound. An answer from here equals the file's answer, at the same
+//! moment as the file's answers to the other paths: while a dataset changes, none of its rows is found or
+//! kept. Rows read before a change are not kept after the change.
 
 use std::borrow::Borrow;
 use std::collections::{HashMap, HashSet};
@@ -16,16 +16,14 @@ use dl_format::{DatasetId, FilePath, FileRecord};
 use super::tables::{decode_file, encode_file};
 use crate::Found;
 
-/// What a row takes beside its bytes: its place in a table that is half empty, and the allocator's
-/// header.
+/// Bytes of a row beside its contents: a slot in a half-empty table, and the allocator's header.
 const PLACE_BYTES: usize = 56;
 
-/// A dataset that nobody asked about in so many lookups makes room for others.
+/// A dataset without a question in so many lookups makes room for other datasets.
 const IDLE_AFTER: u64 = 10_000;
 
-/// Live files that no folder hides, of all datasets. When it is full, what is there stays: of
-/// files that are read once an epoch, in random order, none is likelier to be asked for than
-/// another.
+/// Live files without a folder of the same path, of all datasets. A full memory keeps its rows: files read
+/// once an epoch, in random order, are all equally likely to be asked for next.
 #[derive(Debug)]
 pub(super) struct Rows {
     kept: RwLock<Kept>,
@@ -40,7 +38,7 @@ struct Kept {
     bytes: usize,
     /// Datasets that are being changed.
     changing: Vec<DatasetId>,
-    /// How often a change began or ended.
+    /// The number of begins and ends of changes.
     changes: u64,
 }
 
@@ -48,28 +46,27 @@ struct Kept {
 struct OfDataset {
     rows: HashSet<Row>,
     bytes: usize,
-    /// The number of the last lookup that asked about this one.
+    /// The number of the last lookup in this dataset.
     asked: AtomicU64,
 }
 
-/// A path and the record that the file has for it, in one piece of memory. Equal when the paths
-/// are.
+/// A path and its record in the file, in a single allocation. Rows are equal when their paths are.
 #[derive(Debug)]
 struct Row {
     bytes: Box<[u8]>,
     path_length: u16,
 }
 
-/// What is known of some paths.
+/// Answers from memory, in the order of the paths.
 #[derive(Debug)]
 pub(super) struct Seen {
-    /// One for each path; none where the file has to be asked.
+    /// An answer for each path; none where the file has to be asked.
     pub(super) found: Vec<Option<Found>>,
-    /// How often a change had begun or ended.
+    /// The number of begins and ends of changes at the time of the lookup.
     changes: u64,
 }
 
-/// Datasets are being changed as long as this lives.
+/// Marks datasets as changing, until dropped.
 #[derive(Debug)]
 pub(super) struct Change<'a> {
     rows: &'a Rows,
@@ -92,8 +89,7 @@ impl Rows {
         Seen { found: paths.iter().map(find).collect(), changes: kept.changes }
     }
 
-    /// Keeps what the file said of paths, asked after `seen`, as far as there is room; tells
-    /// whether nothing changed since `seen`.
+    /// Keeps answers of the file, asked after `seen`, if there is room. Tells if nothing changed meanwhile.
     pub(super) fn keep<'a>(
         &self,
         dataset: DatasetId,
@@ -116,12 +112,12 @@ impl Rows {
         let idle = if is_full { kept.remove_idle(asked) } else { Vec::new() };
         kept.add(dataset, rows, self.bound, asked);
         drop(kept);
-        // Many small pieces of memory, freed without the lock.
+        // Many small allocations, freed without the lock.
         drop(idle);
         true
     }
 
-    /// Lets go of all that is known of some datasets, which the caller is about to change.
+    /// Drops the rows of datasets that the caller is about to change.
     pub(super) fn change(&self, datasets: impl IntoIterator<Item = DatasetId>) -> Change<'_> {
         let datasets = Vec::from_iter(datasets);
         let mut kept = self.write();

@@ -1,8 +1,8 @@
-//! What is in the file: its tables, and the records in them.
+//! The contents of the file: tables, and the records in them.
 //!
-//! Must hold: a record is a version byte and then bincode bytes, as wincode writes them. The keys
-//! of a dataset's tables are plain bytes in the order in which they are listed, so that folders,
-//! pages and prefixes are ranges; dropping a dataset drops its tables.
+//! Must hold: a record is a version byte and then bincode bytes, as wincode writes them. The keys of a
+//! dataset's tables are plain bytes in listing order: folders, pages and prefixes are ranges. A drop removes
+//! the tables.
 
 use dl_format::{
     Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, DatasetName, EntrySet, EntryVersion,
@@ -13,17 +13,17 @@ use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{DatasetRecord, DatasetState, ObjectRecord};
 
-/// The file's own facts, by the keys below.
+/// Facts about the file, by the keys below.
 pub(super) const FACTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("facts");
 /// A [`DatasetRow`] for each dataset id.
 pub(super) const DATASETS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("datasets");
 
-/// What this version writes under [`FORMAT_KEY`].
+/// The value that this version writes under [`FORMAT_KEY`].
 pub(super) const FORMAT: &[u8] = b"dl-meta 1";
 pub(super) const FORMAT_KEY: &str = "format";
 /// The chunk store's 16 bytes.
 pub(super) const IDENTITY_KEY: &str = "identity";
-/// There while the file is open: who finds it knows that the last stop was not clean.
+/// Present while the file is open; if present at an open, the last stop was not clean.
 pub(super) const OPEN_KEY: &str = "open";
 
 /// The names of a dataset's tables.
@@ -34,7 +34,6 @@ pub(super) struct Tables {
     paths: String,
 }
 
-/// A table of one dataset.
 pub(super) type Definition<'a> = TableDefinition<'a, &'static [u8], &'static [u8]>;
 
 impl Tables {
@@ -46,18 +45,17 @@ impl Tables {
         }
     }
 
-    /// The log: an object's record, by its id.
+    /// The log: records of objects, by id.
     pub(super) fn objects(&self) -> Definition<'_> {
         TableDefinition::new(&self.objects)
     }
 
-    /// Bitmaps of deleted entries, by the id of the chunk they were first committed in; that
-    /// chunk may not have come yet.
+    /// Bitmaps of deleted entries, by the chunk of their first commit. The log may not hold the chunk yet.
     pub(super) fn deleted(&self) -> Definition<'_> {
         TableDefinition::new(&self.deleted)
     }
 
-    /// The winner of each path. Deleted ones stay, for they shadow.
+    /// The winner of each path. Deleted winners stay, as they hide older versions.
     pub(super) fn paths(&self) -> Definition<'_> {
         TableDefinition::new(&self.paths)
     }
@@ -86,21 +84,21 @@ fn damaged(what: &str) -> Error {
     Error::Corrupted(format!("the record of {what} can't be read"))
 }
 
-/// What is kept of a dataset.
+/// The stored facts about a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DatasetRow {
     pub(super) record: DatasetRecord,
     /// Objects in the log.
     pub(super) objects: u64,
-    /// Which those are.
+    /// The version of the log.
     pub(super) version: Version,
-    /// The highest stamp that was given.
+    /// The highest stamp given so far.
     pub(super) given: Stamp,
-    /// What is not deleted, unless a delete made that unknown.
+    /// The live files, unless a delete made the number unknown.
     pub(super) counts: Option<Counts>,
 }
 
-/// Files that are not deleted, and their bytes.
+/// Live files, and their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, SchemaWrite, SchemaRead)]
 pub(super) struct Counts {
     pub(super) files: u64,
@@ -210,7 +208,7 @@ struct StoredObject {
     file_bytes: u64,
 }
 
-/// An object's row, without how many of its entries are deleted: that is in another table.
+/// An object's row, without the number of its deleted entries: another table has them.
 pub(super) fn encode_object(record: &ObjectRecord) -> Result<Vec<u8>, Error> {
     let stored = StoredObject {
         kind: match record.kind {
@@ -278,7 +276,7 @@ impl StoredVersion {
 #[derive(SchemaWrite, SchemaRead)]
 struct StoredFile {
     holder: StoredVersion,
-    /// Only when it is not the holder: after a rewrite.
+    /// Only if the holder is another version: after a rewrite.
     version: Option<StoredVersion>,
     mode: u16,
     mtime: i64,
@@ -289,7 +287,7 @@ struct StoredFile {
     has_extents: bool,
 }
 
-/// Writes a winner into a buffer that is used again for the next one.
+/// Writes a winner into a buffer for many winners.
 pub(super) fn encode_file(record: &FileRecord, into: &mut Vec<u8>) -> Result<(), Error> {
     let moved = record.version != record.holder;
     let stored = StoredFile {

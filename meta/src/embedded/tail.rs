@@ -1,7 +1,7 @@
-//! What memory knows: the datasets, and the tail of their logs that the file does not have yet.
+//! The state in memory: the datasets, and the tail of their logs that the file still lacks.
 //!
-//! Must hold: an object stays here until a durable commit holds it, so that a failed write of the
-//! file loses nothing that was acknowledged; and what is here is bounded in bytes.
+//! Must hold: an object stays here until a durable commit holds the object, so a failed write of the file
+//! loses no acknowledged append. The bytes of the tail are bounded.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -13,13 +13,13 @@ use super::apply::Hint;
 use super::tables::Counts;
 use crate::{DatasetRecord, Error, Kind};
 
-/// Entries applied in one transaction: what bounds the memory of a batch.
+/// Entries applied in a transaction; they bound the memory of a batch.
 const BATCH_ENTRIES: u32 = 50_000;
 
-/// Bytes of memory for each chunk that a tombstone names.
+/// Bytes of memory for each chunk named by a tombstone.
 const DELETION: usize = 128;
 
-/// A change that is not an append; the writer makes them one by one.
+/// A change other than an append; the writer makes such changes singly.
 #[derive(Debug)]
 pub(super) enum Command {
     Bind(StoreId),
@@ -29,17 +29,17 @@ pub(super) enum Command {
     Close,
 }
 
-/// Where the answer to a command goes.
+/// The channel for the answer to a command.
 pub(super) type Reply = oneshot::Sender<Result<(), Error>>;
 
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) record: DatasetRecord,
-    /// The highest stamp that was given or appended.
+    /// The highest stamp, given or appended.
     pub(super) last: Stamp,
-    /// The number of its last append.
+    /// The number of the last append to the dataset.
     pub(super) appended: u64,
-    /// What was last counted by a walk, and which objects the log had then.
+    /// The sums of the last walk, and the version of the log at the time.
     pub(super) counted: Option<(Version, Counts)>,
 }
 
@@ -55,7 +55,7 @@ struct Queued {
     object: Committed,
 }
 
-/// Why the last try to write the file failed.
+/// Why the last write of the file failed.
 #[derive(Debug, Clone)]
 pub(super) struct Failure {
     pub(super) kind: Kind,
@@ -68,25 +68,25 @@ pub(super) struct State {
     pub(super) datasets: HashMap<DatasetId, Known>,
     pub(super) names: BTreeMap<DatasetName, DatasetId>,
     pub(super) commands: VecDeque<(Command, Reply)>,
-    /// No more writes are taken.
+    /// The store accepts no more writes.
     pub(super) closed: bool,
-    /// The handle is gone: end without writing anything.
+    /// The handle is gone: the writer ends without another write.
     pub(super) abandoned: bool,
-    /// Not applied.
+    /// Objects that are not applied.
     pending: VecDeque<Queued>,
-    /// Applied, but lost when the file has to be opened again.
+    /// Applied objects that are lost when the file has to be opened again.
     unsynced: VecDeque<Queued>,
-    /// The ids of what is not applied, whether pending or being applied.
+    /// The ids of objects that are not applied: pending, or being applied.
     queued: HashSet<(DatasetId, ChunkId)>,
     pending_bytes: usize,
     unsynced_bytes: usize,
     /// The number of the last append.
     appended: u64,
-    /// Everything up to this number is applied.
+    /// All appends up to this number are applied.
     applied: u64,
-    /// Somebody waits for everything up to this number.
+    /// A call waits for all appends up to this number.
     asked: u64,
-    /// Since when something here is not durable.
+    /// The time since when the tail holds objects that are not durable.
     pub(super) dirty_since: Option<Duration>,
     pub(super) failure: Option<Failure>,
     /// The file could not be opened again.
@@ -107,7 +107,7 @@ impl State {
         self.datasets.insert(known.record.id, known);
     }
 
-    /// From now on nobody finds the dataset.
+    /// Hides the dataset from all later calls.
     pub(super) fn forget(&mut self, id: DatasetId) {
         if let Some(known) = self.datasets.remove(&id)
             && self.names.get(&known.record.name) == Some(&id)
@@ -116,7 +116,7 @@ impl State {
         }
     }
 
-    /// Removes the objects of a dataset that is gone. Only between batches.
+    /// Removes the objects of a dropped dataset. Only between batches.
     pub(super) fn purge(&mut self, id: DatasetId) {
         self.pending.retain(|queued| queued.object.header().dataset() != id);
         self.unsynced.retain(|queued| queued.object.header().dataset() != id);
@@ -144,12 +144,11 @@ impl State {
         !self.pending.is_empty()
     }
 
-    /// Whether anything up to this number is not applied.
+    /// Whether an append up to `last` is pending.
     pub(super) fn is_pending(&self, last: u64) -> bool {
         self.has_pending() && self.applied < last
     }
 
-    /// The number of the last append.
     pub(super) fn appended(&self) -> u64 {
         self.appended
     }
@@ -162,7 +161,7 @@ impl State {
         self.applied
     }
 
-    /// Whether somebody waits for what is pending.
+    /// Whether a call waits for pending objects.
     pub(super) fn is_asked(&self) -> bool {
         self.asked > self.applied
     }
@@ -188,8 +187,7 @@ impl State {
         self.dirty_since.get_or_insert(now);
     }
 
-    /// The next objects to apply, in the order of their appends. They stay pending until
-    /// [`State::done`].
+    /// The next objects to apply, in the order of their appends. They stay pending until [`State::done`].
     pub(super) fn batch(&self) -> Vec<Committed> {
         let (mut batch, mut entries) = (Vec::new(), 0u32);
         for Queued { object, .. } in &self.pending {
@@ -202,15 +200,14 @@ impl State {
         batch
     }
 
-    /// What memory knows of the datasets of a batch.
+    /// Knowledge in memory about the datasets of a batch.
     pub(super) fn hints(&self, batch: &[Committed]) -> HashMap<DatasetId, Hint> {
         let ids: HashSet<_> = batch.iter().map(|object| object.header().dataset()).collect();
         let known = ids.into_iter().filter_map(|id| Some((id, self.datasets.get(&id)?)));
         known.map(|(id, known)| (id, Hint { given: known.last, counted: known.counted })).collect()
     }
 
-    /// The first `count` pending objects are applied; with `durable`, for good, together with all
-    /// that were applied before.
+    /// Notes the first `count` pending objects as applied. If `durable`, all applied objects are durable.
     pub(super) fn done(&mut self, count: usize, durable: bool, now: Duration) {
         for queued in self.pending.drain(..count) {
             let header = queued.object.header();
@@ -225,7 +222,7 @@ impl State {
         self.measure();
     }
 
-    /// The file falls back to its last durable commit: all that came after it is pending again.
+    /// The file falls back to its last durable commit: all later objects are pending again.
     pub(super) fn fall_back(&mut self) {
         while let Some(queued) = self.unsynced.pop_back() {
             let header = queued.object.header();
@@ -235,8 +232,8 @@ impl State {
         self.measure();
     }
 
-    /// The file is open again. Why it could not be written holds until that works, or it would be
-    /// tried over and over.
+    /// The file is open again. The reason of a failed write stays until a write succeeds; otherwise the
+    /// writer would retry without a pause.
     pub(super) fn mended(&mut self) {
         if std::mem::take(&mut self.shut) {
             self.failure = None;
@@ -246,7 +243,7 @@ impl State {
         }
     }
 
-    /// A try to write the file failed; who waited has to ask again.
+    /// Notes a failed write of the file; waiting calls have to ask again.
     pub(super) fn fail(&mut self, failure: Failure, now: Duration) {
         self.asked = self.applied;
         self.dirty_since = Some(now);
@@ -254,13 +251,13 @@ impl State {
     }
 }
 
-/// Entries that it holds, or chunks of which it deletes some.
+/// The entries of an object plus the chunks in its deletions.
 fn entries_of(object: &Committed) -> u32 {
     let deletions = object.header().deletions().iter().count();
     object.header().entry_count().saturating_add(u32::try_from(deletions).unwrap_or(u32::MAX))
 }
 
-/// Memory that it takes, about: what a tombstone deletes is kept in sets.
+/// The approximate bytes of an object in memory: deletions are kept in sets.
 fn size(object: &Committed) -> usize {
     object.header().header_length() + object.header().deletions().iter().count() * DELETION
 }

@@ -1,7 +1,6 @@
-//! A disk for redb, in memory, that forgets at a power cut what was not synced, dies at a chosen
-//! write, and can run full.
+//! A disk in memory for redb: may lose unsynced writes at a power cut, die at a chosen write, and be full.
 //!
-//! Must hold: it is never kinder than a real disk. Of what was not synced, any part may last.
+//! Must hold: no real disk loses more. Of the unsynced writes, any part may survive.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,8 +42,8 @@ struct Images {
     unsynced: Vec<Change>,
 }
 
-/// A disk for crash tests: the embedded store on it is the real one, its writes and syncs are points
-/// of a [`CutPoint`], and losing power drops what it had not synced. Clones are the same disk.
+/// A disk for crash tests of the embedded store: its writes and syncs are points of a [`CutPoint`], and a
+/// power cut drops unsynced writes. Clones are the same disk.
 #[derive(Debug, Clone, Default)]
 pub struct VolatileFile {
     images: Arc<Mutex<Images>>,
@@ -60,10 +59,10 @@ impl VolatileFile {
         Self { cut, ..Self::default() }
     }
 
-    /// Opens the metadata on it, as each new process does. Needs a tokio runtime.
+    /// Opens the metadata on the disk, as a new process does. Needs a tokio runtime.
     ///
     /// # Errors
-    /// As [`Embedded::open`], and when the process is cut off while it opens.
+    /// As [`Embedded::open`], and when the process is cut off during the opening.
     pub async fn open(
         &self,
         options: EmbeddedOptions,
@@ -100,13 +99,12 @@ impl VolatileFile {
         self.full.store(full, Ordering::SeqCst);
     }
 
-    /// Whether somebody else still has the disk open.
+    /// Whether another clone of the disk is in use, such as the clone of an open store.
     pub fn is_open(&self) -> bool {
         Arc::strong_count(&self.images) > 1
     }
 
-    /// The power goes: of what was not synced, each change survives by a throw of the dice.
-    /// The disk works again from then on.
+    /// Cuts the power: each unsynced change survives by chance. The disk then works again.
     pub fn lose_power(&self, survive: &dyn Random) {
         let mut images = self.images();
         if !self.named.load(Ordering::SeqCst) {

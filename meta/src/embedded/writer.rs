@@ -1,9 +1,8 @@
-//! The one task that writes the file: applies the tail of the logs in batches, and makes the
-//! other changes between them.
+//! The task that writes the file: applies the tail of the logs in batches, and other changes between them.
 //!
-//! Must hold: nothing else writes. A batch is applied when a question waits for it, when the tail
-//! grows, or when its oldest object gets old; it is durable when enough has gathered or enough
-//! time has gone by, and not once for each (rule 10 of the design).
+//! Must hold: no other task writes. A batch is applied when a question waits for the batch, when the tail is
+//! large, or when its oldest object is old. Batches become durable together, by size or age of the tail, not
+//! singly (rule 10 of the design).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +20,7 @@ use super::{Progress, Shared};
 use crate::types::{bound_elsewhere, still_in_use};
 use crate::{DatasetRecord, Error, Kind};
 
-/// What to do next.
+/// The next step of the writer.
 enum Work {
     End,
     Reopen,
@@ -44,9 +43,9 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 if is_close {
                     break Some((reply, answer));
                 }
-                // Who waited for objects of a dataset that is gone now waits for nothing.
+                // A call that waits for objects of a dropped dataset must look again.
                 shared.progress.send_modify(Progress::step);
-                // Who asked may be gone; the change is made all the same.
+                // The caller may be gone; the change is made all the same.
                 let _ = reply.send(answer);
             }
             Work::Wait(None) => woken.await,
@@ -63,7 +62,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
         tracing::debug!("the runtime ended before the metadata file was let go");
     }
     if let Some((reply, answer)) = farewell {
-        // Only now, so that who closes one store can open the next.
+        // Only now: the caller may open the next store after the answer.
         let _ = reply.send(answer);
     }
 }
@@ -78,7 +77,7 @@ impl Shared {
         let interval = self.options.sync_interval;
         let age = state.dirty_since.map(|since| now.saturating_sub(since));
         let is_old = age.is_some_and(|age| age >= interval);
-        // At once, so that reads go on while writes can't; when that failed, from time to time.
+        // At once, as reads may go on while writes can't; after a failed try, from time to time.
         if self.file.is_broken() && (is_old || !state.shut || state.is_asked()) {
             return Work::Reopen;
         }
@@ -99,7 +98,7 @@ impl Shared {
     }
 
     async fn reopen(self: &Arc<Self>) {
-        // First here, so that no answer misses what the file is about to lose.
+        // Before the file loses its last commits: no answer may lack them.
         self.state().fall_back();
         let shared = Arc::clone(self);
         match blocking::run(move || shared.file.reopen()).await {
@@ -115,7 +114,7 @@ impl Shared {
         }
     }
 
-    /// Applies one batch, which may be empty: then all that was applied before becomes durable.
+    /// Applies a batch. An empty batch makes all earlier batches durable.
     async fn apply(self: &Arc<Self>, durable: bool) {
         let (batch, hints) = {
             let state = self.state();
@@ -138,7 +137,7 @@ impl Shared {
         }
     }
 
-    /// Handled here: logged once, told to those who wait, and tried again later.
+    /// Logs the failure, and reports it to waiting calls. The write is tried again later.
     fn failed(&self, error: &redb::Error) {
         let kind = kind_of(error);
         tracing::error!(store = %self.name, error = %error, "can't write metadata; will try again");
@@ -151,12 +150,11 @@ impl Shared {
         if let Command::Close = command {
             self.drain("close", u64::MAX).await?;
         } else if self.file.is_broken() {
-            // Whoever asks hears why it can't be written, not that it is shut for that.
+            // The caller gets the reason of the failed write, not the news of a shut file.
             self.reopen().await;
             self.check("write metadata of")?;
         }
-        // Since it was asked for, the file may have been opened again: what fell back then may be what is
-        // to be taken off the log, and would come into it afterwards.
+        // After a reopening, retired objects may be pending again, and would join the log later.
         if let Command::Retire(..) = command {
             let appended = self.state().appended();
             self.drain("write metadata of", appended).await?;
@@ -222,13 +220,13 @@ impl Shared {
         Ok(())
     }
 
-    /// Durable at once: what is retired is removed from the chunk store next.
+    /// Durable at once: the retired objects are removed from the chunk store next.
     fn retire(&self, id: DatasetId, objects: &[ChunkId]) -> Result<(), Error> {
         let action = "retire objects of dataset";
         let given = self.state().known(id, action)?.last;
         let write = |transaction: &WriteTransaction| retire(transaction, id, objects, given);
         let retired = self.file.write(true, write).map_err(failed(action, id))?;
-        // All that was applied before is durable with it.
+        // All batches applied before are durable with the same commit.
         self.state().done(0, true, self.clock.monotonic());
         match retired {
             Retired::Done => Ok(()),
@@ -237,7 +235,7 @@ impl Shared {
         }
     }
 
-    /// Applies what is pending, up to this number at least.
+    /// Applies all pending objects, at least up to `last`.
     async fn drain(self: &Arc<Self>, action: &'static str, last: u64) -> Result<(), Error> {
         self.state().failure = None;
         loop {
@@ -252,7 +250,7 @@ impl Shared {
         }
     }
 
-    /// Fails as the last try to write the file did.
+    /// Fails as the last write of the file did.
     fn check(&self, action: &'static str) -> Result<(), Error> {
         let state = self.state();
         match &state.failure {
@@ -264,7 +262,7 @@ impl Shared {
         }
     }
 
-    /// Writes down the stamps that were given, and that this is a clean stop.
+    /// Stores the given stamps and the note of a clean stop.
     fn finish(&self) -> Result<(), Error> {
         let given: Vec<_> =
             self.state().datasets.iter().map(|(id, known)| (*id, known.last)).collect();
@@ -286,7 +284,7 @@ impl Shared {
     }
 }
 
-/// Writes the record of a dataset; whoever had its name is gone with that.
+/// Writes the record of a dataset; removes another dataset of the same name.
 fn put(transaction: &WriteTransaction, record: &DatasetRecord) -> Result<DatasetRow, redb::Error> {
     let key = record.id.as_bytes().as_slice();
     let before = {
@@ -294,7 +292,7 @@ fn put(transaction: &WriteTransaction, record: &DatasetRecord) -> Result<Dataset
         let row = datasets.get(key)?.map(|row| DatasetRow::decode(key, row.value()));
         row.transpose()?
     };
-    // Who has the name already has it alone; the others are not looked at for each of many records.
+    // A dataset under its own name has the name alone: no look at other rows, which may be many.
     if before.as_ref().is_none_or(|row| row.record.name != record.name) {
         let mut others = Vec::new();
         for row in transaction.open_table(DATASETS)?.iter()? {

@@ -1,13 +1,13 @@
 //! Addresses of Redis: read from a URL, shown without the password.
 //!
-//! Must hold: no text made here, and no error about an address, shows a password.
+//! Must hold: no text from here, and no error about an address, shows a password.
 
 use std::fmt;
 use std::sync::Arc;
 
 use dl_runtime::address::{self, TlsFiles};
 
-/// One Redis process.
+/// A Redis process.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Node {
     pub(super) host: Arc<str>,
@@ -15,7 +15,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Reads `HOST:PORT`; an empty host is `asked`, as Redis answers when it doesn't know better.
+    /// Reads `HOST:PORT`. The host is `asked` if empty, as in answers of a Redis without an own name.
     pub(super) fn parse(text: &str, asked: Option<&Self>) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -48,16 +48,16 @@ pub(super) struct Address {
     pub(super) files: TlsFiles,
 }
 
-/// What an address may look like.
+/// The forms of an address.
 pub(crate) const FORMS: &str = "redis://[USER:PASSWORD@]HOST:PORT[/DB] or \
      redis-cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT,... (rediss:// and rediss-cluster:// \
      with TLS, [?ca=FILE&cert=FILE&key=FILE])";
 
 impl Address {
-    /// Reads an address; none when it isn't one of Redis.
+    /// Reads an address; none for the address of another store.
     ///
     /// # Errors
-    /// What is wrong with it, without its password.
+    /// The problem with the address, without its password.
     pub(super) fn parse(url: &str) -> Option<Result<Self, String>> {
         let (scheme, rest) = url.split_once("://")?;
         let (is_cluster, is_tls) = match scheme {
@@ -71,7 +71,7 @@ impl Address {
     }
 
     fn read(rest: &str, is_cluster: bool, is_tls: bool) -> Result<Self, String> {
-        // The last one: a password may hold others.
+        // The last `@`: a password may hold more of them.
         let (login, rest) = match rest.rsplit_once('@') {
             Some((login, rest)) => (Some(login), rest),
             None => (None, rest),
@@ -126,8 +126,7 @@ impl fmt::Debug for Address {
     }
 }
 
-/// `url` without its login, for texts about one that can't be read. Of one without a host, nothing
-/// tells what is a password.
+/// `url` without its login, for errors about an unreadable address. Without a host, any part may be secret.
 pub fn without_login(url: &str) -> String {
     match (url.split_once("://"), url.rsplit_once('@')) {
         (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://***@{rest}"),

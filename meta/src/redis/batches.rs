@@ -1,8 +1,8 @@
-//! What an object puts into which folder, some folders at a time.
+//! The rows of an object by folder, a few folders at a time.
 //!
-//! Must hold: each folder on the way to a file comes once, with all that the object puts into it. What
-//! is held at a time is the rows of one header, twice at most, and one piece or two, though the paths
-//! of all the folders together may be a thousand times as long as that header.
+//! Must hold: each folder above a file comes once, with all its rows from the object. Memory holds the rows
+//! of a header, twice at most, and a piece or two, though the paths of all the folders together may be a
+//! thousand times as long as the header.
 
 use std::collections::BTreeMap;
 use std::vec::IntoIter;
@@ -17,30 +17,29 @@ use super::scripts::APPLY;
 
 /// Bytes of questions after which a piece takes no more folders.
 const PIECE: usize = 256 << 10;
-/// Bytes that a question takes beside its key and its rows, about.
+/// Approximate bytes of a question beside its key and its rows.
 const QUESTION: usize = 256;
-/// Bytes that a row takes in a question beside its own, about.
+/// Approximate bytes of a row in a question beside its own.
 const ARGUMENT: usize = 32;
 
-/// What an object puts into one folder.
+/// The rows of an object in a single folder.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Batch {
-    /// Names of folders in it, each once.
+    /// Names of folders in the folder, without repetitions.
     folders: Vec<Vec<u8>>,
-    /// Rows of files, in their order, one of each name.
+    /// Rows of files in their order, a row for each name.
     files: Vec<Vec<u8>>,
 }
 
-/// The batches of an object, each with the path of its folder, and behind those of what lies in it.
+/// The batches of an object, each with the path of its folder; the folders inside come first.
 #[derive(Clone, Debug)]
 pub(super) struct Batches<'a> {
     object: &'a Committed,
-    /// By path, so that all that lies below a folder comes together.
+    /// By path: all files below a folder come together.
     entries: IntoIter<Entry>,
-    /// The path that was met last.
+    /// The path of the last entry.
     path: Bytes,
-    /// The folders on the way to it, which may still get something: where the path of each ends, and
-    /// what it got.
+    /// The folders above `path`, which may still get rows: the end of each folder's path, and its batch.
     open: Vec<(usize, Batch)>,
 }
 
@@ -57,7 +56,7 @@ impl<'a> Batches<'a> {
         self.entries.as_slice()
     }
 
-    /// Those that go to Redis together; none when all have gone. A usual object is one piece.
+    /// The batches that go to Redis together; empty at the end. A usual object is a single piece.
     pub(super) fn piece(&mut self) -> Vec<(Vec<u8>, Batch)> {
         let (mut piece, mut size) = (Vec::new(), 0);
         while size < PIECE
@@ -69,8 +68,8 @@ impl<'a> Batches<'a> {
         piece
     }
 
-    /// Takes a file that lies somewhere below the innermost folder, whose path ends at `end`; gives
-    /// where that of the file's own folder ends, which is the innermost one then.
+    /// Takes a file below the innermost folder, whose path ends at `end`. The file's own folder becomes the
+    /// innermost folder; returns the end of its path.
     fn add(&mut self, entry: Entry, mut end: usize) -> usize {
         let record = FileRecord::of(self.object, &entry);
         self.path = entry.path.into_bytes();
@@ -120,7 +119,7 @@ fn name_of(row: &[u8]) -> &[u8] {
 }
 
 impl Batch {
-    /// What its rows take in a question.
+    /// Bytes of the rows in a question.
     fn size(&self) -> usize {
         let folders = self.folders.iter().map(|name| 2 * (name.len() + ARGUMENT));
         folders.chain(self.files.iter().map(|row| row.len() + ARGUMENT)).sum()
@@ -146,18 +145,18 @@ impl Batch {
         ask
     }
 
-    /// Whether it would make its folder a large one.
+    /// Whether the batch alone would make its folder large.
     pub(super) fn is_large(&self) -> bool {
         (2 * self.folders.len() + self.files.len()) as u64 > LARGE_ROWS
     }
 
-    /// The same without its files; none when nothing is left.
+    /// The batch without its files; none without folders.
     pub(super) fn folders(&self) -> Option<Self> {
         let (folders, files) = (self.folders.clone(), Vec::new());
         (!folders.is_empty()).then_some(Self { folders, files })
     }
 
-    /// By hashed bucket.
+    /// The batch by hashed bucket.
     pub(super) fn parts(&self) -> BTreeMap<u8, Self> {
         let mut parts: BTreeMap<u8, Self> = BTreeMap::new();
         for name in &self.folders {

@@ -1,7 +1,6 @@
-//! Questions to Redis, and what their answers have to be.
+//! Questions to Redis, and the expected types of their answers.
 //!
-//! Must hold: a question goes to one shard; an answer of another type than asked for is an error,
-//! never taken for nothing.
+//! Must hold: a question goes to a single shard. An answer of an unexpected type is an error, not nothing.
 
 use redis::{Cmd, ToRedisArgs, Value};
 
@@ -10,10 +9,10 @@ use super::keys::Key;
 use super::scripts::Script;
 use super::slots::Shard;
 
-/// Arguments of a command, as most have.
+/// The usual number of arguments.
 const ARGUMENTS: usize = 8;
 
-/// A command, and the shard whose primary answers it.
+/// A command, and the shard whose primary answers.
 #[derive(Debug, Clone)]
 pub(super) struct Ask {
     pub(super) shard: Shard,
@@ -28,7 +27,7 @@ impl Ask {
         Self { shard: key.shard, cmd }
     }
 
-    /// A call of a script about a key and others of its shard.
+    /// A script call with a key and other keys of its shard.
     pub(super) fn script(script: &Script, key: &Key, others: &[&Key]) -> Self {
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg(&script.hash).arg(1 + others.len()).arg(&key.bytes);
@@ -54,7 +53,6 @@ pub(super) fn bytes(value: Value) -> Result<Option<Vec<u8>>, Failure> {
     }
 }
 
-/// A number.
 pub(super) fn number(value: &Value) -> Result<i64, Failure> {
     match value {
         Value::Int(number) => Ok(*number),
@@ -62,7 +60,7 @@ pub(super) fn number(value: &Value) -> Result<i64, Failure> {
     }
 }
 
-/// A list, each part of it read by `part`.
+/// A list; `part` reads each item.
 pub(super) fn list<T>(
     value: Value,
     part: impl Fn(Value) -> Result<T, Failure>,
@@ -73,7 +71,7 @@ pub(super) fn list<T>(
     }
 }
 
-/// The parts of a list, where they lie.
+/// The parts of a list, borrowed.
 pub(super) fn parts(value: &Value) -> Result<&[Value], Failure> {
     match value {
         Value::Array(parts) | Value::Set(parts) => Ok(parts),
@@ -81,7 +79,7 @@ pub(super) fn parts(value: &Value) -> Result<&[Value], Failure> {
     }
 }
 
-/// A string, where it lies.
+/// A string, borrowed.
 pub(super) fn string(value: &Value) -> Result<&[u8], Failure> {
     match value {
         Value::BulkString(bytes) => Ok(bytes),
@@ -90,12 +88,11 @@ pub(super) fn string(value: &Value) -> Result<&[u8], Failure> {
     }
 }
 
-/// Strings.
 pub(super) fn strings(value: Value) -> Result<Vec<Vec<u8>>, Failure> {
     list(value, |part| bytes(part)?.ok_or_else(Failure::unexpected))
 }
 
-/// Strings, of which some are nothing: as many as were asked for.
+/// Strings or nothing, as many as the command asked for.
 pub(super) fn fields<const N: usize>(value: Value) -> Result<[Option<Vec<u8>>; N], Failure> {
     list(value, bytes)?.try_into().map_err(|_| Failure::unexpected())
 }
@@ -113,7 +110,7 @@ pub(super) fn pairs(value: Value) -> Result<Vec<Pair>, Failure> {
     Ok(pairs)
 }
 
-/// A number that is kept as text; nothing is zero.
+/// A number stored as text; nothing is zero.
 pub(super) fn decimal(text: Option<&Vec<u8>>) -> Result<u64, Failure> {
     let Some(text) = text else { return Ok(0) };
     let number = str::from_utf8(text).ok().and_then(|text| text.parse().ok());

@@ -16,21 +16,20 @@ use crate::{DatasetRecord, Kind};
 /// Redis counts in doubles: larger numbers are not exact.
 pub(super) const STAMP_MAX: u64 = (1 << 53) - 1;
 
-/// The contents of a root.
 #[derive(Debug, Clone)]
 pub(super) struct DatasetRoot {
     pub(super) record: DatasetRecord,
-    /// The stored bytes of the record, for a replacement of just this record.
+    /// The stored bytes of the record: only the same bytes are replaced.
     pub(super) stored: Vec<u8>,
     pub(super) keys: Keys,
     pub(super) objects: u64,
-    /// The number of tombstones that were ever appended: their bitmaps may still be in the index.
+    /// The number of tombstones ever appended: their bitmaps may still be in the index.
     pub(super) tombstones: u64,
     /// The number of changes of the log or its rows other than new objects.
     pub(super) changes: u64,
-    /// The number of objects that ever left the log.
+    /// The number of objects ever taken off the log.
     pub(super) retired: u64,
-    /// Some folder is large.
+    /// Whether the dataset has large folders.
     pub(super) is_large: bool,
     /// The last count.
     pub(super) counted: Option<Counted>,
@@ -111,8 +110,8 @@ pub(super) fn read_root(id: DatasetId, answer: Value) -> Result<Option<DatasetRo
 }
 
 impl DatasetRoot {
-    /// Fails when a log, read between this root and the root `then`, has fewer objects than were
-    /// appended. Passes where an object left the log meanwhile.
+    /// Fails when a log, read between the roots `self` and `then`, has fewer objects than were appended.
+    /// Passes where an object left the log meanwhile.
     pub(super) fn check_log(&self, then: &Self, objects: u64) -> Result<(), Failure> {
         let is_same = self.keys == then.keys && self.changes == then.changes;
         let appended = self.objects..=then.objects;
@@ -127,12 +126,12 @@ impl DatasetRoot {
     }
 }
 
-/// Whether a log was too short before: a slot that moves may make it look so once.
+/// Whether a log was too short before: a moving slot may make the log look short once.
 #[derive(Debug, Default)]
 pub(super) struct Doubts(bool);
 
 impl Doubts {
-    /// Lets a call begin anew once.
+    /// Lets a call begin again once.
     pub(super) fn meet(&mut self, short: Failure) -> Result<(), Failure> {
         if std::mem::replace(&mut self.0, true) { Err(short) } else { Ok(()) }
     }
@@ -148,8 +147,7 @@ impl Shared {
         Ok(root)
     }
 
-    /// Whether a dataset still has the epoch of these keys. Some keys of a dropped dataset may be gone
-    /// already: its readers begin anew.
+    /// Whether a dataset still has the epoch of `keys`. If not, readers begin again, as keys may be gone.
     pub(super) fn is_still(&self, keys: Keys, answer: Value) -> Result<bool, Failure> {
         let is_still = bytes(answer)?.as_deref().and_then(Epoch::parse) == Some(keys.epoch);
         if !is_still {
@@ -158,9 +156,8 @@ impl Shared {
         Ok(is_still)
     }
 
-    /// Whether a dataset without a root does not exist. Fails when its shard may have lost the root.
-    /// False when the dataset was made again, or asked for in another place before `changes`: the call
-    /// begins anew.
+    /// Whether a dataset without a root does not exist. Fails when its shard may have lost the root. False
+    /// when the dataset exists again, or places changed since `changes`: the call begins again.
     pub(super) async fn is_gone(&self, id: DatasetId, changes: u64) -> Result<bool, Failure> {
         self.forget(id);
         let mut asks = vec![ask_root(id)];
@@ -171,7 +168,7 @@ impl Shared {
         Ok(root.is_none() && is_whole && self.is_as(changes))
     }
 
-    /// The keys of a dataset, as this process knew them last; none without a root.
+    /// The last known keys of a dataset; none without a root.
     pub(super) async fn keys_of(&self, id: DatasetId) -> Result<Option<Keys>, Failure> {
         match self.known(id) {
             None => Ok(self.root(id).await?.map(|root| root.keys)),

@@ -15,10 +15,10 @@ use super::failure::Failure;
 use super::keys::Keys;
 use super::slots::Shard;
 
-/// Most bitmaps in memory; beyond this number, all are dropped.
+/// Most bitmaps in memory; beyond the number, all are dropped.
 const SEEN_MAX: usize = 4_096;
 
-/// The bitmaps that a call has read.
+/// The bitmaps read by a call.
 #[derive(Debug)]
 pub(super) struct Deletions {
     keys: Keys,
@@ -36,12 +36,12 @@ impl Deletions {
         Self { keys: root.keys, none, assured: true, is_stale: false, seen }
     }
 
-    /// Bitmaps as far as they are there, for calls while some may be lost.
+    /// The existing bitmaps, for calls while some bitmaps may be lost.
     pub(super) fn as_they_are(root: &DatasetRoot) -> Self {
         Self { assured: false, ..Self::of(root) }
     }
 
-    /// Whether the call has to begin anew.
+    /// Whether the call has to begin again.
     pub(super) fn is_stale(&self) -> bool {
         self.is_stale
     }
@@ -50,8 +50,7 @@ impl Deletions {
         self.none
     }
 
-    /// Reads the bitmaps of `chunks`. Fails when one of their shards lost its stamp, as the bitmap may be
-    /// lost.
+    /// Reads the bitmaps of `chunks`. Fails when a shard lost its stamp, as the bitmap may be lost.
     pub(super) async fn load(
         &mut self,
         shared: &Shared,

@@ -1,6 +1,6 @@
 //! Errors inside this module, before the operation and its object are known.
 //!
-//! Must hold: each error of Redis has one meaning here: ask another node, wait and ask again, or give up.
+//! Must hold: each error of Redis has a single meaning: ask another node, wait and ask again, or give up.
 
 use std::error::Error as StdError;
 use std::fmt::{self, Display};
@@ -12,8 +12,7 @@ use redis::{RedisError, ServerError};
 use super::address::Node;
 use crate::{Error, Kind};
 
-/// Errors inside scripts that pass by themselves. A Redis before version 7 reports them inside an error of
-/// the script.
+/// Passing errors inside scripts. A Redis before version 7 wraps them in an error of the script.
 const WAITS: [&str; 4] = ["-READONLY ", "-TRYAGAIN ", "-MISCONF ", "-NOREPLICAS "];
 
 /// Why a call failed for good.
@@ -36,12 +35,12 @@ impl Failure {
         Self { kind: Kind::Missing, why: None }
     }
 
-    /// An answer of another type than the command has.
+    /// An answer of an unexpected type.
     pub(super) fn unexpected() -> Self {
         Self::corrupt("Redis answered with another type than expected; is its data ours?")
     }
 
-    /// The error of the call in which this happened.
+    /// The error of the call that failed.
     pub(super) fn during(self, action: &'static str, what: impl Display) -> Error {
         match self.why {
             Some(why) => Error::because(self.kind, action, what, why),
@@ -50,12 +49,12 @@ impl Failure {
     }
 }
 
-/// The reaction to a command that failed.
+/// The reaction to a failed command.
 #[derive(Debug, Clone)]
 pub(super) enum Verdict {
-    /// Ask this node from now on.
+    /// Ask the new node from now on.
     Moved(Node),
-    /// Ask this node once.
+    /// Ask the other node once.
     Ask(Node),
     /// Load the scripts into the node again.
     Reload,
@@ -100,7 +99,7 @@ impl Verdict {
         Self::Fatal(Failure::because(Kind::Full, why))
     }
 
-    /// The verdict on an error that no command answered.
+    /// The verdict on an error without an answer.
     pub(super) fn of(error: &RedisError) -> Self {
         match error.kind() {
             redis::ErrorKind::AuthenticationFailed => {
@@ -126,7 +125,7 @@ impl Verdict {
     }
 }
 
-/// Whether TLS failed in a way that no other try changes.
+/// Whether TLS failed for good.
 fn is_untrusted(error: &RedisError) -> bool {
     let shared = error.source().and_then(|s| s.downcast_ref::<Arc<dyn StdError + Send + Sync>>());
     let io = shared.and_then(|shared| shared.downcast_ref::<std::io::Error>());

@@ -1,8 +1,8 @@
-//! Folders that a call reads: the rows of all their buckets in one order, some at a time.
+//! Folders read by a call: the rows of all their buckets in a common order, page by page.
 //!
 //! Must hold: rows come in the order of listings, whichever bucket holds them, so the first row of a name is
-//! its winner; the reader knows then whether a file is dead. For any number of folders, each round asks each
-//! primary once.
+//! its winner; the reader then knows whether the file is dead. Each round asks each primary once, for any
+//! number of folders.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -21,14 +21,14 @@ use super::rows::{LARGE, Member};
 use super::slots::Shard;
 use crate::Steps;
 
-/// Most rows that are read from a folder at once.
+/// Most rows read from a folder at once.
 pub(super) const PAGE: usize = 1_000;
-/// Rows of a first look, mostly enough to find a live one.
+/// Rows of a first look, mostly enough to find a live file.
 pub(super) const GLANCE: usize = 16;
 /// The begin of the range of all rows.
 pub(super) const BEGIN: &[u8] = b"-";
 
-/// The number of rows of a folder that are read at once.
+/// Rows of a folder per round.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pages {
     /// From the first bucket.
@@ -37,7 +37,7 @@ pub(super) struct Pages {
     pub(super) hashed: usize,
 }
 
-/// A row, and whether its file is deleted or its object left the log. This is found when the row is read, as
+/// A row, and whether its file is deleted or its object left the log: judged at the reading of the row, as
 /// bitmaps are not kept while rows wait.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Row {
@@ -53,13 +53,13 @@ struct Unjudged {
     holder: ChunkId,
 }
 
-/// One bucket of a folder.
+/// A bucket of a folder.
 #[derive(Debug)]
 struct Stream {
     key: Key,
     rows: VecDeque<Row>,
     unjudged: Vec<Unjudged>,
-    /// The begin of the rest; none when all rows were read.
+    /// The begin of the unread rows; none when all rows were read.
     from: Option<Vec<u8>>,
     page: usize,
 }
@@ -115,23 +115,22 @@ impl Stream {
     }
 }
 
-/// A folder that a call reads.
 #[derive(Debug)]
 pub(super) struct Folder {
     pub(super) path: Vec<u8>,
     streams: Vec<Stream>,
     pages: Pages,
-    /// The begin of the hashed buckets, until it is known whether there are any.
+    /// The begin of the hashed buckets, until their existence is known.
     large_from: Option<Vec<u8>>,
     /// The last file; later rows of its name are older versions.
     file: Option<Vec<u8>>,
-    /// The last folder: two buckets may show it.
+    /// The last folder inside: two buckets may show the folder.
     folder: Option<Vec<u8>>,
-    /// The name of a folder; a file of the same name comes next, if there is one.
+    /// The name of a folder inside; a file of the same name comes next, if there is one.
     pub(super) marked: Vec<u8>,
-    /// For some of the next folders inside, whether a live file lies below.
+    /// For the next folders inside, as far as known, whether a live file lies below.
     pub(super) lives: HashMap<Vec<u8>, bool>,
-    /// A folder inside that is read from the middle on, and the rest of the path behind its slash.
+    /// A folder inside, read from the middle, and the rest of the path behind its slash.
     pub(super) resume: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -193,7 +192,7 @@ impl Folder {
     }
 }
 
-/// Reads the folders of a dataset, for one call.
+/// Reads the folders of a dataset, for a single call.
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
     pub(super) shared: &'a Shared,
@@ -203,7 +202,7 @@ pub(super) struct Reader<'a> {
     live_objects: LiveObjects,
     /// Whether an object may have left the log after its rows were read.
     is_unsure: bool,
-    /// The shards that were read, which must be whole for the answer to be.
+    /// The shards that were read; the answer is whole only if they are.
     pub(super) shards: BTreeSet<Shard>,
     /// Counts the answered rounds.
     pub(super) steps: Steps,
@@ -217,7 +216,7 @@ impl<'a> Reader<'a> {
         Self { shared, root, all_rows, deletions, live_objects, is_unsure, shards, steps }
     }
 
-    /// Takes over the live objects that an earlier round of the call learnt.
+    /// Takes over the live objects of an earlier round of the call.
     pub(super) fn go_by(&mut self, known: Option<LiveObjects>) {
         if let Some(known) = known {
             self.live_objects = known.again(self.root, self.shared.router.changes());
@@ -229,13 +228,12 @@ impl<'a> Reader<'a> {
         self.live_objects
     }
 
-    /// Whether the call has to begin anew: the dataset was dropped, or files moved while their rows were
-    /// read.
+    /// Whether the call has to begin again: the dataset was dropped, or files moved during the reading.
     pub(super) fn is_stale(&self) -> bool {
         self.deletions.is_stale() || self.live_objects.are_stale() || self.is_unsure
     }
 
-    /// A folder that is read from `from` on.
+    /// A folder, read from `from` on.
     pub(super) fn folder(&self, path: Vec<u8>, from: &[u8], pages: Pages) -> Folder {
         let first = Stream::new(self.all_rows.of(0, &path), from.to_vec(), pages.first);
         Folder {
@@ -251,7 +249,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a page of each bucket that is empty, or soon will be.
+    /// Reads a page of each empty or nearly empty bucket.
     pub(super) async fn fill(&mut self, folders: &mut [Folder]) -> Result<(), Failure> {
         let may_lack = self.root.retired > 0;
         let to_judge = may_lack || !self.deletions.are_none();

@@ -1,8 +1,8 @@
-//! Calls that ask alike at the same time, brought to Redis together.
+//! Similar calls at about the same time, sent to Redis together.
 //!
-//! Must hold: a call is answered from what was read after it began; one that is given up takes
-//! nobody with it. While Redis does not answer, those that wait fail with those that asked: nobody
-//! waits for one time-out after the other. Nobody waits for who will not ask any more.
+//! Must hold: an answer is read after its call began, and a cancelled call disturbs no other call. While
+//! Redis does not answer, waiting calls fail together with the calls in flight: no call waits for several
+//! time-outs. No group waits for a cancelled call.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,12 +14,12 @@ use tokio::sync::oneshot;
 use super::failure::Failure;
 use crate::Kind;
 
-/// Groups of one key that are on their way at once: one is read while another one is answered.
+/// Groups of a key in flight: Redis reads a group while another group is answered.
 const AT_ONCE: usize = 2;
-/// Calls of one group.
+/// Most calls of a group.
 const CALLS_MAX: usize = 256;
 
-/// Where calls wait for each other, by what they have to have in common.
+/// Queues of calls, by their common key.
 pub(super) struct Gathering<K, Q, A> {
     queues: Mutex<HashMap<K, Queue<Q, A>>>,
 }
@@ -51,8 +51,8 @@ impl<K: Copy + Eq + Hash, Q, A> Gathering<K, Q, A> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a question into the queue. When few groups are on their way, [`Gathering::run`] is to
-    /// be called for this key.
+    /// Puts a question into the queue; true with few groups in flight: the caller then calls
+    /// [`Gathering::run`] for the key.
     pub(super) fn join(&self, key: K, question: Q) -> (Waiting<A>, bool) {
         let (answer, waiting) = oneshot::channel();
         let mut queues = self.queues();
@@ -64,14 +64,14 @@ impl<K: Copy + Eq + Hash, Q, A> Gathering<K, Q, A> {
         (Waiting(waiting), is_runner)
     }
 
-    /// Answers group after group until nobody waits. `ask` gives one answer for each question.
+    /// Answers group after group until no call waits. `ask` gives an answer for each question.
     pub(super) async fn run<Asked: Future<Output = Result<Vec<A>, Failure>>>(
         &self,
         key: K,
         ask: impl Fn(Vec<Q>) -> Asked,
     ) {
         let mut runner = Runner { gathering: self, key, has_ended: false };
-        // Who is about to ask comes along.
+        // Calls about to ask join the first group.
         tokio::task::yield_now().await;
         while let Some(group) = self.next_group(&mut runner) {
             let (questions, senders): (Vec<_>, Vec<_>) =
@@ -99,13 +99,13 @@ impl<K: Copy + Eq + Hash, Q, A> Gathering<K, Q, A> {
         queues.get_mut(&key).map(|queue| std::mem::take(&mut queue.waiting)).unwrap_or_default()
     }
 
-    /// Takes those that wait; none when this runner is not needed any more.
+    /// Takes the waiting calls; none when the runner is no longer needed.
     fn next_group(&self, runner: &mut Runner<'_, K, Q, A>) -> Option<Vec<Call<Q, A>>> {
         let mut queues = self.queues();
         let queue = queues.get_mut(&runner.key)?;
         queue.waiting.retain(|call| !call.answer.is_closed());
         if queue.waiting.is_empty() {
-            // In the same step, so that who comes next is a runner.
+            // In the same step: the next call becomes a runner.
             runner.has_ended = true;
             queue.under_way -= 1;
             if queue.under_way == 0 {
@@ -118,7 +118,7 @@ impl<K: Copy + Eq + Hash, Q, A> Gathering<K, Q, A> {
     }
 }
 
-/// One that answers a queue, until nobody waits or something goes wrong in it.
+/// Answers a queue, until no call waits or the runner fails.
 struct Runner<'a, K: Copy + Eq + Hash, Q, A> {
     gathering: &'a Gathering<K, Q, A>,
     key: K,
@@ -126,7 +126,7 @@ struct Runner<'a, K: Copy + Eq + Hash, Q, A> {
 }
 
 impl<K: Copy + Eq + Hash, Q, A> Drop for Runner<'_, K, Q, A> {
-    /// One that broke off leaves those that wait to the other runners; without any they are let go.
+    /// After a failure, the waiting calls are left to other runners; without other runners the calls fail.
     fn drop(&mut self) {
         if self.has_ended {
             return;
@@ -141,11 +141,10 @@ impl<K: Copy + Eq + Hash, Q, A> Drop for Runner<'_, K, Q, A> {
 }
 
 fn tell<A>(sender: oneshot::Sender<Result<A, Failure>>, answer: Result<A, Failure>) {
-    // Nobody hears the answer to a call that was given up.
+    // The caller of a cancelled call is gone.
     let _ = sender.send(answer);
 }
 
-/// A call that waits for its group.
 #[derive(Debug)]
 pub(super) struct Waiting<A>(oneshot::Receiver<Result<A, Failure>>);
 

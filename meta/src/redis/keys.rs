@@ -1,22 +1,22 @@
-//! What is where in Redis: the format "dl-meta-redis 1".
+//! The keys in Redis: the format "dl-meta-redis 1".
 //!
 //! Must hold: every key names its shard, and so its slot, in its hash tag. All keys of a dataset but its root
-//! carry its epoch: keys of a dropped dataset are never taken for keys of a later one with the same id.
+//! carry its epoch: keys of a dropped dataset are never taken for keys of a later dataset with the same id.
 //!
 //! # Keys
 //!
-//! | key, in the shard of | type | what |
+//! | key, in the shard of | type | contents |
 //! |---|---|---|
 //! | `dl:{t}:identity`, first | string | the chunk store's 16 bytes |
 //! | `dl:{t}:names`, first | hash | name: generation and dataset id |
-//! | `dl:{t}:dropped`, first | hash | whose keys are still to be removed: `D:E`, that epoch; `D:`, all but the one that the root names, once there is one; `D:*`, the same, and all where there is no root: since when (s) |
+//! | `dl:{t}:dropped`, first | hash | keys to be removed: `D:E`, this epoch; `D:`, all epochs but the root's, once there is a root; `D:*`, the same, and all epochs where there is no root: since when (s) |
 //! | `dl:{t}:mark`, each | hash | the stamp of the shard. id: the chunk store; run: the run of the process that holds the shard, or `dropped` after Redis removed keys; time: when (s) the stamp was written; life: a number, drawn by the first rebuild of this copy of the shard |
 //! | `dl:{t}:ds:D`, D | hash | record, epoch, objects, tombstones, changes, retired, given, last, large, counted, version, files, bytes |
 //! | `dl:{t}:log:D:E`, D | zset | object id and record |
-//! | `dl:{t}:todo:D:E`, D | hash | object id: who appended it and when; its rows may be missing |
+//! | `dl:{t}:todo:D:E`, D | hash | object id: writer and time of the append; rows of the object may be missing |
 //! | `dl:{t}:c:D:E:C`, C | string | the header of object C |
 //! | `dl:{t}:x:D:E:C`, C | string | the bitmap of deleted entries of chunk C |
-//! | `dl:{t}:task:D.T`, (D, T) | hash | training job T, expires: t: version and secret; u: end of the lease; m and 16 bytes: last heartbeat (us), a blank, the record of that member |
+//! | `dl:{t}:task:D.T`, (D, T) | hash | training job T, expires: t: version and secret; u: end of the lease; m and 16 bytes: last heartbeat (us), a blank, the record of the member |
 //! | `dl:{t}:d:D:E:B:P`, (D, P, B) | zset | rows of folder P: bucket 0, and 1 to 64 when large |
 
 use dl_format::{ChunkId, DatasetId};
@@ -26,13 +26,13 @@ use crate::TaskKey;
 
 /// Hashed buckets of a large folder.
 pub(super) const BUCKETS: u8 = 64;
-/// A folder that would have more rows in its first bucket goes on in hashed ones.
+/// Most rows in the first bucket of a folder; a folder with more rows continues in hashed buckets.
 pub(super) const LARGE_ROWS: u64 = 2_048;
 
 /// Letters of an epoch in a key.
 const EPOCH_LETTERS: usize = 16;
 
-/// Sets the life of a dataset under its id apart from the ones before.
+/// Distinguishes the life of a dataset from earlier datasets with the same id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Epoch(u64);
 
@@ -53,7 +53,7 @@ impl std::fmt::Display for Epoch {
     }
 }
 
-/// A key and the shard it is in.
+/// A key and its shard.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) shard: Shard,
@@ -80,14 +80,14 @@ pub(super) fn shard_stamp(shard: Shard) -> Key {
     key(shard, "mark")
 }
 
-/// A training job, for one dataset.
+/// A training job, for a single dataset.
 pub(super) fn task(task: &TaskKey) -> Key {
     let TaskKey { dataset, task } = task;
     let shard = Shard::of(&[dataset.as_bytes(), task.as_bytes()]);
     key(shard, format_args!("task:{dataset}.{task}"))
 }
 
-/// What nobody ever puts there.
+/// A key that never exists.
 pub(super) fn nothing(shard: Shard) -> Key {
     key(shard, "nothing")
 }
@@ -96,11 +96,10 @@ pub(super) fn root(dataset: DatasetId) -> Key {
     key(Shard::of(&[dataset.as_bytes()]), format_args!("ds:{dataset}"))
 }
 
-/// What all keys of all datasets match, and some others.
+/// A pattern for all keys of all datasets; also matches a few other keys.
 pub(super) const OF_DATASETS: &str = "dl:{*}:*:*:*";
 
-/// The key and the dataset of what a node has, and the life of it; none of a root, nor of what is no
-/// dataset's.
+/// Reads the name of a key, and gives its dataset and epoch; none for a root, and for keys without a dataset.
 pub(super) fn read(bytes: Vec<u8>) -> Option<(Key, Keys)> {
     let (tag, rest) = bytes.strip_prefix(b"dl:{").and_then(|rest| split(rest, b"}:"))?;
     let (_, rest) = split(rest, b":")?;
@@ -117,7 +116,7 @@ fn split<'a>(bytes: &'a [u8], at: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
     Some((bytes.get(..found)?, bytes.get(found + at.len()..)?))
 }
 
-/// The keys of one dataset in one epoch.
+/// The keys of a dataset in a single epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Keys {
     pub(super) dataset: DatasetId,
@@ -158,7 +157,7 @@ impl Keys {
     }
 }
 
-/// The keys of the rows of a dataset, with what they have in common spelled once.
+/// The keys of the rows of a dataset; their common part is spelled once.
 #[derive(Debug)]
 pub(super) struct AllRows {
     dataset: DatasetId,
@@ -173,7 +172,7 @@ impl AllRows {
         key
     }
 
-    /// The same, in place of another key.
+    /// [`AllRows::of`] into an existing key.
     pub(super) fn spell(&self, bucket: u8, path: &[u8], key: &mut Key) {
         let Key { shard, bytes } = key;
         *shard = Shard::of_joined(&[self.dataset.as_bytes(), path, &[bucket]], bytes);
@@ -186,7 +185,7 @@ impl AllRows {
     }
 }
 
-/// The hashed bucket of a name, once its folder is large.
+/// The bucket of a name in a large folder.
 pub(super) fn bucket_of(name: &[u8]) -> u8 {
     let [a, b, c, d] = dl_format::Crc32c::of(name).value().to_le_bytes();
     1 + (a ^ b ^ c ^ d) % BUCKETS

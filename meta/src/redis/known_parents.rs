@@ -1,7 +1,7 @@
 //! The parents of files whose rows this process wrote a short time ago, with the rows of all folders above.
 //!
-//! Must hold: the list only saves questions. An append writes the rows of parents again beside the rows of
-//! its files, so nothing depends on removals by other processes.
+//! Must hold: the list only saves questions. An append writes the rows of parents together with the rows of
+//! its files, so removals by other processes do no harm.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};

@@ -1,8 +1,8 @@
-//! A connection to one Redis process, made ready: checked, known by its run, given the scripts.
+//! A connection to a Redis process: checks the process, reads its run, and loads the scripts.
 //!
-//! Must hold: a process that could drop keys, or differs from the address, is refused before any question,
-//! and as soon as it becomes so. After a process may have dropped keys, the stamps of its shards are
-//! removed, so that every server takes the shards for lost.
+//! Must hold: a process that may drop keys, or differs from the address, is refused before any question, and
+//! as soon as a check finds a change. After a process may have dropped keys, the stamps of its shards are
+//! removed: every server then counts the shards as lost.
 
 use std::collections::HashMap;
 use std::fs;
@@ -29,11 +29,11 @@ use crate::{Kind, Refusal};
 #[derive(Debug, Clone)]
 pub(super) struct Link {
     pub(super) connection: MultiplexedConnection,
-    /// The run of the process: another one after a restart and after a failover.
+    /// The run of the process; changes with a restart and with a failover.
     pub(super) run: Arc<str>,
 }
 
-/// Whether the other end took a connection and closed it.
+/// Whether the other end accepted a connection and closed it.
 fn is_cut(error: &redis::RedisError) -> bool {
     error.is_connection_dropped() && !error.is_connection_refusal()
 }
@@ -46,7 +46,7 @@ pub(super) struct Dropped(Mutex<HashMap<Node, Look>>);
 struct Look {
     run: Arc<str>,
     keys: u64,
-    /// Whether the policy may drop any key. A `volatile-` policy drops keys of training jobs alone.
+    /// Whether the policy may drop any key. A `volatile-` policy drops only keys of training jobs.
     any: bool,
 }
 
@@ -83,7 +83,6 @@ impl Info {
 }
 
 impl Link {
-    /// Connects to `node`.
     pub(super) async fn open(
         node: &Node,
         address: &Address,
@@ -117,7 +116,6 @@ impl Link {
         Ok(link)
     }
 
-    /// Loads all scripts into the node.
     pub(super) async fn load(&self, node: &Node) -> Result<(), Verdict> {
         let mut pipeline = redis::pipe();
         for script in scripts::all() {
@@ -131,7 +129,6 @@ impl Link {
         Ok(())
     }
 
-    /// The answers to all commands of `pipeline`.
     pub(super) async fn send(&self, pipeline: &redis::Pipeline) -> Result<Vec<Value>, Verdict> {
         let count = pipeline.len();
         let sent = self.connection.clone().send_packed_commands(pipeline, 0, count).await;
@@ -155,9 +152,9 @@ impl Link {
         Ok(info.run())
     }
 
-    /// Why the process takes no writes of so many bytes; `shard` is a shard that it holds. The writes change
-    /// nothing, as their key does not exist. Redis refuses them like any other: for want of memory (OOM), after
-    /// a snapshot or a log that could not be written (MISCONF), without enough replicas (NOREPLICAS).
+    /// Why the process takes no writes of so many bytes; `shard` is a shard of the process. The writes change
+    /// nothing, as their key does not exist. Redis refuses them like any write: without memory (OOM), after a
+    /// failed write of a snapshot or log (MISCONF), without enough replicas (NOREPLICAS).
     pub(super) async fn probe(
         &self,
         node: &Node,
@@ -166,14 +163,14 @@ impl Link {
     ) -> Result<Option<Refusal>, Verdict> {
         let key = keys::nothing(shard).bytes;
         let mut pipeline = redis::Pipeline::with_capacity(2);
-        // Before the other one: full memory does not hide a Redis that takes no writes.
+        // First: full memory must not hide a Redis without any writes.
         pipeline.cmd("UNLINK").arg(&key);
         pipeline.cmd("SET").arg(&key).arg(vec![0_u8; length].as_slice()).arg("XX");
         let answers = self.send(&pipeline).await?;
         Ok(answers.iter().find_map(|answer| refusal_by(answer, node)))
     }
 
-    /// Refuses a process that would lose keys, or is not of the kind in the address.
+    /// Refuses a process that would lose keys, or differs from the address.
     async fn check(
         &self,
         info: &Info,
@@ -202,7 +199,7 @@ impl Link {
     }
 }
 
-/// The refusal that the answer to a probe shows.
+/// The refusal shown by the answer to a probe.
 fn refusal_by(answer: &Value, node: &Node) -> Option<Refusal> {
     let Value::ServerError(error) = answer else { return None };
     match error.code() {
@@ -308,12 +305,12 @@ fn check(info: &Info, address: &Address, node: &Node) -> Result<(), Verdict> {
     }
 }
 
-/// Warns when a restart would empty this Redis. Without the right to read settings, there is no warning.
+/// Warns when a restart would empty the Redis. Without the right to read settings, there is no warning.
 async fn warn_of_loss(connection: &mut MultiplexedConnection, info: &Info, node: &Node) {
     if info.get("aof_enabled") != "0" {
         return;
     }
-    // A process that is syncing from a primary reports `aof_enabled:0` whatever its settings are.
+    // During a sync from a primary, a process reports `aof_enabled:0` whatever its settings are.
     let is_set = |value: Option<Vec<u8>>, to: &[u8]| value.is_some_and(|value| value == to);
     let no_save = is_set(setting(connection, "save").await, b"")
         && is_set(setting(connection, "appendonly").await, b"no");

@@ -1,8 +1,8 @@
-//! Live files below folders: all files that were ever written there may be deleted.
+//! Searches for live files below folders: all files ever written there may be deleted.
 //!
-//! Must hold: the answer is that of a walk over each folder. The search asks about many folders at once, in
-//! no order, and ends at the first live file: live folders cost a few rows, dead ones few rounds. A round
-//! reads a bounded number of rows, and fewer while many calls search.
+//! Must hold: the answer equals the answer of a walk over each folder. The search asks about many folders at
+//! once, in no order, and ends at the first live file: live folders cost a few rows, dead folders few rounds.
+//! A round reads a bounded number of rows, and fewer while many calls search.
 
 use std::iter::repeat_n;
 use std::ops::RangeInclusive;
@@ -14,19 +14,18 @@ use super::folders::{BEGIN, Folder, GLANCE, PAGE, Pages, Reader};
 use super::keys::BUCKETS;
 use super::rows::Member;
 
-/// Searches of this process that read many rows in a round.
+/// Searches of the process with many rows in a round.
 pub(super) const TURNS: usize = 16;
 /// Rows of such a round.
 const MANY: usize = 8 * PAGE;
 /// Rows of a round of all other searches.
 const FEW: usize = 32 * GLANCE;
-/// Most waiting folders of a search that reads many folders at a time.
+/// Most waiting folders of a search with many folders at a time.
 const OPEN_MAX: usize = 2_000;
-/// Folders in one search: a first round has room for a few rows of each.
+/// Folders in a single search: a first round has room for a few rows of each.
 const TOGETHER: usize = MANY / GLANCE;
 
-/// For each of these folders, whether a live file lies below; void when the reader is stale. Boxed: most
-/// calls never need the search.
+/// Whether a live file lies below each folder; meaningless with a stale reader. Boxed, as mostly unused.
 pub(super) fn hold_live<'a>(
     reader: &'a mut Reader<'_>,
     paths: &'a [Vec<u8>],
@@ -71,7 +70,7 @@ async fn search(reader: &mut Reader<'_>, paths: &[Vec<u8>]) -> Result<Vec<bool>,
     Ok(searches.iter().map(|search| search.is_live).collect())
 }
 
-/// The least and the most rows to ask of a folder at once. A large folder is asked in all of its buckets.
+/// The least and the most rows of a folder in a round. A large folder is read in all of its buckets.
 fn shares(is_large: bool) -> RangeInclusive<usize> {
     if is_large { 2 * usize::from(BUCKETS)..=MANY } else { GLANCE..=PAGE }
 }
@@ -80,13 +79,12 @@ fn pages(share: usize) -> Pages {
     Pages { first: share.min(PAGE), hashed: (share / usize::from(BUCKETS)).max(1) }
 }
 
-/// The search for a live file below one folder.
 #[derive(Debug)]
 struct Search {
-    /// Folders that are not fully read; the last ones come first. Beyond [`OPEN_MAX`], folders are read one
-    /// at a time, so that each level adds few.
+    /// Folders with unread rows; the last folders come first. Beyond [`OPEN_MAX`], folders are read singly,
+    /// so each level adds few.
     open: Vec<Folder>,
-    /// Rows of the next round: twice as many each time.
+    /// Rows of the next round, doubled each time.
     rows: usize,
     is_live: bool,
 }
@@ -97,12 +95,12 @@ impl Search {
         Self { open: vec![folder], rows: least, is_live: false }
     }
 
-    /// Rows that the next round would read for this search.
+    /// Rows of the next round of the search.
     fn wanted(&self) -> usize {
         if self.open.is_empty() { 0 } else { self.rows }
     }
 
-    /// The folders that this round reads for the search, as far as there is room.
+    /// The folders that the search reads in this round, as far as there is room.
     fn begin(&mut self, shares: &RangeInclusive<usize>, room: &mut usize) -> Vec<Folder> {
         let mut rows = self.rows.min(*room);
         if self.open.len() > OPEN_MAX {
@@ -120,7 +118,6 @@ impl Search {
         folders
     }
 
-    /// Takes the rows of a folder.
     fn look(
         &mut self,
         mut folder: Folder,

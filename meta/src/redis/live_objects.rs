@@ -1,9 +1,9 @@
 //! Rows count only while the log holds their objects.
 //!
-//! Must hold: a row whose object left the log names no file, whatever brought the row back: a primary that
-//! died with its removal, or an append in flight. An object counts as gone only where no object left the
-//! log since before its row was read; otherwise the row is read again, as its file may have moved. (Not
-//! covered: a walk of a large folder that takes longer than the grace period of a purge.)
+//! Must hold: a row without its object in the log names no file, whatever restored the row: the failure of a
+//! primary after the removal, or an append in flight. An object counts as gone only if no object left the log
+//! since before its row was read. Otherwise the row is read again, as its file may have moved. (Not covered:
+//! a walk of a large folder longer than the grace period of a purge.)
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{MutexGuard, PoisonError};
@@ -18,29 +18,29 @@ use super::failure::Failure;
 use super::keys::Keys;
 use super::slots::Shard;
 
-/// Objects that a process remembers, all datasets together: about 2 TiB of chunks, in 20 MB.
+/// Most objects in memory, of all datasets together: about 2 TiB of chunks, in 20 MB.
 const KNOWN_MAX: usize = 1 << 19;
 
-/// The objects that a call read rows of, compared with the log.
+/// The objects of a call's rows, compared with the log.
 #[derive(Debug)]
 pub(super) struct LiveObjects {
     keys: Keys,
     /// The count of changes for [`Shared::is_as`] when the call began.
     places: u64,
-    /// The number of objects that had left the log before the rows were read, if known.
+    /// The number of objects taken off the log before the rows were read, if known.
     before: Option<u64>,
     gone: HashSet<ChunkId>,
-    /// Gone objects that may have left the log after the last rows were loaded.
+    /// Gone objects that may have left the log after the last rows were read.
     doubtful: HashSet<ChunkId>,
     is_stale: bool,
 }
 
-/// The number of objects that had left a log.
+/// The number of objects taken off a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Count {
     pub(super) retired: u64,
-    /// The count of changes for [`Shared::is_as`] before the question: a log may lose its last changes
-    /// with its primary.
+    /// The count of changes for [`Shared::is_as`] before the question: a log may lose its end with its
+    /// primary.
     pub(super) places: u64,
 }
 
@@ -50,18 +50,18 @@ impl LiveObjects {
         Self { keys, places, before, gone, doubtful, is_stale: false }
     }
 
-    /// For a call that reads rows after this root.
+    /// For a call with rows read after `root`.
     pub(super) fn after(root: &DatasetRoot, places: u64) -> Self {
         Self::new(root.keys, places, Some(root.retired))
     }
 
-    /// For the next round of a call: objects that were gone stay gone.
+    /// For the next round of a call: gone objects stay gone.
     pub(super) fn again(self, root: &DatasetRoot, places: u64) -> Self {
         let after = Self::after(root, places);
         if self.are_of(root.keys, places) { Self { gone: self.gone, ..after } } else { after }
     }
 
-    /// For a call that reads rows beside the root, with the last count that this process read.
+    /// For a call with rows read beside the root; takes the last count read by the process.
     pub(super) fn heard(shared: &Shared, keys: Keys, places: u64) -> Self {
         Self::new(keys, places, shared.logged().heard(keys, places))
     }
@@ -75,7 +75,7 @@ impl LiveObjects {
         !self.doubtful.is_empty()
     }
 
-    /// Whether the rows of this object have to be read again.
+    /// Whether the rows of the object have to be read again.
     pub(super) fn doubt(&self, object: ChunkId) -> bool {
         self.doubtful.contains(&object)
     }
@@ -94,8 +94,7 @@ impl LiveObjects {
         (!self.gone.is_empty()).then(|| root.keys.log().shard)
     }
 
-    /// Asks the log about the objects of rows that were read beside this count. Fails when the log is
-    /// shorter than the root says.
+    /// Asks the log about the objects of rows read together with `beside`. Fails when the log is too short.
     pub(super) async fn load(
         &mut self,
         shared: &Shared,
@@ -120,7 +119,7 @@ impl LiveObjects {
             if asked.lacking.is_empty() {
                 break;
             }
-            // After the answer: this root counts all objects that had left the log by then.
+            // After the answer: the new root counts all objects gone by then.
             let (dataset, places) = (root.keys.dataset, shared.router.changes());
             let again = read_root(dataset, shared.router.ask_one(ask_root(dataset)).await?)?;
             let is_same = |root_then: &DatasetRoot| root_then.keys == root.keys;
@@ -143,7 +142,7 @@ impl LiveObjects {
             self.before = Some(retired);
             break;
         }
-        // Rows that are read from now on are read after that count.
+        // Later rows are read after the count.
         self.before = self.before.max(Some(beside.retired));
         Ok(())
     }
@@ -159,7 +158,7 @@ struct Asked {
 }
 
 impl Shared {
-    /// Asks a log whether it has these objects.
+    /// Asks a log which of the objects are there.
     async fn ask_log(&self, keys: Keys, objects: &[ChunkId]) -> Result<Asked, Failure> {
         let log = keys.log();
         let mut asks = vec![ask_root(keys.dataset), Ask::to(&log, "ZCARD")];
@@ -185,7 +184,7 @@ impl Shared {
     }
 }
 
-/// The objects that logs were seen to hold.
+/// The objects seen in logs.
 #[derive(Debug, Default)]
 pub(super) struct Logged {
     logs: HashMap<DatasetId, Log>,
@@ -195,13 +194,13 @@ pub(super) struct Logged {
 #[derive(Debug)]
 struct Log {
     keys: Keys,
-    /// An object of then is in the log until the count grows.
+    /// The objects stay in the log until the count grows.
     count: Count,
     objects: HashSet<ChunkId>,
 }
 
 impl Logged {
-    /// The number of objects that had left a log, if read since the last change of places.
+    /// The number of objects taken off a log, if read since the last change of places.
     fn heard(&self, keys: Keys, places: u64) -> Option<u64> {
         let log = self.logs.get(&keys.dataset)?;
         (log.keys == keys && log.count.places == places).then_some(log.count.retired)
@@ -212,13 +211,12 @@ impl Logged {
         log.is_some_and(|log| log.objects.contains(object))
     }
 
-    /// Forgets a log.
     pub(super) fn forget(&mut self, dataset: DatasetId) {
         let log = self.logs.remove(&dataset);
         self.objects -= log.map_or(0, |log| log.objects.len());
     }
 
-    /// Keeps the objects that a log held at this count.
+    /// Keeps the objects of a log at this count.
     fn keep(&mut self, keys: Keys, count: Count, objects: Vec<ChunkId>) {
         if self.objects > KNOWN_MAX {
             *self = Self::default();

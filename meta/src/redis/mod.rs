@@ -1,8 +1,8 @@
 //! Metadata in Redis or a Redis Cluster, shared by any number of servers.
 //!
-//! Must hold: an append is acknowledged once Redis has the object in its log and in its index. Redis may
-//! lose acknowledged writes: the loss is noticed, and contents are refused until a rebuild. No server keeps
-//! anything that another server needs.
+//! Must hold: an append is acknowledged once Redis has the object in its log and in its index. Redis may lose
+//! acknowledged writes: each loss is noticed, and contents are refused until a rebuild. No server keeps state
+//! that another server needs.
 
 mod address;
 mod batches;
@@ -69,11 +69,11 @@ use crate::{
 /// Settings of a [`Redis`] store.
 #[derive(Debug, Clone)]
 pub struct RedisOptions {
-    /// How long a connection may take to be made.
+    /// Longest time to connect.
     pub connect_timeout: Duration,
-    /// How long an answer may take before the connection is given up.
+    /// Longest wait for an answer before the connection is closed.
     pub command_timeout: Duration,
-    /// How long a call goes on trying without an answer, whatever moves or dies meanwhile.
+    /// How long a call without an answer is repeated, whatever moves or dies meanwhile.
     pub patience: Duration,
 }
 
@@ -87,18 +87,18 @@ impl Default for RedisOptions {
     }
 }
 
-/// A metadata store in Redis. An append is as durable as Redis: `appendonly` and replicas may lose the last
-/// writes. [`MetaStore::damage`] reports such losses.
+/// A metadata store in Redis. An append is as durable as Redis: even with `appendonly` and replicas, the last
+/// writes may be lost. [`MetaStore::damage`] reports such losses.
 #[derive(Debug)]
 pub struct Redis {
     shared: Arc<Shared>,
     sweeper: JoinHandle<()>,
 }
 
-/// The state that calls and background work share.
+/// The common state of calls and background work.
 #[derive(Debug)]
 struct Shared {
-    /// Itself, for work that outlives its call.
+    /// A reference to itself, for work that outlives its call.
     me: Weak<Self>,
     router: Router,
     clock: Arc<dyn Clock>,
@@ -117,12 +117,12 @@ struct Shared {
     surveys: Semaphore,
     /// When and why the last survey failed.
     failed: Mutex<Option<(Duration, Failure)>>,
-    /// Turns of searches that read much at a time.
+    /// Turns of searches that read many rows at a time.
     searches: Semaphore,
     sweep_now: Arc<Notify>,
 }
 
-/// A dataset as this process knew it last. May be out of date: reads and writes are checked by the root.
+/// A dataset as last read by the process. May be out of date: reads and writes are checked by the root.
 #[derive(Debug, Clone, Copy)]
 struct Known {
     keys: Keys,
@@ -131,19 +131,18 @@ struct Known {
 }
 
 impl Redis {
-    /// The problem of the address of a Redis, without its password; none for the address of another store.
+    /// The problem with the address of a Redis, without its password; none for the address of another store.
     pub fn check(url: &str) -> Option<Result<(), String>> {
         let parsed = Address::parse(url)?.map(|_| ());
         Some(parsed.map_err(|why| format!("{why}; write {ADDRESSES}")))
     }
 
-    /// Connects to the Redis, or to the primaries of the Redis Cluster, at `url`. Needs a tokio
-    /// runtime.
+    /// Connects to the Redis, or to the primaries of the Redis Cluster, at `url`. Needs a tokio runtime.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] for an address that can't be read, a Redis that drops keys, or one
-    /// that is a cluster where the address says that it isn't; [`Kind::Denied`] when it refuses
-    /// the login; [`Kind::Unavailable`] when it does not answer.
+    /// [`Kind::Unsupported`] for an unreadable address, a Redis that drops keys, or a cluster at the address
+    /// of a single Redis and vice versa; [`Kind::Denied`] for a refused login; [`Kind::Unavailable`] without
+    /// answer.
     pub async fn open(
         url: &str,
         options: RedisOptions,
@@ -192,12 +191,12 @@ impl Redis {
 }
 
 impl Shared {
-    /// Connects to all primaries, which finds the unfit ones.
+    /// Connects to all primaries, which finds unfit primaries.
     async fn open(&self) -> Result<(), Failure> {
         if let Err(Verdict::Fatal(failure)) = self.router.refresh().await {
             return Err(failure);
         }
-        // Waits for primaries that don't answer yet.
+        // Waits for primaries without an answer.
         self.identity().await?;
         self.router.runs().await?;
         Ok(())
@@ -239,8 +238,7 @@ impl Shared {
         self.logged().forget(id);
     }
 
-    /// Whether this call may look for objects without rows in a dataset; no other call may until
-    /// [`Shared::looked`].
+    /// Whether the call may look for objects without rows. If so, no other call may until [`Shared::looked`].
     fn may_look(&self, id: DatasetId) -> bool {
         let mut known = self.all_known();
         let Some(known) = known.get_mut(&id) else { return false };
@@ -251,7 +249,7 @@ impl Shared {
         may
     }
 
-    /// Ends the look; the next one may begin after `pause`.
+    /// Ends the look; the next look may begin after `pause`.
     fn looked(&self, id: DatasetId, pause: Duration) {
         if let Some(known) = self.all_known().get_mut(&id) {
             known.looks = self.clock.monotonic() + pause;

@@ -1,7 +1,6 @@
 //! The records of datasets and of the objects in their logs, as bytes.
 //!
-//! Must hold: a record is a version byte and then bincode bytes, as wincode writes them; what
-//! can't be read is an error, never a guess.
+//! Must hold: a record is a version byte and then bincode bytes, as wincode writes them. Damage is an error.
 
 use bytes::Bytes;
 use dl_format::{
@@ -90,7 +89,7 @@ pub(super) fn decode_dataset(id: DatasetId, bytes: &[u8]) -> Result<DatasetRecor
     })
 }
 
-/// The copy of a header, without the zeros that fill its last page: a tombstone is mostly these.
+/// The copy of a header, without the zeros at the end of its last page: a tombstone is mostly zeros.
 pub(super) fn encode_header(header: &Header) -> &[u8] {
     let raw = header.raw();
     let end = raw.iter().rposition(|byte| *byte != 0).map_or(0, |last| last.saturating_add(1));
@@ -104,8 +103,7 @@ pub(super) fn decode_header(id: ChunkId, mut copy: Vec<u8>) -> Result<Committed,
     Header::decode(&Bytes::from(copy)).and_then(Header::committed).map_err(damaged)
 }
 
-/// The member of an object in its log: its id, by which the log sorts, and its record, without how
-/// many of its entries are deleted.
+/// A log's member for an object: the id, for the order, and the record, without a number of deletions.
 pub(super) fn encode_object(record: &ObjectRecord) -> Result<Vec<u8>, Failure> {
     let stored = StoredObject {
         kind: match record.kind {
@@ -144,7 +142,7 @@ pub(super) fn decode_object(member: &[u8]) -> Result<ObjectRecord, Failure> {
     })
 }
 
-/// What a name stands for: which generation, and which dataset.
+/// The meaning of a name: a generation and a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) generation: u32,

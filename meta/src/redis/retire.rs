@@ -1,8 +1,8 @@
 //! Takes objects off the log: first the log entry, then the rows of the index, then the header.
 //!
-//! Must hold: once the log entry is gone, rows that a crash leaves behind are no files. The header goes last,
-//! so that a repetition finds the rest. Bitmaps of deleted entries and rows of folders stay: removed beside
-//! an append that writes them, they would be missing.
+//! Must hold: without the log entry, rows left behind by a crash are no files. The header goes last: a
+//! repetition finds the rest. Bitmaps of deletions and rows of folders stay: a concurrent append may need
+//! them.
 
 use std::collections::HashSet;
 
@@ -21,11 +21,11 @@ use crate::Found;
 
 /// Objects whose headers are in memory at a time.
 const AT_ONCE: usize = 16;
-/// Paths that are looked up, and rows that are removed, at a time.
+/// Paths looked up, or rows removed, at a time.
 const ROWS_AT_ONCE: usize = 4_096;
 
 impl Shared {
-    /// Whether a live file lies in one of the objects; no object was taken off then.
+    /// Whether a live file lies in one of the objects; if so, all objects stay in the log.
     pub(super) async fn retire(
         &self,
         dataset: DatasetId,
@@ -52,8 +52,8 @@ impl Shared {
             let keys = root.keys;
             self.learn(keys);
             let objects = self.headers(keys, ids).await?;
-            // A missing header was taken off before, or lost with its shard: its rows in other shards would
-            // then stay for ever.
+            // A missing header was removed by an earlier try, or lost with its shard: its rows in other
+            // shards would then stay for ever.
             let there: HashSet<ChunkId> =
                 objects.iter().map(|object| object.header().id()).collect();
             let lacking = ids.iter().filter(|id| !there.contains(id));
@@ -84,7 +84,7 @@ impl Shared {
         }
     }
 
-    /// The headers that are there.
+    /// The existing headers.
     async fn headers(&self, keys: Keys, ids: &[ChunkId]) -> Result<Vec<Committed>, Failure> {
         let asks = ids.iter().map(|id| Ask::to(&keys.header(*id), "GET"));
         let mut headers = Vec::new();
@@ -95,7 +95,7 @@ impl Shared {
         Ok(headers)
     }
 
-    /// Whether a file that no folder hides lies in one of these objects.
+    /// Whether a file without a folder of the same path lies in one of the objects.
     async fn hold_files(&self, dataset: DatasetId, objects: &[Committed]) -> Result<bool, Failure> {
         let chunks: HashSet<ChunkId> = objects.iter().map(|object| object.header().id()).collect();
         let paths: Vec<FilePath> = objects

@@ -1,8 +1,8 @@
-//! Brings questions to the primaries that serve them: one connection and one pipeline per node.
+//! Sends questions to the primaries of their shards: a connection and a pipeline per node.
 //!
-//! Must hold: a question is repeated until it is answered or the patience of the call ends, whatever
-//! moves, dies or is elected meanwhile; so commands may run twice. Nothing waits longer. A single Redis is
-//! a cluster of one node.
+//! Must hold: a question is repeated until an answer arrives or the patience of the call ends, whatever
+//! moves, dies or is elected. So commands may run twice. No call waits longer. A single Redis is a cluster of
+//! one node.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,15 +25,15 @@ use crate::{Kind, Refusal};
 
 const BACKOFF: Backoff =
     Backoff { first: Duration::from_millis(20), factor: 2, max: Duration::from_millis(400) };
-/// Redirections that are followed at once before a pause.
+/// Redirections followed before a pause.
 const HOPS: u32 = 3;
-/// A call begins anew at least so often before it gives up.
+/// Rounds of each call, even after its patience.
 const ROUNDS_MIN: u32 = 3;
 /// The least age of a map of the cluster before a refresh.
 const REFRESH: Duration = Duration::from_millis(50);
-/// How long a primary is asked whether it takes writes.
+/// How long to wait for a primary's answer to a probe for writes.
 const REFUSAL: Duration = Duration::from_secs(2);
-/// Bytes of a probe after a primary had no memory for a write: more than any command of an append has.
+/// Bytes of a probe after a primary had no memory for a write: longer than any command of an append.
 const PROBE: usize = 1 << 20;
 /// How long the reason of a wait is reported.
 const TROUBLE: Duration = Duration::from_secs(30);
@@ -57,20 +57,19 @@ struct State {
     owners: Vec<Option<Node>>,
     links: HashMap<Node, Arc<OnceCell<Link>>>,
     refreshed: Option<Duration>,
-    /// The first node of the next refresh: one node may have an old map.
+    /// The first node of the next refresh: a node may have an old map.
     turn: usize,
     /// When the last question had to wait, and why.
     trouble: Option<(Duration, String)>,
 }
 
-/// The rounds of a call: each begins anew after a change of places.
+/// The rounds of a call: a new round begins after a change of places.
 #[derive(Debug)]
 pub(super) struct Rounds {
     deadline: Deadline,
     count: u32,
 }
 
-/// A question on its way.
 struct Pending {
     index: usize,
     cmd: Cmd,
@@ -103,7 +102,7 @@ impl Router {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another number after every new connection, every move of a shard, and when all was flushed.
+    /// A number that changes with every new connection, every move of a shard and every sign of a loss.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -112,18 +111,17 @@ impl Router {
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// How long a call is tried.
+    /// How long a call is repeated.
     pub(super) fn patience(&self) -> Duration {
         self.options.patience
     }
 
-    /// The rounds of a call that is about to begin.
+    /// The rounds of a new call.
     pub(super) fn rounds(&self) -> Rounds {
         Rounds { deadline: Deadline::after(&*self.clock, self.options.patience), count: 0 }
     }
 
-    /// Lets a call begin, or begin anew, until its patience is over. Calls with long rounds, such as
-    /// walks, have a few rounds in any case.
+    /// Begins a round of a call, until its patience is over. Long calls, such as walks, get [`ROUNDS_MIN`].
     pub(super) fn again(&self, rounds: &mut Rounds) -> Result<(), Failure> {
         let is_over = rounds.deadline.remaining(&*self.clock).is_zero();
         if is_over && rounds.count >= ROUNDS_MIN {
@@ -154,7 +152,7 @@ impl Router {
             .map(|(index, Ask { shard, cmd })| Pending { index, cmd, shard, ask: None })
             .collect();
         let (mut failures, mut hops, mut reason) = (0, 0, None);
-        // Why nobody says which node serves what.
+        // The reason why no node told the map of the cluster.
         let mut unmapped = None;
         while !pending.is_empty() {
             let round = deadline.bound(&*self.clock, self.round(pending, &mut answers)).await;
@@ -189,13 +187,12 @@ impl Router {
         Ok(answers)
     }
 
-    /// The answer to one question.
     pub(super) async fn ask_one(&self, ask: Ask) -> Result<Value, Failure> {
         let answers = self.ask(vec![ask]).await?;
         answers.into_iter().next().ok_or_else(Failure::unexpected)
     }
 
-    /// The reason of the last wait in the last half minute, and how long ago that was.
+    /// The reason and the age of the last wait, for half a minute.
     pub(super) fn trouble(&self) -> Option<String> {
         let (at, why) = self.state().trouble.clone()?;
         let ago = self.clock.monotonic().saturating_sub(at);
@@ -211,7 +208,7 @@ impl Router {
         )
     }
 
-    /// Asks every node what it is to answer; gives what is to be asked again, and why it waits.
+    /// Asks every node its share of the questions. Gives the questions to repeat, and the reason to wait.
     async fn round(
         &self,
         pending: Vec<Pending>,
@@ -232,7 +229,7 @@ impl Router {
                 match groups.iter().position(|(of, _)| of == node) {
                     Some(group) => groups[group].1.push(one),
                     None => {
-                        // Most often there is one node, or one has most.
+                        // Mostly there is a single node, or a node with most questions.
                         let room = if groups.is_empty() { count } else { 1 };
                         let (node, mut group) = (node.clone(), Vec::with_capacity(room));
                         group.push(one);
@@ -290,7 +287,7 @@ impl Router {
         Ok((left, waits))
     }
 
-    /// Sends a group to its node; gives back all that is needed to ask again.
+    /// Sends a group to its node; gives back all parts for a repetition.
     async fn send(
         &self,
         node: Node,
@@ -320,7 +317,7 @@ impl Router {
 
     fn moved(&self, shard: Shard, to: Node) {
         let mut state = self.state();
-        // Before anybody asks the other one.
+        // Before any question to the new node.
         self.changed();
         if let Some(owner) = state.owners.get_mut(shard.index()) {
             *owner = Some(to);
@@ -335,7 +332,7 @@ impl Router {
         }
     }
 
-    /// The connection to a node. One caller makes it for all.
+    /// The connection to a node, made by a single caller for all.
     pub(super) async fn link(&self, node: &Node) -> Result<Link, Verdict> {
         let cell = Arc::clone(self.state().links.entry(node.clone()).or_default());
         let link = cell
@@ -359,7 +356,7 @@ impl Router {
         }
     }
 
-    /// Nodes that serve shards, each once.
+    /// Nodes with shards, without repetitions.
     pub(super) fn primaries(&self) -> Vec<Node> {
         let mut nodes: Vec<_> = self.state().owners.iter().flatten().cloned().collect();
         nodes.sort_unstable();
@@ -367,12 +364,12 @@ impl Router {
         nodes
     }
 
-    /// The node that serves a shard, if known.
+    /// The node of a shard, if known.
     pub(super) fn owner(&self, shard: Shard) -> Option<Node> {
         self.state().owners.get(shard.index()).cloned().flatten()
     }
 
-    /// The answer of one node, whichever shards it serves.
+    /// The answer of a node, whichever shards it serves.
     pub(super) async fn ask_node(&self, node: &Node, cmd: Cmd) -> Result<Value, Failure> {
         let mut pipeline = redis::Pipeline::with_capacity(1);
         pipeline.add_command(cmd);
@@ -392,7 +389,6 @@ impl Router {
         }
     }
 
-    /// The runs of all primaries.
     pub(super) async fn runs(&self) -> Result<HashMap<Node, Arc<str>>, Failure> {
         let deadline = Deadline::after(&*self.clock, self.options.patience);
         for failures in 0.. {
@@ -417,11 +413,11 @@ impl Router {
         Err(self.gave_up(self.options.patience, None))
     }
 
-    /// Why a primary takes no new objects: first a primary that takes no writes at all, then a full one. A
-    /// write that changes nothing tells. Primaries that don't answer in time are passed over.
+    /// Why a primary takes no new objects: first a primary without any writes, then a full primary. A write
+    /// without effect shows the reason. Primaries without an answer in time are skipped.
     pub(super) async fn refusal(&self) -> Result<Option<Refusal>, Failure> {
         let deadline = Deadline::after(&*self.clock, self.options.patience.min(REFUSAL));
-        // A small write may pass where there is no room for a header.
+        // A small write may pass where a header finds no memory.
         let had_no_room = self.had_no_room.load(Ordering::Acquire);
         let length = if had_no_room { PROBE } else { 0 };
         let ask = |node| deadline.bound(&*self.clock, self.refusal_of(node, length));
@@ -472,7 +468,7 @@ impl Router {
         }
     }
 
-    /// Learns anew which node serves which shard, from the first node that knows: a wrong node redirects.
+    /// Reads the map of shards from any node with an answer. A wrong node redirects.
     pub(super) async fn refresh(&self) -> Result<(), Verdict> {
         if !self.address.is_cluster {
             return Ok(());
@@ -500,7 +496,7 @@ impl Router {
                     self.adopt(owners);
                     return Ok(());
                 }
-                // Another node may do. A fatal failure is reported first.
+                // Another node may answer. A fatal failure is reported first.
                 Err(Verdict::Fatal(failure)) => refused = Verdict::Fatal(failure),
                 Err(verdict) if !matches!(refused, Verdict::Fatal(_)) => {
                     refused = Verdict::Wait(format!("{node}: {}", text_of(verdict)));
@@ -519,11 +515,11 @@ impl Router {
         self.changed();
         state.owners = owners;
         let State { owners, links, .. } = &mut *state;
-        // A node that serves again later may have another run: a new connection shows it.
+        // A node may serve again later with another run: a new connection reads the run.
         links.retain(|node, _| owners.iter().flatten().any(|owner| owner == node));
     }
 
-    /// The nodes that serve each shard, as one node sees them.
+    /// The node of each shard, as `node` sees them.
     async fn slots(&self, node: &Node) -> Result<Vec<Option<Node>>, Verdict> {
         let link = self.link(node).await?;
         let mut pipeline = redis::Pipeline::with_capacity(1);

@@ -1,8 +1,8 @@
-//! The members of a folder's sorted sets: what lies in it, each as one string of bytes.
+//! The members of a folder's sorted sets: the contents of the folder, each as a string of bytes.
 //!
-//! Must hold: bytes sort as listings do, by name and with a slash at the end of a folder's; of one
-//! name the folder's marker comes first, then its versions, the one that supersedes before the
-//! others. So the first rows of a name tell what it is, and Redis never has to read a row.
+//! Must hold: bytes sort like listings, by name, with a slash at the end of folder names. For each name, the
+//! folder's marker comes first, then the versions of the file, superseding versions first. So the first rows
+//! of a name tell its meaning, and Redis never has to read a row.
 
 use dl_format::{Attributes, ChunkId, Crc32c, EntryVersion, FileRecord, Stamp};
 
@@ -14,27 +14,26 @@ pub(super) const LARGE: &[u8] = &[0];
 const MARKER: u8 = 0;
 const FILE: u8 = 1;
 
-/// How the holder of a file compares with its version. In the order in which of one version the
-/// one that was written last comes first.
+/// How the holder of a file compares with its version. For each version, the last written row comes first.
 const MOVED_LATER: u8 = 0;
 const NOT_MOVED: u8 = 1;
 const MOVED_EARLIER: u8 = 2;
 
 const HAS_EXTENTS: u8 = 1;
-/// Bytes in the holder are not as many as the file has.
+/// The holder has another number of bytes than the file.
 const HAS_STORED: u8 = 2;
 const FLAGS: u8 = HAS_EXTENTS | HAS_STORED;
 
-/// A member, read.
+/// A decoded member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Member<'a> {
     /// [`LARGE`].
     Large,
-    /// The name is a folder; before the file of the same name.
+    /// The name is a folder; sorts before a file of the same name.
     Marker(&'a [u8]),
     /// A version of a file.
     File(&'a [u8], FileRecord),
-    /// The name is a folder; where listings show it.
+    /// The name is a folder; sorts as in listings.
     Folder(&'a [u8]),
 }
 
@@ -60,18 +59,18 @@ fn damaged() -> Failure {
     Failure::corrupt("a row of a folder can't be read")
 }
 
-/// What says that `name` is a folder: its marker, and its place in listings.
+/// The rows of a folder `name`: its marker, and its row in listings.
 pub(super) fn folder(name: &[u8]) -> [Vec<u8>; 2] {
     [[name, &[0, MARKER]].concat(), [name, b"/"].concat()]
 }
 
-/// The range of all rows of `name` that a lookup reads, as ZRANGEBYLEX takes it.
+/// The range of all rows of `name` for a lookup with ZRANGEBYLEX.
 pub(super) fn range_of(name: &[u8]) -> [Vec<u8>; 2] {
     let mut range = Vec::new();
     spell_range(name, &mut range).map(<[u8]>::to_vec)
 }
 
-/// The same, where it is to be spelled for many names.
+/// [`range_of`] into a buffer, for many names.
 pub(super) fn spell_range<'a>(name: &[u8], into: &'a mut Vec<u8>) -> [&'a [u8]; 2] {
     into.clear();
     for (before, behind) in [(b'[', 0), (b'(', 1)] {
@@ -109,7 +108,7 @@ pub(super) fn file(name: &[u8], record: &FileRecord) -> Vec<u8> {
     row
 }
 
-/// Big-endian and inverted, so that the greater version has the smaller bytes.
+/// Big-endian and inverted: the greater version has the smaller bytes.
 #[expect(clippy::big_endian_bytes, reason = "rows sort by it")]
 fn version(row: &mut Vec<u8>, version: &EntryVersion) {
     let start = row.len();
@@ -121,7 +120,7 @@ fn version(row: &mut Vec<u8>, version: &EntryVersion) {
     }
 }
 
-/// Takes a row apart from its front.
+/// Splits a row from its front.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {

@@ -1,9 +1,9 @@
-//! The scripts: steps that Redis runs as one.
+//! The scripts: atomic steps in Redis.
 //!
-//! Must hold: each script touches keys of one shard; a second run changes nothing; no script compares bytes
-//! in Lua, which would follow the locale of the server. Answers are the constants here, or counts. Scripts
-//! that begin with PERSIST, which changes nothing here, run also when memory is full: Redis checks only the
-//! first write of a script, and lets PERSIST pass.
+//! Must hold: each script touches keys of a single shard; a second run changes nothing; no script compares
+//! bytes in Lua, which would follow the locale of the server. Answers are the constants here, or counts.
+//! Scripts that begin with PERSIST, which changes nothing here, also run when memory is full: Redis checks
+//! only the first write of a script, and lets PERSIST pass.
 
 use std::sync::LazyLock;
 
@@ -22,7 +22,7 @@ impl Script {
 
 /// The dataset does not exist.
 pub(super) const MISSING: i64 = -1;
-/// The dataset has another epoch: it was dropped and made again.
+/// The dataset was dropped and made again, with another epoch.
 pub(super) const STALE: i64 = -2;
 /// The folder is large: its rows go to hashed buckets.
 pub(super) const IS_LARGE: i64 = -3;
@@ -36,8 +36,7 @@ pub(super) const OTHER_PROCESS: i64 = -2;
 pub(super) const CROWDED: i64 = -1;
 
 /// The commit point. Root, log, todo; epoch, object id, member of the log, writer and time, stamp, 1 for a
-/// tombstone. Answers 1 for a new object, 0 for a known one, 2 where the member replaces another one of
-/// this object.
+/// tombstone. Answers 1 for a new object, 0 for a known object, 2 where the object had another member.
 pub(super) static APPEND: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -73,10 +72,10 @@ return 1
     )
 });
 
-/// Writes rows into one bucket. For each name the first row stays, and no other row of the new row's entry.
-/// The bucket; its most rows when it is the first bucket of its folder, the number of the argument with the
-/// first file, the range of the files' names, then folders and files in order. Answers 0, or [`IS_LARGE`]
-/// without any write where the bucket would have too many rows.
+/// Writes rows into a bucket. For each name the first row stays, and no other row of the new row's entry. The
+/// bucket; its most rows when it is the first bucket of its folder, the number of the argument with the first
+/// file, the range of the files' names, then folders and files in order. Answers 0, or [`IS_LARGE`] without
+/// any write where the bucket would have too many rows.
 pub(super) static APPLY: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -147,8 +146,8 @@ return stamp
     )
 });
 
-/// Replaces a dataset's record. Root; the record that was read or nothing, the new one, an epoch. Answers
-/// 1, or 0 where another record is there.
+/// Replaces a dataset's record. Root; the record as read or nothing, the new record, an epoch. Answers 1, or
+/// 0 where another record is there.
 pub(super) static PUT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -174,8 +173,8 @@ return redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
     )
 });
 
-/// Replaces a field, such as a name. The hash; field, the value that was read or nothing, the new value or
-/// nothing. Answers 1, or 0 where another value is there.
+/// Replaces a field, such as a name. The hash; field, the value as read or nothing, the new value or nothing.
+/// Answers 1, or 0 where another value is there.
 pub(super) static REPLACE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -227,7 +226,7 @@ return 1
     )
 });
 
-/// Notes that some folder is large. Root; epoch.
+/// Notes that the dataset has large folders. Root; epoch.
 pub(super) static LARGE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -238,8 +237,7 @@ return 1
     )
 });
 
-/// The begin of a rebuild. The stamp; a number, for a shard that has no life yet. Answers the run of this
-/// process and the life of the shard.
+/// Begins a rebuild. The stamp; a number, for a shard without a life. Answers run and life of the shard.
 pub(super) static BEGIN_REBUILD: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -252,9 +250,9 @@ return {run, redis.call('HGET', KEYS[1], 'life')}
     )
 });
 
-/// A shard is whole. The stamp; a field, the value that this field must have, the run in which the value
-/// was read, the chunk store, the runs of all primaries, each between blanks, the time in seconds. Answers
-/// 1, [`OTHER_LIFE`], or [`OTHER_PROCESS`] where the value was read from a process that is gone.
+/// Marks a shard as whole. The stamp; a field, the required value of the field, the run in which the value
+/// was read, the chunk store, the runs of all primaries, each between blanks, the time in seconds. Answers 1,
+/// [`OTHER_LIFE`], or [`OTHER_PROCESS`] where the value was read from a process that is gone.
 pub(super) static CONFIRM: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -269,8 +267,7 @@ return 1
     )
 });
 
-/// Redis has dropped keys of its own accord. The stamp, which then names no run and no life, so that
-/// the shard counts as lost.
+/// Notes that Redis dropped keys. The stamp, which then names no run and no life: the shard counts as lost.
 pub(super) static DROPPED: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -283,8 +280,7 @@ return 1
     )
 });
 
-/// A command about one key, for deletes, which run also when memory is full. The key; the command and its
-/// other arguments.
+/// A command with a single key, for deletes, also when memory is full. The key; the command and arguments.
 pub(super) static ROOM: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -295,8 +291,7 @@ return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))
 });
 
 /// Adds deleted entries to the bitmap of their chunk, also when memory is full. The bitmap; the new bits.
-/// Answers the length. (BITOP needs a second key, and Redis refuses commands with several keys while a slot
-/// moves.)
+/// Answers the length. (BITOP needs a second key, which Redis refuses while a slot moves.)
 pub(super) static DELETE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -316,8 +311,7 @@ return #long
 /// A heartbeat of a training job, or the end of a member. The job; the field of the member, its record, now,
 /// the time from the last heartbeat to a member's death, the time in ms to the expiry of the job, most
 /// members, version and secret or nothing, the end of the lease, 1 when the member leaves. Answers the hash
-/// to a heartbeat where there is a job, and to the last member that leaves. Otherwise nothing, or
-/// [`CROWDED`].
+/// to a heartbeat with a job and to the last leaving member, otherwise nothing or [`CROWDED`].
 pub(super) static MEMBERS: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -367,7 +361,7 @@ return answer
     )
 });
 
-/// All scripts, for a new connection.
+/// All scripts but [`DROPPED`], for a new connection.
 pub(super) fn all() -> [&'static Script; 14] {
     [
         &APPEND,

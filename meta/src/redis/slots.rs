@@ -1,24 +1,24 @@
-//! Which part of a Redis Cluster holds a key: slots, and our shards, which fix the slot of each.
+//! The place of a key in a Redis Cluster: slots, and our shards, which determine the slot of each key.
 //!
-//! Must hold: a shard has one slot, so what concerns one shard may share a script or a pipeline;
-//! the 256 shards are spread evenly over the slots, so that they are over the primaries, however
-//! many there are. Where a key lies never changes: all of it is part of the stored format.
+//! Must hold: a shard has a single slot, so its keys may share a script or a pipeline. The 256 shards are
+//! spread evenly over the slots, and so over any number of primaries. The place of a key never changes, as
+//! shards are part of the stored format.
 
 use std::sync::LazyLock;
 
 use dl_format::Crc32c;
 
-/// How many shards there are.
+/// The number of shards.
 pub(super) const SHARDS: usize = 256;
 /// Slots of a Redis Cluster.
 const SLOTS: u16 = 16_384;
 const SLOTS_OF_SHARD: usize = SLOTS as usize / SHARDS;
 
-/// One of the parts into which all keys are divided.
+/// A part of the key space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Shard(u8);
 
-/// Of each shard, the number in its hash tag, and the slot that it has for that.
+/// The number in the hash tag of each shard, and the slot of the tag.
 static TAGS: LazyLock<Vec<(String, u16)>> = LazyLock::new(|| {
     let mut tags = vec![None; SHARDS];
     for number in 0u32.. {
@@ -35,19 +35,19 @@ static TAGS: LazyLock<Vec<(String, u16)>> = LazyLock::new(|| {
 });
 
 impl Shard {
-    /// The one that holds what there is once.
+    /// The shard of the keys that exist once.
     pub(super) const FIRST: Self = Self(0);
 
     pub(super) fn all() -> impl Iterator<Item = Self> {
         (0..=u8::MAX).map(Self)
     }
 
-    /// The shard of what these parts name together.
+    /// The shard of the key with these parts.
     pub(super) fn of(parts: &[&[u8]]) -> Self {
         Self::of_joined(parts, &mut Vec::new())
     }
 
-    /// The same, by a buffer for that.
+    /// [`Shard::of`] with a buffer from the caller.
     pub(super) fn of_joined(parts: &[&[u8]], joined: &mut Vec<u8>) -> Self {
         joined.clear();
         joined.reserve(parts.iter().map(|part| part.len() + 1).sum());
@@ -63,12 +63,12 @@ impl Shard {
         self.0.into()
     }
 
-    /// The one of a tag.
+    /// The shard of a hash tag.
     pub(super) fn tagged(tag: &[u8]) -> Option<Self> {
         Self::all().find(|shard| shard.tag().as_bytes() == tag)
     }
 
-    /// What stands between the braces in all its keys.
+    /// The text between the braces in all keys of the shard.
     pub(super) fn tag(self) -> &'static str {
         TAGS.get(self.index()).map_or("", |(tag, _)| tag)
     }
@@ -78,7 +78,7 @@ impl Shard {
     }
 }
 
-/// CRC-16/XMODEM, as Redis Cluster takes it of a hash tag, over its slots.
+/// The slot of a hash tag in a Redis Cluster: CRC-16/XMODEM modulo the slots.
 fn slot_of(tag: &[u8]) -> u16 {
     let mut crc = 0u16;
     for byte in tag {

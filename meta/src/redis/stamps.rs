@@ -1,14 +1,13 @@
-//! The highest stamp that this process was given, by dataset: none that it is given later is lower,
-//! also where Redis has forgotten it.
+//! The highest stamp given to this process, by dataset: later stamps are higher, even after a loss of Redis.
 //!
-//! Must hold: what is forgotten here lies an hour or more behind the clock, and so below every stamp to
-//! come: clocks are at most half an hour off, so that one which is set right goes back by an hour at most.
+//! Must hold: dropped stamps lie at least an hour behind the clock, and so below every later stamp: clocks
+//! are at most half an hour off, and a corrected clock goes back by an hour at most.
 
 use std::collections::HashMap;
 
 use dl_format::{DatasetId, Stamp};
 
-/// So many are kept however old they are.
+/// Stamps that are kept at any age.
 const KEPT: usize = 10_000;
 
 const HOUR_MICROS: u64 = 60 * 60 * 1_000_000;
@@ -16,21 +15,21 @@ const HOUR_MICROS: u64 = 60 * 60 * 1_000_000;
 #[derive(Debug, Default)]
 pub(super) struct Stamps {
     last: HashMap<DatasetId, Stamp>,
-    /// How many there were when the old ones were last forgotten.
+    /// The number of stamps after old stamps were last dropped.
     left: usize,
 }
 
 impl Stamps {
-    /// The lowest stamp that may be given from now on.
+    /// The lowest permitted stamp.
     pub(super) fn floor(&self, id: DatasetId) -> Stamp {
         self.last.get(&id).map_or(Stamp::default(), |last| Stamp::new(last.get() + 1))
     }
 
-    /// Notes a stamp that was given, at this time by the clock.
+    /// Notes a stamp that was given at `now`.
     pub(super) fn raise(&mut self, id: DatasetId, given: Stamp, now: Stamp) {
         let last = self.last.entry(id).or_default();
         *last = given.max(*last);
-        // Looked over when there are twice as many: each stamp pays for a few.
+        // Old stamps are dropped when the number has doubled, at a small cost per stamp.
         if self.last.len() > KEPT.max(2 * self.left) {
             self.last.retain(|_, last| last.get() > now.get().saturating_sub(HOUR_MICROS));
             self.left = self.last.len();

@@ -1,7 +1,7 @@
-//! Removes the keys of dropped datasets: a task beside the calls.
+//! Removes the keys of dropped datasets, in a background task.
 //!
-//! Must hold: no key is removed whose epoch the root still names. The note of a drop stays until a sweep that
-//! began long after the drop found nothing, so late writes are removed too. Any server sweeps for any other.
+//! Must hold: no key of an epoch in a root is removed. The note of a drop stays until a sweep long after the
+//! drop found nothing, so late writes are removed, too. Any server sweeps for any other server.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -19,15 +19,14 @@ use super::failure::Failure;
 use super::keys::{self, Epoch, Keys};
 use super::scripts::{REPLACE, ROOM};
 
-/// How long after a drop its dataset may still be written to: two minutes, by clocks that may be half an hour
-/// apart.
+/// How long after a drop writes may come: two minutes, by clocks up to half an hour apart.
 const LATE: Duration = Duration::from_secs(32 * 60);
 /// How often to look for notes of other servers.
 const PAUSE: Duration = Duration::from_secs(300);
-/// Keys of one step of a scan.
+/// Keys of a step of a scan.
 const STEP: usize = 1_000;
 
-/// Sweeps at once, on each wake-up, and now and then; until the store is gone.
+/// Sweeps at once, on each wake-up and after each pause, until the store is gone.
 pub(super) async fn run(shared: Weak<Shared>, clock: Arc<dyn Clock>) {
     while let Some(strong) = shared.upgrade() {
         if let Err(failure) = strong.sweep().await {
@@ -43,8 +42,8 @@ pub(super) async fn run(shared: Weak<Shared>, clock: Arc<dyn Clock>) {
 }
 
 impl Shared {
-    /// Notes that keys may be left over, also when memory is full. The next sweep is soon enough: there may
-    /// be many notes, and mostly no keys.
+    /// Notes keys to remove, also when memory is full. The next sweep is early enough: mostly, no key is
+    /// left.
     pub(super) async fn to_sweep(&self, left: Left) -> Result<(), Failure> {
         let ask = Ask::script(&ROOM, &keys::dropped(), &[]).arg("HSET");
         self.router.ask_one(ask.arg(left.to_string()).arg(self.seconds())).await?;
@@ -55,7 +54,7 @@ impl Shared {
         self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
     }
 
-    /// Removes the keys that the notes name.
+    /// Removes the keys of the notes.
     pub(super) async fn sweep(&self) -> Result<(), Failure> {
         let dropped = pairs(self.router.ask_one(Ask::to(&keys::dropped(), "HGETALL")).await?)?;
         let (mut ended, mut doubted, mut words) = (HashSet::new(), HashMap::new(), Vec::new());
@@ -97,8 +96,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Removes keys of a node in one pass: those of `ended` epochs, and of `doubted` datasets those of other
-    /// epochs than the root names. The flag says whether to remove all keys without a root.
+    /// Removes keys of a node in a single pass: keys of `ended` epochs, and keys of `doubted` datasets
+    /// outside the root's epoch. The flag tells whether to remove all keys without a root.
     async fn sweep_node(
         &self,
         node: &Node,
@@ -118,7 +117,7 @@ impl Shared {
             };
             let odd = found.iter().map(|(_, keys)| keys).filter(|keys| is_odd(keys));
             let odd: BTreeSet<DatasetId> = odd.map(|keys| keys.dataset).collect();
-            // After the keys: a root names its epoch before the dataset has other keys.
+            // After the keys: a root has its epoch before the dataset has other keys.
             let odd: Vec<DatasetId> = odd.into_iter().collect();
             known.retain(|dataset, _| !odd.contains(dataset));
             known.extend(self.epochs(&odd).await?);
@@ -137,7 +136,6 @@ impl Shared {
         }
     }
 
-    /// The epochs in the roots of datasets.
     async fn epochs(&self, datasets: &[DatasetId]) -> Result<HashMap<DatasetId, Epoch>, Failure> {
         let ask = |dataset: &DatasetId| Ask::to(&keys::root(*dataset), "HGET").arg("epoch");
         let answers = self.router.ask(datasets.iter().map(ask).collect()).await?;
@@ -153,11 +151,11 @@ impl Shared {
 /// A note of keys to remove.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Left {
-    /// This epoch.
+    /// A single epoch.
     Epoch(Keys),
-    /// All epochs but the one in the root, once there is a root.
+    /// All epochs except the root's, once there is a root.
     Others(DatasetId),
-    /// All epochs but the one in the root, if there is a root.
+    /// All epochs except the root's, if there is a root.
     All(DatasetId),
 }
 

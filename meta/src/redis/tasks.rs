@@ -1,7 +1,6 @@
-//! Members of training jobs, one hash for each job and dataset, which expires.
+//! Members of training jobs: an expiring hash for each job and dataset.
 //!
-//! Must hold: each call is one script about one key; nothing here is looked for after a loss, as the next
-//! heartbeats bring it back.
+//! Must hold: each call is a single script with a single key. After a loss, heartbeats restore the members.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +16,7 @@ use super::scripts::{CROWDED, MEMBERS};
 use crate::tasks::SECRET_LENGTH;
 use crate::{Error, Heartbeat, TaskGroup, TaskTerms};
 
-/// A job without heartbeats goes after so many times the life of a member.
+/// A job without heartbeats expires after so many times the life of a member.
 const EXPIRES_AFTER: u64 = 2;
 
 impl Shared {
@@ -62,7 +61,7 @@ impl Shared {
     }
 }
 
-/// A job as its hash has it; none where there is none.
+/// A job from its hash; none without a hash.
 fn group(value: Value) -> Result<Option<TaskGroup>, Failure> {
     if value == Value::Nil {
         return Ok(None);

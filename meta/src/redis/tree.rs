@@ -1,8 +1,8 @@
 //! Walks over the rows of folders, in the order of listings.
 //!
 //! Must hold: a walk gives the same files as `dl_format::Fold`: deleted winners are no files, and a folder
-//! hides a file of the same path. A walk reads only the folders it is asked for, a page at a time, with the
-//! next folders; its memory is some pages.
+//! hides a file of the same path. A walk reads only the requested folders, a page at a time, together with
+//! the next folders; its memory is some pages.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -19,19 +19,19 @@ use super::rows::Member;
 use super::slots::Shard;
 use crate::{ListEntry, ListQuery};
 
-/// Rows that are read from a hashed bucket at once, as part of a page.
+/// Rows read from a hashed bucket at once, as part of a page.
 const SLICE: usize = 32;
-/// Folders that are read at once.
+/// Folders read at once.
 const AHEAD: usize = 32;
-/// Folders that were read ahead.
+/// Most folders in memory, read ahead.
 const AHEAD_ALL: usize = 128;
 
-/// A walk over one folder, or over all folders below.
+/// A walk over a folder, or over all folders below.
 #[derive(Debug)]
 pub(super) struct Walk<'a> {
     reader: Reader<'a>,
     recursive: bool,
-    /// Gives files that a folder hides as well.
+    /// Whether hidden files are given, too.
     with_hidden: bool,
     pages: Pages,
     start: Option<(Vec<u8>, Vec<u8>)>,
@@ -47,7 +47,7 @@ impl<'a> Walk<'a> {
         Self { with_hidden: true, ..Self::new(shared, root, Vec::new(), Vec::new(), PAGE) }
     }
 
-    /// A page of a listing; none where it has no entries.
+    /// A page of a listing; none for an empty page.
     pub(super) fn of_list(
         shared: &'a Shared,
         root: &'a DatasetRoot,
@@ -84,27 +84,23 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The shards that were read, which must be whole for the answer to be.
     pub(super) fn shards(&self) -> &BTreeSet<Shard> {
         &self.reader.shards
     }
 
-    /// Takes over the live objects that an earlier round of the walk learnt.
     pub(super) fn go_by(&mut self, known: Option<LiveObjects>) {
         self.reader.go_by(known);
     }
 
-    /// The live objects, for the next round of the walk.
     pub(super) fn into_live_objects(self) -> LiveObjects {
         self.reader.into_live_objects()
     }
 
-    /// Whether the walk has to begin anew.
     pub(super) fn is_stale(&self) -> bool {
         self.reader.is_stale()
     }
 
-    /// The next file of a walk that goes into folders.
+    /// The next file of a walk through all folders.
     pub(super) async fn next_file(&mut self) -> Result<Option<(FilePath, FileRecord)>, Failure> {
         loop {
             match self.next().await? {
@@ -115,7 +111,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The next line of the listing; none at the end, or when the walk has to begin anew.
+    /// The next entry of the listing; none at the end, or when the walk has to begin again.
     pub(super) async fn next(&mut self) -> Result<Option<ListEntry>, Failure> {
         if let Some((path, after)) = self.start.take() {
             let folder = self.folder(path, &after);
@@ -126,7 +122,7 @@ impl<'a> Walk<'a> {
                 return Ok(None);
             }
             let Some(row) = self.row().await? else {
-                // The folder that was read ahead was used, or is gone.
+                // The innermost folder is at its end.
                 if self.open.pop().is_none() {
                     return Ok(None);
                 }
@@ -162,7 +158,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Whether a live file lies below a folder in the innermost one. The question includes the next folders.
+    /// Whether a live file lies below a folder in the innermost folder. Asks about the next folders, too.
     async fn is_live(&mut self, name: &[u8]) -> Result<bool, Failure> {
         let Some(folder) = self.open.last() else { return Ok(false) };
         if self.reader.deletions.are_none() {
@@ -203,7 +199,7 @@ impl<'a> Walk<'a> {
         folder
     }
 
-    /// Opens a folder in the innermost one, and reads the next folders with it.
+    /// Opens a folder in the innermost folder, and reads the next folders with it.
     async fn descend(&mut self, path: Vec<u8>, after: Option<Vec<u8>>) -> Result<(), Failure> {
         if after.is_none()
             && let Some(folder) = self.ahead.remove(&path)

@@ -1,9 +1,9 @@
 //! Appends: the header, the log, then the rows of the index.
 //!
-//! Must hold: the log is the commit point, and the header is in Redis before it, so any server can write
-//! the rows later. Each part may be repeated by any server, in any order; an object stays in `todo` until
-//! all parts are done. The rows of folders come before the rows of the files below them. A header without
-//! a log entry is no object: the next try with the same id overwrites it, and it goes with its epoch.
+//! Must hold: the log is the commit point. The header is in Redis before the log entry, so any server can
+//! write the rows later. Each part may be repeated by any server, in any order; an object stays in `todo`
+//! until all parts are done. The rows of folders come before the rows of the files below them. A header
+//! without a log entry is no object: the next try with the same id overwrites it, and it goes with its epoch.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use super::rows;
 use super::scripts::{APPEND, DELETE, IS_LARGE, LARGE, MISSING, ROOM, STALE};
 use crate::{Appended, Kind, ObjectRecord};
 
-/// After this time, other servers write the rows of an object.
+/// The age at which other servers write the rows of an object.
 const OVERDUE: Duration = Duration::from_secs(2);
 /// How often to look for objects without rows in a dataset.
 const LOOK: Duration = Duration::from_secs(1);
-/// Objects whose rows one call writes.
+/// Objects whose rows a call writes.
 const ROLLED_AT_ONCE: usize = 64;
 /// How long a reader waits for overdue rows.
 const ROLLS: Duration = Duration::from_secs(2);
@@ -89,7 +89,7 @@ impl Shared {
         }
     }
 
-    /// Writes the rows of an object into the index, one piece after the other.
+    /// Writes the rows of an object into the index, piece by piece.
     async fn apply(&self, keys: Keys, object: &Committed) -> Result<(), Failure> {
         let deletions: Vec<_> = object.header().deletions().iter().collect();
         for deletions in deletions.chunks(MARKED_AT_ONCE) {
@@ -112,8 +112,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes the rows of all parents before the rows of the files: a file that is found by its path, and
-    /// so not put again, must be in listings too, also while other rows wait for memory.
+    /// Writes the rows of all parents before the rows of the files. Files found by path are not put again:
+    /// listings must show them too, even while other rows wait for memory.
     async fn lead(
         &self,
         keys: Keys,
@@ -157,7 +157,7 @@ impl Shared {
         self.apply_hashed(keys, large).await
     }
 
-    /// Writes rows into hashed buckets, after a note in the root that there are some.
+    /// Writes rows into hashed buckets, after a note in the root about large folders.
     async fn apply_hashed(&self, keys: Keys, large: Vec<(Vec<u8>, Batch)>) -> Result<(), Failure> {
         if large.is_empty() {
             return Ok(());
@@ -182,8 +182,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes the overdue rows of other servers' objects; true when there were any. These objects are not
-    /// acknowledged yet: a reader is answered without the rows that have to wait or take longer.
+    /// Writes the overdue rows of other servers' objects; true when rows were written. The objects are not
+    /// acknowledged yet: a reader is answered without rows that have to wait or take longer.
     pub(super) async fn roll_forward(&self, keys: Keys) -> bool {
         let Some(shared) = self.me.upgrade().filter(|_| self.may_look(keys.dataset)) else {
             return false;
@@ -221,7 +221,7 @@ impl Shared {
         let overdue = todo.into_iter().filter(|(_, who)| is_overdue(who)).map(|(id, _)| id);
         let overdue = overdue.filter_map(|id| id.try_into().ok().map(ChunkId::from_bytes));
         let overdue: Vec<ChunkId> = overdue.collect();
-        // Objects that fail must not block others.
+        // A failing object must not block other objects.
         let first = usize::try_from(self.random.u64() >> 1).unwrap_or_default();
         let (before, from) = overdue.split_at(first.checked_rem(overdue.len()).unwrap_or_default());
         let overdue: Vec<ChunkId> =
@@ -229,7 +229,7 @@ impl Shared {
         self.roll(keys, &overdue).await
     }
 
-    /// Passes over objects whose header is lost or damaged, or whose rows find no room.
+    /// Writes rows. Skips objects whose header is lost or damaged, or whose rows find no memory.
     async fn roll(&self, keys: Keys, objects: &[ChunkId]) -> Result<Rolled, Failure> {
         let mut rolled = Rolled::default();
         for &id in objects {
@@ -262,7 +262,7 @@ impl Shared {
     }
 }
 
-/// A look over a dataset for objects without rows. Ends when this value is dropped.
+/// A look for objects without rows in a dataset. Ends when the value is dropped.
 struct Look {
     shared: Arc<Shared>,
     dataset: DatasetId,
@@ -279,11 +279,11 @@ impl Drop for Look {
 /// The results of a look.
 #[derive(Debug, Default)]
 struct Rolled {
-    /// Objects that have their rows now.
+    /// Objects with new rows.
     count: usize,
-    /// Objects that were passed over.
+    /// Skipped objects.
     left: usize,
 }
 
-/// Large folders that this process has met.
+/// Large folders seen by the process.
 pub(super) type LargeFolders = HashSet<(DatasetId, Vec<u8>)>;
