@@ -1,4 +1,4 @@
-//! What goes into a metadata store and what comes out of it.
+//! The arguments and answers of a metadata store.
 //!
 //! Must hold: the generation of a name never goes back, and an id keeps its name. Listings are sorted
 //! by key, a folder's with its slash; a page with room left is the last one.
@@ -15,26 +15,25 @@ use dl_format::{
 
 use crate::{Error, Kind};
 
-/// What a metadata store keeps of a dataset beside its log.
+/// The record of a dataset, beside its log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatasetRecord {
-    /// What users call it.
+    /// The name for users.
     pub name: DatasetName,
-    /// Which generation of the name object says so.
+    /// The generation of the name object.
     pub generation: u32,
-    /// What its objects lie under.
+    /// The id in the keys of its objects.
     pub id: DatasetId,
     /// The shape of its chunks.
     pub shape: ChunkShape,
-    /// When it was created.
+    /// The time of its creation.
     pub created: Stamp,
-    /// Whether its index can be asked.
+    /// Whether its index is complete.
     pub state: DatasetState,
 }
 
 impl DatasetRecord {
-    /// Whether it may be put where `named` is what its name stands for now and `known` what its id
-    /// stands for; gives the dataset that it drives out.
+    /// Checks a put beside the present records of its name and of its id; gives the dataset to drop.
     pub(crate) fn check_put(
         &self,
         named: Option<&Self>,
@@ -57,19 +56,19 @@ impl DatasetRecord {
     }
 }
 
-/// What there is to say when a store is bound to another chunk store than asked.
+/// The error for metadata of another chunk store.
 pub(crate) fn bound_elsewhere(asked: StoreId, bound: StoreId) -> Error {
     let why = format!("the metadata is that of chunk store {bound}");
     Error::because(Kind::Conflict, "bind metadata to chunk store", asked, why)
 }
 
-/// What there is to say when an object is to be retired in which a file lies.
+/// The error for a retired object with a live file.
 pub(crate) fn still_in_use(dataset: DatasetId) -> Error {
     let why = "a file that is not deleted lies in one of the objects";
     Error::because(Kind::Conflict, "retire objects of dataset", dataset, why)
 }
 
-/// How many of a chunk's entries are in `deleted`; a tombstone may name more than there are.
+/// The number of a chunk's entries in `deleted`; a tombstone may name more entries than a chunk has.
 pub(crate) fn deleted_entries(deleted: Option<&EntrySet>, entry_count: u32) -> u32 {
     let named = deleted.into_iter().flat_map(EntrySet::iter);
     u32::try_from(named.take_while(|entry| *entry < entry_count).count()).unwrap_or(u32::MAX)
@@ -78,59 +77,59 @@ pub(crate) fn deleted_entries(deleted: Option<&EntrySet>, entry_count: u32) -> u
 /// Whether the log of a dataset is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DatasetState {
-    /// It is.
+    /// Complete.
     Live,
-    /// Its objects are still being appended from the chunk store: no answer is final.
+    /// Objects are being appended from the chunk store: no answer is final.
     Recovering,
-    /// It is about to be deleted: nothing may be written into it any more.
+    /// The dataset is being deleted, and takes no writes.
     Ending,
 }
 
-/// A dataset and which objects its log holds.
+/// A dataset and the size of its log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outline {
-    /// What was put.
+    /// The record.
     pub record: DatasetRecord,
     /// Objects in the log, tombstones and parts included.
     pub objects: u64,
-    /// Which objects the log holds.
+    /// The hash over the objects of the log.
     pub version: Version,
 }
 
-/// A dataset and what its log adds up to.
+/// A dataset and the sums over its log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatasetInfo {
-    /// What was put.
+    /// The record.
     pub record: DatasetRecord,
-    /// Paths whose newest version is not deleted, those hidden by a folder included.
+    /// Paths with a live newest version, also paths hidden by a folder.
     pub files: u64,
     /// Bytes of these files.
     pub bytes: u64,
     /// Objects in the log, tombstones and parts included.
     pub objects: u64,
-    /// Which objects the log holds.
+    /// The hash over the objects of the log.
     pub version: Version,
-    /// Whether all of these can be found by their paths. Not while an append has not returned, nor
-    /// soon after one that never will.
+    /// Whether all files can be found by their paths: not during an append, nor soon after an append that
+    /// was cut off.
     pub is_settled: bool,
 }
 
 /// Whether an append changed the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Appended {
-    /// The object joined it.
+    /// The object joined the log.
     New,
-    /// The object was in it.
+    /// The log had the object.
     Known,
-    /// The object was in it with another stamp. Versions that the other stamp hid come back when
+    /// The log had the object with another stamp. Versions hidden by the other stamp come back when
     /// their own objects are appended again.
     Restamped,
 }
 
-/// The parts of its contents that a metadata store may have lost.
+/// A loss of metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Damage {
-    /// Some shards may lack writes. The servers rebuild all datasets from the chunk store.
+    /// Shards may lack writes. The servers rebuild all datasets from the chunk store.
     Shards,
     /// The identity is gone, or was not set yet by the first rebuild: an administrator has to recover.
     Everything,
@@ -167,34 +166,33 @@ impl Display for Refusal {
 pub struct Rebuild {
     /// The damage when the rebuild began.
     pub damage: Option<Damage>,
-    /// For each shard, the run of the process that held it, and its life.
+    /// The run of the process of each shard, and the life of the shard.
     pub(crate) shards: Vec<(String, String)>,
 }
 
-/// What the log says of an object (paper, 4.1.1).
+/// An object of a log (paper, 4.1.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectRecord {
     /// Its name.
     pub id: ChunkId,
-    /// What it holds.
+    /// Chunk, part or tombstone.
     pub kind: ObjectKind,
-    /// When it was committed.
+    /// The stamp of its commit.
     pub stamp: Stamp,
-    /// Bytes of all of it.
+    /// Bytes of the object.
     pub object_length: u64,
     /// Bytes of its header.
     pub header_length: u32,
-    /// How many entries it has.
+    /// The number of its entries.
     pub entry_count: u32,
     /// Bytes of files in its payload.
     pub file_bytes: u64,
-    /// How many of its entries tombstones name; entries that a rewrite brought in are counted
-    /// for the chunk they come from.
+    /// The number of its entries that tombstones name. Entries of a rewrite count for their first chunk.
     pub deleted_entries: u32,
 }
 
 impl ObjectRecord {
-    /// What an object's header says, as long as nothing in it is deleted.
+    /// The record of an object without deleted entries.
     pub(crate) fn of(object: &Committed) -> Self {
         let header = object.header();
         Self {
@@ -210,47 +208,47 @@ impl ObjectRecord {
     }
 }
 
-/// What a path is.
+/// The file or folder at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// A live file.
     File(FileRecord),
-    /// A folder: some live file lies below it. It hides a file of the same path.
+    /// A folder, with a live file below; a folder hides a file of the same path.
     Folder,
-    /// Neither.
+    /// Neither file nor folder.
     Missing,
 }
 
-/// Counts what is looked at for an answer: whoever waits for it can tell that it gets on. Clones share it.
+/// The progress of an answer, for its waiting caller. Clones share a count.
 #[derive(Debug, Clone, Default)]
 pub struct Steps(Arc<AtomicU64>);
 
 impl Steps {
-    /// Counts one.
+    /// Counts a step.
     pub fn step(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many were counted.
+    /// The number of steps.
     pub fn count(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Which part of a dataset to list.
+/// The part of a dataset to list.
 #[derive(Debug, Clone)]
 pub struct ListQuery {
     /// The folder.
     pub dir: DirPath,
-    /// Whether to give all files below it instead of what lies directly in it.
+    /// All files below the folder, in place of its direct entries.
     pub recursive: bool,
-    /// Only what sorts after this: the key of the last entry of the page before.
+    /// The key of the last entry of the page before: the page begins behind the key.
     pub after: Option<Bytes>,
     /// Most entries to give.
     pub limit: usize,
-    /// Bytes of paths after which no more entries are given. One is given all the same.
+    /// Bytes of paths after which the page ends. A page has an entry in any case.
     pub bytes: usize,
-    /// Where what is looked at is counted, such as deleted files, of which a page may pass over many.
+    /// The progress: a page may pass over many deleted files.
     pub steps: Steps,
 }
 
@@ -260,19 +258,19 @@ impl ListQuery {
         Self { dir, recursive, after: None, limit, bytes: usize::MAX, steps: Steps::default() }
     }
 
-    /// Whether a page of so many entries, with so many bytes of paths, takes no more.
+    /// Whether a page of so many entries and bytes of paths is full.
     pub(crate) fn is_full(&self, entries: usize, bytes: usize) -> bool {
         entries >= self.limit || bytes >= self.bytes
     }
 
-    /// Whether no other page follows this one: it has room left.
+    /// Whether the page is the last page: the page has room left.
     pub fn is_last(&self, page: &[ListEntry]) -> bool {
         let bytes = page.iter().map(|entry| entry.path().as_bytes().len()).sum();
         !self.is_full(page.len(), bytes)
     }
 }
 
-/// One line of a listing.
+/// A line of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListEntry {
     /// A live file.
@@ -289,8 +287,7 @@ impl ListEntry {
         }
     }
 
-    /// What listings are sorted by, and what [`ListQuery::after`] goes on from: the path, with a
-    /// slash at the end of a folder's.
+    /// The sort key, for [`ListQuery::after`]: the path, with a slash behind the path of a folder.
     pub fn key(&self) -> Bytes {
         match self {
             Self::File(path, _) => path.clone().into_bytes(),

@@ -161,10 +161,10 @@ impl Shared {
     pub(super) async fn is_gone(&self, id: DatasetId, changes: u64) -> Result<bool, Failure> {
         self.forget(id);
         let mut asks = vec![ask_root(id)];
-        asks.extend(self.ask_stamps(std::iter::once(keys::root(id).shard)));
-        let mut stamps = self.router.ask(asks).await?;
-        let root = read_root(id, stamps.remove(0))?;
-        let is_whole = self.are_whole(stamps).await?;
+        asks.extend(self.ask_marks(std::iter::once(keys::root(id).shard)));
+        let mut marks = self.router.ask(asks).await?;
+        let root = read_root(id, marks.remove(0))?;
+        let is_whole = self.are_whole(marks).await?;
         Ok(root.is_none() && is_whole && self.is_as(changes))
     }
 

@@ -50,7 +50,7 @@ impl Deletions {
         self.none
     }
 
-    /// Reads the bitmaps of `chunks`. Fails when a shard lost its stamp, as the bitmap may be lost.
+    /// Reads the bitmaps of `chunks`. Fails when a shard lost its mark, as the bitmap may be lost.
     pub(super) async fn load(
         &mut self,
         shared: &Shared,
@@ -72,15 +72,15 @@ impl Deletions {
         let shards: BTreeSet<Shard> = asks.iter().map(|ask| ask.shard).collect();
         if self.assured {
             // Behind the bitmaps, on the same connections.
-            asks.extend(shared.ask_stamps(shards.into_iter()));
+            asks.extend(shared.ask_marks(shards.into_iter()));
             asks.push(ask_epoch(self.keys));
         }
         let mut answers = shared.router.ask(asks).await?;
         if self.assured {
             let epoch = answers.pop().unwrap_or(Value::Nil);
             self.is_stale |= !shared.is_still(self.keys, epoch)?;
-            let stamps = answers.split_off(new.len());
-            self.is_stale |= !shared.are_whole(stamps).await?;
+            let marks = answers.split_off(new.len());
+            self.is_stale |= !shared.are_whole(marks).await?;
         }
         for (chunk, answer) in new.into_iter().zip(answers) {
             let bits = bytes(answer)?.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Whether Redis still has all that was written to it: a stamp in each shard names the run of the process
+//! Whether Redis still has all that was written to it: a mark in each shard names the run of the process
 //! that holds the shard.
 //!
 //! Must hold: after a restart, a failover, a flush or an eviction, contents are refused until the metadata
@@ -22,8 +22,8 @@ use super::slots::Shard;
 use crate::types::bound_elsewhere;
 use crate::{Damage, Error, Kind, Rebuild};
 
-/// How long to wait for a stamp of a shard that moved: a Redis may refuse writes.
-const STAMP_PATIENCE: Duration = Duration::from_millis(500);
+/// How long to wait for a mark of a shard that moved: a Redis may refuse writes.
+const MARK_PATIENCE: Duration = Duration::from_millis(500);
 
 /// What this process knows about the health of Redis.
 #[derive(Debug, Default)]
@@ -48,26 +48,26 @@ impl Health {
     }
 }
 
-/// The stamp of a shard, and the run of the process that holds the shard now.
+/// The mark of a shard, and the run of the process that holds the shard now.
 #[derive(Debug, Default)]
-struct ShardStamp {
-    /// The run in the stamp; empty without a stamp.
+struct ShardMark {
+    /// The run in the mark; empty without a mark.
     run: String,
     /// A number drawn by the first rebuild of this copy of the shard; empty before.
     life: String,
     process: String,
 }
 
-/// The damage that the stamps of all shards tell of; `bound` where metadata is bound to a chunk store.
-fn judge(stamps: &[ShardStamp], bound: bool) -> Option<Damage> {
-    let live: HashSet<&str> = stamps.iter().map(|stamp| stamp.process.as_str()).collect();
+/// The damage that the marks of all shards tell of; `bound` where metadata is bound to a chunk store.
+fn judge(marks: &[ShardMark], bound: bool) -> Option<Damage> {
+    let live: HashSet<&str> = marks.iter().map(|mark| mark.process.as_str()).collect();
     if bound {
-        let is_whole = |stamp: &ShardStamp| live.contains(stamp.run.as_str());
-        return (!stamps.iter().all(is_whole)).then_some(Damage::Shards);
+        let is_whole = |mark: &ShardMark| live.contains(mark.run.as_str());
+        return (!marks.iter().all(is_whole)).then_some(Damage::Shards);
     }
     // A rebuild that was cut off, or metadata that lost its identity.
-    let is_used = |stamp: &ShardStamp| !stamp.run.is_empty() || !stamp.life.is_empty();
-    stamps.iter().any(is_used).then_some(Damage::Everything)
+    let is_used = |mark: &ShardMark| !mark.run.is_empty() || !mark.life.is_empty();
+    marks.iter().any(is_used).then_some(Damage::Everything)
 }
 
 impl Shared {
@@ -113,7 +113,7 @@ impl Shared {
         self.router.changes() == changes
     }
 
-    /// Fails when one of these shards, in which a key was not found, lost its stamp. False when the
+    /// Fails when one of these shards, in which a key was not found, lost its mark. False when the
     /// dataset changed since: the call begins anew.
     pub(super) async fn confirm(
         &self,
@@ -124,27 +124,27 @@ impl Shared {
             return Ok(true);
         }
         let mut asks = vec![ask_epoch(keys)];
-        asks.extend(self.ask_stamps(shards.iter().copied()));
-        let mut stamps = self.router.ask(asks).await?;
-        let epoch = stamps.remove(0);
-        let is_whole = self.are_whole(stamps).await?;
+        asks.extend(self.ask_marks(shards.iter().copied()));
+        let mut marks = self.router.ask(asks).await?;
+        let epoch = marks.remove(0);
+        let is_whole = self.are_whole(marks).await?;
         Ok(self.is_still(keys, epoch)? && is_whole)
     }
 
-    /// Questions for the stamps of these shards; none while metadata is bound to no chunk store.
-    pub(super) fn ask_stamps(&self, shards: impl Iterator<Item = Shard>) -> Vec<Ask> {
+    /// Questions for the marks of these shards; none while metadata is bound to no chunk store.
+    pub(super) fn ask_marks(&self, shards: impl Iterator<Item = Shard>) -> Vec<Ask> {
         if self.health().bound.is_none() {
             return Vec::new();
         }
-        shards.map(ask_stamp).collect()
+        shards.map(ask_mark).collect()
     }
 
-    /// Whether the answers to [`Shared::ask_stamps`] are the stamps of the last survey. Fails when a shard
-    /// lost its stamp; false when the shard is whole again: read everything again.
-    pub(super) async fn are_whole(&self, stamps: Vec<Value>) -> Result<bool, Failure> {
+    /// Whether the answers to [`Shared::ask_marks`] are the marks of the last survey. Fails when a shard
+    /// lost its mark; false when the shard is whole again: read everything again.
+    pub(super) async fn are_whole(&self, marks: Vec<Value>) -> Result<bool, Failure> {
         let mut is_whole = self.health().damage.is_none();
-        for stamp in stamps {
-            is_whole &= self.health().lives.contains(&read_stamp(stamp)?);
+        for mark in marks {
+            is_whole &= self.health().lives.contains(&read_mark(mark)?);
         }
         if !is_whole {
             self.survey().await?;
@@ -167,37 +167,37 @@ impl Shared {
         Ok(())
     }
 
-    /// Compares the stamps of all shards with the live processes; gives the damage that the stamps show.
+    /// Compares the marks of all shards with the live processes; gives the damage that the marks show.
     /// Logs nothing: while several servers bind or rebuild at once, intermediate states are no loss.
     pub(super) async fn look(&self) -> Result<Option<Damage>, Failure> {
         let (changes, at) = (self.router.changes(), self.clock.monotonic());
         let mut asks = vec![Ask::to(&keys::identity(), "GET")];
-        asks.extend(Shard::all().map(ask_stamp));
+        asks.extend(Shard::all().map(ask_mark));
         let mut answers = self.router.ask(asks).await?.into_iter();
         let bound = store_id(answers.next().unwrap_or(Value::Nil))?;
         let runs = self.router.runs().await?;
-        let (mut shards, mut stamps) = (Vec::new(), Vec::new());
+        let (mut shards, mut marks) = (Vec::new(), Vec::new());
         for (shard, answer) in Shard::all().zip(answers) {
             let process = self.router.owner(shard).and_then(|node| runs.get(&node));
             let Some(process) = process else { continue };
-            let (run, life) = read_stamp(answer)?;
+            let (run, life) = read_mark(answer)?;
             shards.push(shard);
-            stamps.push(ShardStamp { run, life, process: process.to_string() });
+            marks.push(ShardMark { run, life, process: process.to_string() });
         }
-        let damage = judge(&stamps, bound.is_some());
+        let damage = judge(&marks, bound.is_some());
         if let (Some(id), None) = (bound, damage) {
-            let moved = shards.into_iter().zip(&stamps).filter(|(_, s)| s.run != s.process);
+            let moved = shards.into_iter().zip(&marks).filter(|(_, s)| s.run != s.process);
             let moved = moved.map(|(shard, s)| (shard, "run", s.run.as_str(), s.run.as_str()));
-            // Without a new stamp, a later loss could not be told from the move.
-            let stamped = self.confirm_shards(id, moved.collect(), STAMP_PATIENCE).await;
-            stamped.map_err(|why| {
-                let why = format!("slots moved, and Redis takes no stamps of their shards: {why}");
+            // Without a new mark, a later loss could not be told from the move.
+            let marked = self.confirm_shards(id, moved.collect(), MARK_PATIENCE).await;
+            marked.map_err(|why| {
+                let why = format!("slots moved, and Redis takes no marks of their shards: {why}");
                 Failure::because(Kind::Unavailable, why)
             })?;
         }
         let mut health = self.health();
         let is_unbound = health.bound.is_some() && health.bound != bound;
-        let lives: HashSet<_> = stamps.into_iter().map(|s| (s.process, s.life)).collect();
+        let lives: HashSet<_> = marks.into_iter().map(|s| (s.process, s.life)).collect();
         // A shard that was flushed and rebuilt since the last survey has another life.
         let is_other = health.checked.is_some() && !lives.is_subset(&health.lives);
         if is_unbound || is_other || health.damage.is_none() && damage.is_some() {
@@ -213,7 +213,7 @@ impl Shared {
         Ok(damage)
     }
 
-    /// Stamps shards with the run of the process that holds them now, where a field of the stamp has a
+    /// Marks shards with the run of the process that holds them now, where a field of the mark has a
     /// certain value that was read from a certain run. Gives the first shard that lost something since.
     async fn confirm_shards(
         &self,
@@ -230,7 +230,7 @@ impl Shared {
         }
         let now = self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let asks = shards.iter().map(|(shard, field, value, run)| {
-            let ask = Ask::script(&CONFIRM, &keys::shard_stamp(*shard), &[]);
+            let ask = Ask::script(&CONFIRM, &keys::shard_mark(*shard), &[]);
             ask.arg(field).arg(value).arg(run).arg(id.as_bytes()).arg(&live).arg(now)
         });
         let answers = self.router.ask_within(patience, asks.collect()).await?;
@@ -273,9 +273,9 @@ impl Shared {
         let was_bound = self.health().bound.is_some();
         let life = format!("{:016x}", self.random.u64());
         let begin =
-            |shard| Ask::script(&BEGIN_REBUILD, &keys::shard_stamp(shard), &[]).arg(life.as_str());
+            |shard| Ask::script(&BEGIN_REBUILD, &keys::shard_mark(shard), &[]).arg(life.as_str());
         let answers = self.router.ask(Shard::all().map(begin).collect()).await?;
-        let shards = answers.into_iter().map(read_stamp).collect::<Result<_, Failure>>()?;
+        let shards = answers.into_iter().map(read_mark).collect::<Result<_, Failure>>()?;
         // Shards may have been lost since the first look. Of unbound metadata, the lives tell nothing.
         let after = self.look().await?.filter(|damage| was_bound || *damage == Damage::Shards);
         Ok(Rebuild { damage: before.or(after), shards })
@@ -319,15 +319,15 @@ impl Shared {
     }
 }
 
-fn ask_stamp(shard: Shard) -> Ask {
-    Ask::to(&keys::shard_stamp(shard), "HMGET").arg(&["run", "life"])
+fn ask_mark(shard: Shard) -> Ask {
+    Ask::to(&keys::shard_mark(shard), "HMGET").arg(&["run", "life"])
 }
 
-/// The run and the life in a stamp, each empty where the stamp lacks it.
-fn read_stamp(stamp: Value) -> Result<(String, String), Failure> {
+/// The run and the life in a mark, each empty where the mark lacks it.
+fn read_mark(mark: Value) -> Result<(String, String), Failure> {
     let text =
         |field: Option<Vec<u8>>| String::from_utf8_lossy(&field.unwrap_or_default()).into_owned();
-    let [run, life] = fields::<2>(stamp)?.map(text);
+    let [run, life] = fields::<2>(mark)?.map(text);
     Ok((run, life))
 }
 

@@ -10,7 +10,7 @@
 //! | `dl:{t}:identity`, first | string | the chunk store's 16 bytes |
 //! | `dl:{t}:names`, first | hash | name: generation and dataset id |
 //! | `dl:{t}:dropped`, first | hash | keys to be removed: `D:E`, this epoch; `D:`, all epochs but the root's, once there is a root; `D:*`, the same, and all epochs where there is no root: since when (s) |
-//! | `dl:{t}:mark`, each | hash | the stamp of the shard. id: the chunk store; run: the run of the process that holds the shard, or `dropped` after Redis removed keys; time: when (s) the stamp was written; life: a number, drawn by the first rebuild of this copy of the shard |
+//! | `dl:{t}:mark`, each | hash | the mark of the shard. id: the chunk store; run: the run of the process that holds the shard, or `dropped` after Redis removed keys; time: when (s) the mark was written; life: a number, drawn by the first rebuild of this copy of the shard |
 //! | `dl:{t}:ds:D`, D | hash | record, epoch, objects, tombstones, changes, retired, given, last, large, counted, version, files, bytes |
 //! | `dl:{t}:log:D:E`, D | zset | object id and record |
 //! | `dl:{t}:todo:D:E`, D | hash | object id: writer and time of the append; rows of the object may be missing |
@@ -76,7 +76,7 @@ pub(super) fn dropped() -> Key {
     key(Shard::FIRST, "dropped")
 }
 
-pub(super) fn shard_stamp(shard: Shard) -> Key {
+pub(super) fn shard_mark(shard: Shard) -> Key {
     key(shard, "mark")
 }
 
@@ -211,7 +211,7 @@ mod tests {
         ] {
             assert_eq!(read(key.bytes.clone()), Some((key, keys)));
         }
-        for other in [identity(), names(), dropped(), shard_stamp(Shard::FIRST), keys.root()] {
+        for other in [identity(), names(), dropped(), shard_mark(Shard::FIRST), keys.root()] {
             assert_eq!(read(other.bytes), None);
         }
         for strange in ["", "dl:{", "dl:{0}:c:", "x:{0}:c:a:b", "dl:{none}:log:a:b"] {

@@ -1,7 +1,7 @@
 //! A connection to a Redis process: checks the process, reads its run, and loads the scripts.
 //!
 //! Must hold: a process that may drop keys, or differs from the address, is refused before any question, and
-//! as soon as a check finds a change. After a process may have dropped keys, the stamps of its shards are
+//! as soon as a check finds a change. After a process may have dropped keys, the marks of its shards are
 //! removed: every server then counts the shards as lost.
 
 use std::collections::HashMap;
@@ -186,9 +186,9 @@ impl Link {
             for shard in Shard::all() {
                 // By its text: the node may not have the script yet.
                 let script = pipeline.cmd("EVAL").arg(scripts::DROPPED.code);
-                script.arg(1).arg(keys::shard_stamp(shard).bytes);
+                script.arg(1).arg(keys::shard_mark(shard).bytes);
             }
-            // The node refuses shards of other nodes. A database without stamps is not ours.
+            // The node refuses shards of other nodes. A database without marks is not ours.
             self.send(&pipeline).await?;
         }
         match fit {

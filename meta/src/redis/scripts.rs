@@ -237,7 +237,7 @@ return 1
     )
 });
 
-/// Begins a rebuild. The stamp; a number, for a shard without a life. Answers run and life of the shard.
+/// Begins a rebuild. The mark; a number, for a shard without a life. Answers run and life of the shard.
 pub(super) static BEGIN_REBUILD: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
@@ -250,7 +250,7 @@ return {run, redis.call('HGET', KEYS[1], 'life')}
     )
 });
 
-/// Marks a shard as whole. The stamp; a field, the required value of the field, the run in which the value
+/// Marks a shard as whole. The mark; a field, the required value of the field, the run in which the value
 /// was read, the chunk store, the runs of all primaries, each between blanks, the time in seconds. Answers 1,
 /// [`OTHER_LIFE`], or [`OTHER_PROCESS`] where the value was read from a process that is gone.
 pub(super) static CONFIRM: LazyLock<Script> = LazyLock::new(|| {
@@ -267,7 +267,7 @@ return 1
     )
 });
 
-/// Notes that Redis dropped keys. The stamp, which then names no run and no life: the shard counts as lost.
+/// Notes that Redis dropped keys. The mark, which then names no run and no life: the shard counts as lost.
 pub(super) static DROPPED: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"

@@ -345,7 +345,7 @@ async fn a_shard_that_moved_to_where_no_marks_are_taken_is_not_taken_for_whole()
     }
     to.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
     assert_eq!(store.damage().await.unwrap(), None);
-    let mark = Ask::to(&keys::shard_stamp(shard), "HGET").arg("run");
+    let mark = Ask::to(&keys::shard_mark(shard), "HGET").arg("run");
     let marked = store.shared.router.ask_one(mark).await.unwrap();
     let run = to.text(&["INFO", "server"]).await;
     let run = run.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap();

@@ -345,7 +345,7 @@ async fn what_was_flushed_while_it_was_read_is_not_called_missing() {
     let server = Server::start(&[]).await;
     let (store, _) = filled(&server.url()).await;
     let shard = store.shared.keys_of(id()).await.unwrap().unwrap().log().shard;
-    let ask = || store.shared.ask_stamps(std::iter::once(shard));
+    let ask = || store.shared.ask_marks(std::iter::once(shard));
     let stamps = store.shared.router.ask(ask()).await.unwrap();
     assert!(store.shared.are_whole(stamps).await.unwrap());
     server.ask(&["FLUSHALL"]).await;
@@ -455,8 +455,7 @@ async fn what_is_left_of_a_dataset_that_ended_goes_also_without_word_of_it() {
     let words = shared.router.ask_one(Ask::to(&keys::dropped(), "HLEN")).await.unwrap();
     assert_eq!(words, Value::Int(0));
     let keys = shared.keys_of(id()).await.unwrap().unwrap();
-    for key in
-        [keys.root(), keys.log(), keys.todo(), keys::names(), keys::shard_stamp(Shard::FIRST)]
+    for key in [keys.root(), keys.log(), keys.todo(), keys::names(), keys::shard_mark(Shard::FIRST)]
     {
         shared.router.ask_one(Ask::to(&key, "UNLINK")).await.unwrap();
     }
@@ -508,7 +507,7 @@ async fn stamps_given_while_something_is_lost_are_above_those_that_were() {
     assert!(lost > usual);
     let root = String::from_utf8(keys::root(id()).bytes).unwrap();
     server.ask(&["HSET", &root, "given", &usual.get().to_string()]).await;
-    let mark = String::from_utf8(keys::shard_stamp(Shard::FIRST).bytes).unwrap();
+    let mark = String::from_utf8(keys::shard_mark(Shard::FIRST).bytes).unwrap();
     server.ask(&["HSET", &mark, "run", "other:other"]).await;
     assert!(store.damage().await.unwrap().is_some());
     let now = Stamp::new(now(&store));

@@ -109,7 +109,7 @@ async fn what_was_left_in_a_redis_is_read_again_after_a_recovery_that_was_cut_of
     assert_eq!(files_there(&rig, id).await, CHUNKS);
 }
 
-/// Keeps S-02: a shard that lost its stamp is rebuilt by the servers themselves.
+/// Keeps S-02: a shard that lost its mark is rebuilt by the servers themselves.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shard_that_was_lost_is_rebuilt_from_the_headers() {
     let redis = Server::start(&[]).await;
