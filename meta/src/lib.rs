@@ -11,6 +11,7 @@ mod fault;
 mod memory;
 mod open;
 mod redis;
+mod stored;
 mod tasks;
 mod types;
 mod walk;

@@ -5,13 +5,13 @@
 //! the tables.
 
 use dl_format::{
-    Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, DatasetName, EntrySet, EntryVersion,
-    FileRecord, ObjectKind, Stamp, Version,
+    Attributes, ChunkId, Crc32c, DatasetId, EntrySet, EntryVersion, FileRecord, Stamp, Version,
 };
 use redb::{Error, TableDefinition};
 use wincode::{SchemaRead, SchemaWrite};
 
-use crate::{DatasetRecord, DatasetState, ObjectRecord};
+use crate::stored::{self, StoredDataset};
+use crate::{DatasetRecord, ObjectRecord};
 
 /// Facts about the file, by the keys below.
 pub(super) const FACTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("facts");
@@ -61,29 +61,6 @@ impl Tables {
     }
 }
 
-const VERSION: u8 = 1;
-
-fn encode<T: SchemaWrite<wincode::config::DefaultConfig, Src = T>>(
-    row: &T,
-    into: &mut Vec<u8>,
-) -> Result<(), Error> {
-    into.clear();
-    into.push(VERSION);
-    wincode::serialize_into(into, row)
-        .map_err(|error| Error::Corrupted(format!("a record that can't be written: {error}")))
-}
-
-fn body<'a>(bytes: &'a [u8], what: &str) -> Result<&'a [u8], Error> {
-    match bytes.split_first() {
-        Some((&VERSION, body)) => Ok(body),
-        _ => Err(damaged(what)),
-    }
-}
-
-fn damaged(what: &str) -> Error {
-    Error::Corrupted(format!("the record of {what} can't be read"))
-}
-
 /// The stored facts about a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DatasetRow {
@@ -118,13 +95,8 @@ impl Counts {
 }
 
 #[derive(SchemaWrite, SchemaRead)]
-struct StoredDataset {
-    name: String,
-    generation: u32,
-    chunk_size: u32,
-    alignment: u32,
-    created: u64,
-    state: u8,
+struct StoredRow {
+    record: StoredDataset,
     objects: u64,
     version: [u8; Version::LENGTH],
     given: u64,
@@ -148,48 +120,24 @@ impl DatasetRow {
     }
 
     pub(super) fn encode(&self) -> Result<Vec<u8>, Error> {
-        let stored = StoredDataset {
-            name: self.record.name.as_str().to_owned(),
-            generation: self.record.generation,
-            chunk_size: self.record.shape.size(),
-            alignment: self.record.shape.alignment(),
-            created: self.record.created.get(),
-            state: match self.record.state {
-                DatasetState::Live => 0,
-                DatasetState::Recovering => 1,
-                DatasetState::Ending => 2,
-            },
+        let stored = StoredRow {
+            record: StoredDataset::of(&self.record),
             objects: self.objects,
             version: self.version.to_bytes(),
             given: self.given.get(),
             counts: self.counts,
         };
         let mut bytes = Vec::new();
-        encode(&stored, &mut bytes)?;
+        stored::encode(&stored, &mut bytes).map_err(Error::Corrupted)?;
         Ok(bytes)
     }
 
     pub(super) fn decode(id: &[u8], bytes: &[u8]) -> Result<Self, Error> {
         let what = "a dataset";
         let id = DatasetId::from_bytes(id.try_into().map_err(|_| damaged(what))?);
-        let stored: StoredDataset =
-            wincode::deserialize_exact(body(bytes, what)?).map_err(|_| damaged(what))?;
-        let record = DatasetRecord {
-            name: DatasetName::new(stored.name).map_err(|_| damaged(what))?,
-            generation: stored.generation,
-            id,
-            shape: ChunkShape::new(stored.chunk_size, stored.alignment)
-                .map_err(|_| damaged(what))?,
-            created: Stamp::new(stored.created),
-            state: match stored.state {
-                0 => DatasetState::Live,
-                1 => DatasetState::Recovering,
-                2 => DatasetState::Ending,
-                _ => return Err(damaged(what)),
-            },
-        };
+        let stored: StoredRow = stored::decode(bytes, what).map_err(Error::Corrupted)?;
         Ok(Self {
-            record,
+            record: stored.record.record(id).map_err(Error::Corrupted)?,
             objects: stored.objects,
             version: Version::from_bytes(&stored.version).map_err(|_| damaged(what))?,
             given: Stamp::new(stored.given),
@@ -198,54 +146,19 @@ impl DatasetRow {
     }
 }
 
-#[derive(SchemaWrite, SchemaRead)]
-struct StoredObject {
-    kind: u8,
-    stamp: u64,
-    object_length: u64,
-    header_length: u32,
-    entry_count: u32,
-    file_bytes: u64,
+fn damaged(what: &str) -> Error {
+    Error::Corrupted(stored::damaged(what))
 }
 
 /// An object's row, without the number of its deleted entries: another table has them.
 pub(super) fn encode_object(record: &ObjectRecord) -> Result<Vec<u8>, Error> {
-    let stored = StoredObject {
-        kind: match record.kind {
-            ObjectKind::Chunk => 1,
-            ObjectKind::Part => 2,
-            ObjectKind::Tombstone => 3,
-        },
-        stamp: record.stamp.get(),
-        object_length: record.object_length,
-        header_length: record.header_length,
-        entry_count: record.entry_count,
-        file_bytes: record.file_bytes,
-    };
     let mut bytes = Vec::new();
-    encode(&stored, &mut bytes)?;
+    stored::encode_object(record, &mut bytes).map_err(Error::Corrupted)?;
     Ok(bytes)
 }
 
 pub(super) fn decode_object(id: &[u8], bytes: &[u8]) -> Result<ObjectRecord, Error> {
-    let what = "an object";
-    let stored: StoredObject =
-        wincode::deserialize_exact(body(bytes, what)?).map_err(|_| damaged(what))?;
-    Ok(ObjectRecord {
-        id: ChunkId::from_bytes(id.try_into().map_err(|_| damaged(what))?),
-        kind: match stored.kind {
-            1 => ObjectKind::Chunk,
-            2 => ObjectKind::Part,
-            3 => ObjectKind::Tombstone,
-            _ => return Err(damaged(what)),
-        },
-        stamp: Stamp::new(stored.stamp),
-        object_length: stored.object_length,
-        header_length: stored.header_length,
-        entry_count: stored.entry_count,
-        file_bytes: stored.file_bytes,
-        deleted_entries: 0,
-    })
+    stored::decode_object(id, bytes).map_err(Error::Corrupted)
 }
 
 pub(super) fn decode_entries(bytes: &[u8]) -> Result<EntrySet, Error> {
@@ -301,13 +214,12 @@ pub(super) fn encode_file(record: &FileRecord, into: &mut Vec<u8>) -> Result<(),
         stored: record.stored,
         has_extents: record.has_extents,
     };
-    encode(&stored, into)
+    into.clear();
+    stored::encode(&stored, into).map_err(Error::Corrupted)
 }
 
 pub(super) fn decode_file(bytes: &[u8]) -> Result<FileRecord, Error> {
-    let what = "a file";
-    let stored: StoredFile =
-        wincode::deserialize_exact(body(bytes, what)?).map_err(|_| damaged(what))?;
+    let stored: StoredFile = stored::decode(bytes, "a file").map_err(Error::Corrupted)?;
     let holder = stored.holder.version();
     Ok(FileRecord {
         version: stored.version.map_or(holder, |version| version.version()),

@@ -27,7 +27,7 @@ use super::gather::Gathering;
 use super::keys::{self, Epoch, Keys};
 use super::live_objects::LiveObjects;
 use super::read::LOG_PAGE;
-use super::records::{Named, encode_dataset};
+use super::records::{NameTarget, encode_dataset};
 use super::scripts::{COUNTED, KILL, PUT, REPLACE, STAMP};
 use super::sweep::Left;
 use super::tree::Walk;
@@ -76,10 +76,10 @@ impl Shared {
         waiting.answer().await
     }
 
-    pub(super) async fn named(&self, name: &DatasetName) -> Result<Option<Named>, Failure> {
+    pub(super) async fn named(&self, name: &DatasetName) -> Result<Option<NameTarget>, Failure> {
         let answer =
             self.router.ask_one(Ask::to(&keys::names(), "HGET").arg(name.as_str())).await?;
-        bytes(answer)?.as_deref().map(Named::decode).transpose()
+        bytes(answer)?.as_deref().map(NameTarget::decode).transpose()
     }
 
     pub(super) async fn root_named(
@@ -122,7 +122,7 @@ impl Shared {
         let mut names = pairs(self.router.ask_one(Ask::to(&keys::names(), "HGETALL")).await?)?;
         names.sort_unstable();
         let records = names.into_iter().map(|(name, named)| async move {
-            let root = self.root(Named::decode(&named)?.id).await?;
+            let root = self.root(NameTarget::decode(&named)?.id).await?;
             let record = root.map(|root| root.record);
             Ok(record.filter(|record| record.name.as_str().as_bytes() == name))
         });
@@ -312,7 +312,7 @@ impl Shared {
 
     pub(super) async fn put(&self, record: &DatasetRecord) -> Result<Result<(), Error>, Failure> {
         let stored = encode_dataset(record)?;
-        let new = Named { generation: record.generation, id: record.id };
+        let new = NameTarget { generation: record.generation, id: record.id };
         let mut rounds = self.router.rounds();
         loop {
             self.router.again(&mut rounds)?;
@@ -343,7 +343,7 @@ impl Shared {
             if number(&put)? == 0 {
                 continue;
             }
-            let before = named.map(Named::encode).unwrap_or_default();
+            let before = named.map(NameTarget::encode).unwrap_or_default();
             let ask = Ask::script(&REPLACE, &keys::names(), &[]).arg(record.name.as_str());
             let replaced = self.router.ask_one(ask.arg(before).arg(new.encode())).await?;
             if number(&replaced)? != 0 {
@@ -366,7 +366,7 @@ impl Shared {
     async fn holder(
         &self,
         record: &DatasetRecord,
-        named: Named,
+        named: NameTarget,
     ) -> Result<Option<DatasetRecord>, Failure> {
         let root = self.root(named.id).await?;
         if root.is_none() && named.generation == record.generation && named.id != record.id {
