@@ -22,7 +22,7 @@ use crate::peers::PeerAddress;
 use crate::peers::frame::{
     Answer, COMES, HEAD, KEPT_MAX, PIECE_MAX, REQUESTS_MAX, Request, invalid_message,
 };
-use crate::peers::handshake;
+use crate::peers::handshake::{self, within};
 use crate::peers::tls::{Reader, Writer};
 
 /// Maximum of unauthenticated connections.
@@ -129,12 +129,9 @@ impl PeerServer {
                 let (read, write) = stream.into_split();
                 (Box::new(read) as Reader, Box::new(write) as Writer)
             }
-            (Some(Some(caller)), Some(identity)) => tokio::select! {
-                encrypted = identity.accept(stream, caller) => encrypted?,
-                () = SystemClock::new().sleep(handshake::TIMEOUT) => {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-            },
+            (Some(Some(caller)), Some(identity)) => {
+                within(handshake::TIMEOUT, identity.accept(stream, caller)).await?
+            }
             (known, Some(_)) => {
                 // The member may have registered a moment ago.
                 if known.is_none() {
@@ -202,7 +199,7 @@ impl PeerServer {
             let mut files = Vec::new();
             if let Request::Files { count, .. } = request {
                 files.resize(count as usize * size_of::<u32>(), 0);
-                with_timeout(read.read_exact(&mut files)).await?;
+                within(SEND_TIMEOUT, read.read_exact(&mut files)).await?;
             }
             let (session, cache) = (Arc::clone(&session), Arc::clone(&self.cache));
             spawn(async move {
@@ -317,7 +314,7 @@ impl Session {
 
     /// Sends all slices without other answers in between.
     async fn send_all(&self, slices: &mut [IoSlice<'_>]) -> io::Result<()> {
-        with_timeout(async {
+        within(SEND_TIMEOUT, async {
             let _turn = self.turn.acquire().await.map_err(io::Error::other)?;
             let writer = self.writer().take();
             let mut writer = writer.ok_or(io::ErrorKind::BrokenPipe)?;
@@ -349,12 +346,4 @@ async fn write_all(writer: &mut Writer, mut slices: &mut [IoSlice<'_>]) -> io::R
         IoSlice::advance_slices(&mut slices, sent);
     }
     writer.flush().await
-}
-
-/// Ends work for a slow agent with a time-out.
-async fn with_timeout<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    tokio::select! {
-        done = work => done,
-        () = SystemClock::new().sleep(SEND_TIMEOUT) => Err(io::ErrorKind::TimedOut.into()),
-    }
 }

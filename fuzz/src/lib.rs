@@ -67,50 +67,44 @@ pub fn repaired_object(bytes: &[u8]) {
 
 /// The name object of a dataset.
 pub fn name_record(bytes: &[u8]) {
-    let mut bytes = bytes.to_vec();
-    for _ in 0..2 {
-        if let Ok(record) = NameRecord::decode(&bytes) {
-            assert_eq!(record.encode(), bytes, "a record has one encoding");
-        }
-        repair_record(&mut bytes);
-    }
+    record(bytes, NameRecord::decode, NameRecord::encode);
 }
 
 /// The manifest of a stored snapshot.
 pub fn manifest(bytes: &[u8]) {
-    let mut bytes = bytes.to_vec();
-    for _ in 0..2 {
-        if let Ok(manifest) = Manifest::decode(&bytes) {
-            assert_eq!(manifest.encode(), bytes, "a manifest has one encoding");
-            let last = manifest.checksums.len() as u64;
-            assert!(manifest.piece(last).is_none());
-            let end = last.checked_sub(1).and_then(|last| manifest.piece(last));
-            assert_eq!(end.map_or(0, |(range, _)| range.end), manifest.length);
-        }
-        repair_record(&mut bytes);
+    for manifest in record(bytes, Manifest::decode, Manifest::encode) {
+        let last = manifest.checksums.len() as u64;
+        assert!(manifest.piece(last).is_none());
+        let end = last.checked_sub(1).and_then(|last| manifest.piece(last));
+        assert_eq!(end.map_or(0, |(range, _)| range.end), manifest.length);
     }
 }
 
 /// The lease of a training job.
 pub fn lease(bytes: &[u8]) {
-    let mut bytes = bytes.to_vec();
-    for _ in 0..2 {
-        if let Ok(lease) = Lease::decode(&bytes) {
-            assert_eq!(lease.encode(), bytes, "a lease has one encoding");
-        }
-        repair_record(&mut bytes);
-    }
+    record(bytes, Lease::decode, Lease::encode);
 }
 
 /// The identity object.
 pub fn identity_record(bytes: &[u8]) {
-    let mut bytes = bytes.to_vec();
+    record(bytes, IdentityRecord::decode, IdentityRecord::encode);
+}
+
+/// The records in the bytes, as given and with a repaired checksum. A record has one encoding.
+fn record<R, E>(
+    bytes: &[u8],
+    decode: fn(&[u8]) -> Result<R, E>,
+    encode: fn(&R) -> Vec<u8>,
+) -> Vec<R> {
+    let (mut bytes, mut records) = (bytes.to_vec(), Vec::new());
     for _ in 0..2 {
-        if let Ok(record) = IdentityRecord::decode(&bytes) {
-            assert_eq!(record.encode(), bytes, "a record has one encoding");
+        if let Ok(record) = decode(&bytes) {
+            assert_eq!(encode(&record), bytes, "a record has one encoding");
+            records.push(record);
         }
         repair_record(&mut bytes);
     }
+    records
 }
 
 /// A bitmap of entries.

@@ -185,21 +185,15 @@ mod tests {
     use super::*;
     use crate::{Memory, conformance};
 
-    struct Rig {
-        inner: Arc<dyn MetaStore>,
-        clock: Arc<ManualClock>,
-        faults: Faults<Kind>,
-        cut: CutPoint,
-        store: FaultMeta,
-    }
+    type Parts = (Arc<dyn MetaStore>, Arc<ManualClock>, Faults<Kind>, CutPoint, FaultMeta);
 
-    fn rig() -> Rig {
+    fn parts() -> Parts {
         let inner: Arc<dyn MetaStore> = Arc::new(Memory::new());
         let clock = Arc::new(ManualClock::jumping(UNIX_EPOCH));
         let (faults, cut) = (Faults::new(Arc::new(SeededRandom::new(1))), CutPoint::new());
         let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
         let store = FaultMeta::new(Arc::clone(&inner), time, faults.clone(), cut.clone());
-        Rig { inner, clock, faults, cut, store }
+        (inner, clock, faults, cut, store)
     }
 
     const FIRST: StoreId = StoreId::from_bytes([1; 16]);
@@ -207,43 +201,38 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn without_a_plan_it_keeps_the_contract() {
         conformance::run(async || {
-            let store: Arc<dyn MetaStore> = Arc::new(rig().store);
+            let store: Arc<dyn MetaStore> = Arc::new(parts().4);
             store
         })
         .await;
     }
 
     #[tokio::test]
-    async fn a_fault_before_leaves_no_trace_and_a_lost_answer_is_done() {
-        let rig = rig();
-        let faults = [Some(Fault::Before(Kind::Full)), Some(Fault::AnswerLost(Kind::Unavailable))];
-        rig.faults.script("bind", faults);
-        assert_eq!(rig.store.bind(FIRST).await.unwrap_err().kind, Kind::Full);
-        assert_eq!(rig.inner.identity().await.unwrap(), None);
-        assert_eq!(rig.store.bind(FIRST).await.unwrap_err().kind, Kind::Unavailable);
-        assert_eq!(rig.inner.identity().await.unwrap(), Some(FIRST));
-    }
-
-    #[tokio::test]
-    async fn a_delay_is_waited_by_the_clock_and_a_question_can_fail() {
-        let rig = rig();
-        rig.faults.script("bind", [Some(Fault::Delay(Duration::from_secs(7)))]);
-        rig.store.bind(FIRST).await.unwrap();
-        assert_eq!(rig.clock.monotonic(), Duration::from_secs(7));
-        rig.faults.script("records", [Some(Fault::Before(Kind::Unavailable))]);
-        rig.store.records().await.unwrap_err();
-        rig.store.records().await.unwrap();
+    async fn a_fault_before_leaves_no_trace_a_lost_answer_is_done_and_a_delay_is_waited() {
+        let (inner, clock, faults, _, store) = parts();
+        let (before, lost) = (Fault::Before(Kind::Full), Fault::AnswerLost(Kind::Unavailable));
+        let delay = Fault::Delay(Duration::from_secs(7));
+        faults.script("bind", [before, lost, delay].map(Some));
+        faults.script("records", [Some(before)]);
+        assert_eq!(store.bind(FIRST).await.unwrap_err().kind, Kind::Full);
+        assert_eq!(inner.identity().await.unwrap(), None);
+        assert_eq!(store.bind(FIRST).await.unwrap_err().kind, Kind::Unavailable);
+        assert_eq!(inner.identity().await.unwrap(), Some(FIRST));
+        store.bind(FIRST).await.unwrap();
+        assert_eq!(clock.monotonic(), Duration::from_secs(7));
+        store.records().await.unwrap_err();
+        store.records().await.unwrap();
     }
 
     #[tokio::test]
     async fn nothing_gets_through_after_the_cut_and_the_cut_write_is_done_or_not() {
         for (point, done) in [(0, None), (1, Some(FIRST))] {
-            let rig = rig();
-            rig.cut.arm(point);
-            rig.store.bind(FIRST).await.unwrap_err();
-            rig.store.identity().await.unwrap_err();
-            rig.store.close().await.unwrap_err();
-            assert_eq!(rig.inner.identity().await.unwrap(), done);
+            let (inner, _, _, cut, store) = parts();
+            cut.arm(point);
+            store.bind(FIRST).await.unwrap_err();
+            store.identity().await.unwrap_err();
+            store.close().await.unwrap_err();
+            assert_eq!(inner.identity().await.unwrap(), done);
         }
     }
 }

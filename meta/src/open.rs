@@ -74,16 +74,4 @@ mod tests {
             assert!(reason.contains("embedded:DIR") && reason.contains("memory:"), "{reason}");
         }
     }
-
-    #[tokio::test]
-    async fn an_embedded_store_is_made_where_the_address_says() {
-        let parent = tempfile::tempdir().unwrap();
-        let url = format!("embedded:{}/a/b", parent.path().display());
-        for expected in [Stop::Fresh, Stop::Clean] {
-            let (store, stop) = open(&url, Arc::new(SystemClock::new())).await.unwrap();
-            assert_eq!((stop, store.to_string()), (expected, url.clone()));
-            store.close().await.unwrap();
-        }
-        assert!(parent.path().join("a/b/meta.redb").is_file());
-    }
 }

@@ -427,39 +427,6 @@ impl TryFrom<pb::RecoverRequest> for RecoverRequest {
     }
 }
 
-/// The progress of a recovery, for one dataset.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RecoverProgress {
-    /// The dataset; its id if it has no name.
-    pub dataset: String,
-    /// Objects found in the chunk store.
-    pub listed: u64,
-    /// Checked objects among `listed`.
-    pub checked: u64,
-    /// Objects added to the metadata.
-    pub adopted: u64,
-    /// Files in the added objects.
-    pub files: u64,
-    /// Failed repairs, each with its object.
-    pub problems: Vec<String>,
-    /// Whether this dataset is finished.
-    pub done: bool,
-}
-
-impl From<RecoverProgress> for pb::RecoverProgress {
-    fn from(progress: RecoverProgress) -> Self {
-        let RecoverProgress { dataset, listed, checked, adopted, files, problems, done } = progress;
-        Self { dataset, listed, checked, adopted, files, problems, done }
-    }
-}
-
-impl From<pb::RecoverProgress> for RecoverProgress {
-    fn from(wire: pb::RecoverProgress) -> Self {
-        let pb::RecoverProgress { dataset, listed, checked, adopted, files, problems, done } = wire;
-        Self { dataset, listed, checked, adopted, files, problems, done }
-    }
-}
-
 fn file_to_wire(file: &FileRecord) -> pb::File {
     let origin = (file.version != file.holder).then(|| pb::Origin {
         chunk: id_bytes(file.version.chunk.as_bytes()),

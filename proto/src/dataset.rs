@@ -44,15 +44,6 @@ pub enum Counts {
     Unknown(String),
 }
 
-/// The result of deleting a dataset.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DeletedDataset {
-    /// Objects except snapshots, removed by this call.
-    pub removed: u64,
-    /// Whether more objects are left, which the server removes later.
-    pub more_left: bool,
-}
-
 /// A list of datasets, and of names without a readable record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed<T> {
@@ -96,20 +87,6 @@ impl TryFrom<pb::ListDatasetsReply> for Listed<Dataset> {
             found: found.collect::<Result<_, _>>()?,
             unread: unread.collect::<Result<_, _>>()?,
         })
-    }
-}
-
-impl From<DeletedDataset> for pb::DeleteDatasetReply {
-    fn from(deleted: DeletedDataset) -> Self {
-        let DeletedDataset { removed, more_left } = deleted;
-        Self { removed, more_left }
-    }
-}
-
-impl From<pb::DeleteDatasetReply> for DeletedDataset {
-    fn from(wire: pb::DeleteDatasetReply) -> Self {
-        let pb::DeleteDatasetReply { removed, more_left } = wire;
-        Self { removed, more_left }
     }
 }
 

@@ -146,66 +146,6 @@ impl TryFrom<pb::VerifyRequest> for VerifyRequest {
     }
 }
 
-/// A problem found by a verification.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    /// The problem and its object.
-    pub problem: String,
-    /// The remedy.
-    pub remedy: String,
-}
-
-/// The progress of a verification.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct VerifyProgress {
-    /// The dataset.
-    pub dataset: String,
-    /// Its objects.
-    pub objects: u64,
-    /// Checked objects.
-    pub checked: u64,
-    /// Compared files.
-    pub files: u64,
-    /// Bytes read for the check.
-    pub bytes: u64,
-    /// Findings since the last message.
-    pub findings: Vec<Finding>,
-    /// Whether the verification is finished.
-    pub done: bool,
-}
-
-impl From<VerifyProgress> for pb::VerifyProgress {
-    fn from(progress: VerifyProgress) -> Self {
-        let findings = progress.findings.into_iter();
-        let to_wire = |Finding { problem, remedy }| pb::Finding { problem, remedy };
-        Self {
-            dataset: progress.dataset,
-            objects: progress.objects,
-            checked: progress.checked,
-            files: progress.files,
-            bytes: progress.bytes,
-            findings: findings.map(to_wire).collect(),
-            done: progress.done,
-        }
-    }
-}
-
-impl From<pb::VerifyProgress> for VerifyProgress {
-    fn from(wire: pb::VerifyProgress) -> Self {
-        let findings = wire.findings.into_iter();
-        let from_wire = |pb::Finding { problem, remedy }| Finding { problem, remedy };
-        Self {
-            dataset: wire.dataset,
-            objects: wire.objects,
-            checked: wire.checked,
-            files: wire.files,
-            bytes: wire.bytes,
-            findings: findings.map(from_wire).collect(),
-            done: wire.done,
-        }
-    }
-}
-
 fn microseconds(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

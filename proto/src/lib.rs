@@ -26,12 +26,12 @@ pub use chunks::{ChunkPiece, ChunkRange, GetChunksRequest};
 pub use codec::{BoundedDecoder, ProtobufCodec, SizedEncoder, check_fields};
 pub use convert::{
     DeleteRequest, ListEntry, ListRequest, PutHead, ReadItem, ReadPiece, ReadRequest, ReadSource,
-    RecoverProgress, RecoverRequest, StatItem, StatRequest,
+    RecoverRequest, StatItem, StatRequest,
 };
-pub use dataset::{Counts, Dataset, DeletedDataset, Listed, UnreadName};
+pub use dataset::{Counts, Dataset, Listed, UnreadName};
 pub use error::WireError;
 pub use grant::{Grant, InvalidGrant, Pattern, Role};
-pub use housekeeping::{Finding, PurgeProgress, PurgeRequest, VerifyProgress, VerifyRequest};
+pub use housekeeping::{PurgeProgress, PurgeRequest, VerifyRequest};
 pub use key::{KEY_HEADER, Key, KeyHash, USER_HEADER};
 pub use kind::Kind;
 pub use limits::{
@@ -39,10 +39,14 @@ pub use limits::{
     REPLY_BYTES, REQUEST_BYTES_MAX, REQUEST_PATH_BYTES, SERVER_FRAME_BYTES,
     SERVER_STREAM_WINDOW_BYTES, SERVER_WINDOW_BYTES, STAT_PATHS_MAX, STREAM_WINDOW_BYTES,
 };
+/// Types without a value to check are the wire types themselves.
+pub use pb::{
+    DeleteDatasetReply as DeletedDataset, Finding, RecoverProgress, TaskCounters, VerifyProgress,
+};
 pub use put_frames::PutFrames;
 pub use reply_frames::{PiecedReply, ReplyFrames};
 pub use snapshot::{GetSnapshotRequest, SnapshotPiece};
-pub use tasks::{JoinTask, TASK_MEMBERS_MAX, TaskCounters, TaskMember, TaskMembership, task_id};
+pub use tasks::{JoinTask, TASK_MEMBERS_MAX, TaskMember, TaskMembership, task_id};
 pub use users::{InvalidUserName, InvalidUsers, USERS_FILE_BYTES_MAX, User, UserName, Users};
 
 /// Wire types, client and server generated from `diesel.proto`.

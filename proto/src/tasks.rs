@@ -13,7 +13,7 @@ use prost::Message;
 
 use crate::convert::{dataset_id, id_bytes};
 use crate::error::WireError;
-use crate::pb;
+use crate::pb::{self, TaskCounters};
 use crate::snapshot::version;
 
 /// Most members of one job.
@@ -64,33 +64,6 @@ pub struct TaskMember {
     pub memory: u64,
 }
 
-/// Counts of a member since its start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TaskCounters {
-    /// Files read from memory.
-    pub hits: u64,
-    /// Files not in memory when requested.
-    pub misses: u64,
-    /// Chunks fetched from servers.
-    pub chunks_from_servers: u64,
-    /// Bytes of `chunks_from_servers`.
-    pub bytes_from_servers: u64,
-    /// Chunks of the dataset.
-    pub chunks: u64,
-    /// Chunks in memory.
-    pub chunks_present: u64,
-    /// Bytes of memory in use.
-    pub memory_used: u64,
-    /// Processes reading through the member.
-    pub workers: u32,
-    /// Chunks fetched from other members.
-    pub chunks_from_peers: u64,
-    /// Bytes of `chunks_from_peers`.
-    pub bytes_from_peers: u64,
-    /// Number of connected members.
-    pub peers: u32,
-}
-
 /// The state of a training job, sent to its members.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TaskMembership {
@@ -139,7 +112,7 @@ impl From<JoinTask> for pb::JoinTaskRequest {
             key_fingerprint,
             memory,
             leaving,
-            counters: Some(counters.into()),
+            counters: Some(counters),
         }
     }
 }
@@ -157,7 +130,7 @@ impl TryFrom<pb::JoinTaskRequest> for JoinTask {
             task,
             member: member.try_into()?,
             leaving: wire.leaving,
-            counters: wire.counters.map(Into::into).unwrap_or_default(),
+            counters: wire.counters.unwrap_or_default(),
         })
     }
 }
@@ -211,42 +184,6 @@ impl TaskMember {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, WireError> {
         let wire = pb::TaskMember::decode(bytes);
         wire.map_err(|why| WireError::invalid("member", why))?.try_into()
-    }
-}
-
-impl From<TaskCounters> for pb::TaskCounters {
-    fn from(of: TaskCounters) -> Self {
-        Self {
-            hits: of.hits,
-            misses: of.misses,
-            chunks_from_servers: of.chunks_from_servers,
-            bytes_from_servers: of.bytes_from_servers,
-            chunks: of.chunks,
-            chunks_present: of.chunks_present,
-            memory_used: of.memory_used,
-            workers: of.workers,
-            chunks_from_peers: of.chunks_from_peers,
-            bytes_from_peers: of.bytes_from_peers,
-            peers: of.peers,
-        }
-    }
-}
-
-impl From<pb::TaskCounters> for TaskCounters {
-    fn from(wire: pb::TaskCounters) -> Self {
-        Self {
-            hits: wire.hits,
-            misses: wire.misses,
-            chunks_from_servers: wire.chunks_from_servers,
-            bytes_from_servers: wire.bytes_from_servers,
-            chunks: wire.chunks,
-            chunks_present: wire.chunks_present,
-            memory_used: wire.memory_used,
-            workers: wire.workers,
-            chunks_from_peers: wire.chunks_from_peers,
-            bytes_from_peers: wire.bytes_from_peers,
-            peers: wire.peers,
-        }
     }
 }
 

@@ -157,18 +157,4 @@ mod tests {
         clock.advance(Duration::from_secs(1));
         sleep.await.unwrap();
     }
-
-    #[tokio::test]
-    async fn a_jumping_clock_sleeps_by_moving_itself() {
-        let clock = ManualClock::jumping(UNIX_EPOCH);
-        clock.sleep(Duration::from_secs(9)).await;
-        assert_eq!(clock.now(), UNIX_EPOCH + Duration::from_secs(9));
-    }
-
-    #[tokio::test]
-    async fn the_system_clock_sleeps_at_least_as_long_as_asked() {
-        let clock = SystemClock::new();
-        clock.sleep(Duration::from_millis(2)).await;
-        assert!(clock.monotonic() >= Duration::from_millis(2));
-    }
 }

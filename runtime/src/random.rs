@@ -89,15 +89,4 @@ mod tests {
         assert_eq!(filled[..8], numbers.u64().to_le_bytes());
         assert_eq!(filled[8..], numbers.u64().to_le_bytes()[..3]);
     }
-
-    #[test]
-    fn the_operating_system_does_not_repeat_itself() {
-        assert_ne!(OsRandom.u64(), OsRandom.u64());
-    }
-
-    #[test]
-    fn a_unit_draw_lies_between_zero_and_one() {
-        let random = SeededRandom::new(9);
-        assert!((0..1000).map(|_| random.unit()).all(|drawn| (0.0..1.0).contains(&drawn)));
-    }
 }

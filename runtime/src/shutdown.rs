@@ -100,16 +100,7 @@ mod tests {
     use crate::ManualClock;
 
     #[tokio::test]
-    async fn every_clone_hears_the_request() {
-        let shutdown = Shutdown::new();
-        let other = shutdown.clone();
-        assert!(!other.is_requested());
-        shutdown.request();
-        other.requested().await;
-    }
-
-    #[tokio::test]
-    async fn the_grace_period_begins_with_the_request() {
+    async fn the_grace_period_begins_with_the_request_and_a_second_one_ends_it() {
         let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
         let shutdown = Shutdown::new().with_grace(Duration::from_secs(3));
         let (waiting, time) = (shutdown.clone(), Arc::clone(&clock));
@@ -122,15 +113,10 @@ mod tests {
         assert!(!expired.is_finished());
         clock.advance(Duration::from_secs(1));
         expired.await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn a_second_request_ends_the_grace_period() {
-        let clock = ManualClock::new(UNIX_EPOCH);
-        let shutdown = Shutdown::new();
-        shutdown.request();
-        shutdown.request();
-        shutdown.expired(&clock).await;
+        let again = Shutdown::new();
+        again.request();
+        again.clone().request();
+        again.expired(&*clock).await;
     }
 
     #[tokio::test]

@@ -16,7 +16,7 @@ use dl_format::{
 use dl_proto::pb::diesel_client::DieselClient;
 use dl_proto::{
     DeleteRequest, Finding, ListEntry, MESSAGE_BYTES_MAX, PurgeProgress, PurgeRequest,
-    RecoverProgress, StatItem, StatRequest, VerifyProgress, pb,
+    RecoverProgress, StatItem, StatRequest, pb,
 };
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
@@ -125,8 +125,7 @@ impl Wire {
     pub async fn recover(&self) -> Result<Vec<RecoverProgress>, Status> {
         let mut told = BTreeMap::<String, RecoverProgress>::new();
         let mut steps = self.stub().recover(pb::RecoverRequest::default()).await?.into_inner();
-        while let Some(step) = steps.message().await? {
-            let mut step = RecoverProgress::from(step);
+        while let Some(mut step) = steps.message().await? {
             if let Some(mut before) = told.remove(&step.dataset) {
                 before.problems.append(&mut step.problems);
                 step.problems = before.problems;
@@ -163,7 +162,7 @@ impl Wire {
         let mut steps = self.stub().verify(request).await?.into_inner();
         let mut findings = Vec::new();
         while let Some(step) = steps.message().await? {
-            findings.extend(VerifyProgress::from(step).findings);
+            findings.extend(step.findings);
         }
         Ok(findings)
     }

@@ -95,7 +95,7 @@ pub(crate) async fn prove(
     me: MemberId,
     called: MemberId,
 ) -> io::Result<()> {
-    within(async {
+    within(TIMEOUT, async {
         let mut challenge = [0; CHALLENGE];
         stream.read_exact(&mut challenge).await?;
         let exchange = Exchange { challenge, salt: random(), caller: me, called };
@@ -120,7 +120,7 @@ pub(crate) async fn authenticate(
     me: MemberId,
     keys: impl FnOnce() -> Vec<Option<JobKey>>,
 ) -> io::Result<(usize, MemberId)> {
-    within(async {
+    within(TIMEOUT, async {
         let challenge = random();
         stream.write_all(&challenge).await?;
         let mut hello = [0; HELLO];
@@ -141,10 +141,14 @@ pub(crate) async fn authenticate(
     .await
 }
 
-async fn within<T>(exchange: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+/// Ends work with another agent with a time-out.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
     tokio::select! {
-        ended = exchange => ended,
-        () = SystemClock::new().sleep(TIMEOUT) => Err(io::ErrorKind::TimedOut.into()),
+        ended = work => ended,
+        () = SystemClock::new().sleep(limit) => Err(io::ErrorKind::TimedOut.into()),
     }
 }
 

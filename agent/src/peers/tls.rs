@@ -11,7 +11,7 @@ use std::sync::Arc;
 use aws_lc_rs::digest::{SHA256, digest};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::aws_lc_rs::default_provider;
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::{CryptoProvider, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::version::TLS13;
@@ -26,6 +26,8 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 /// The name in all certificates. Certificates are identified by their fingerprints, not by the
 /// name.
 const NAME: &str = "diesel-agent";
+
+const ONLY_TLS13: &str = "agents use TLS 1.3";
 
 /// The two directions of a connection.
 pub(crate) type Reader = Box<dyn AsyncRead + Send + Unpin>;
@@ -121,30 +123,6 @@ impl PinnedCertificate {
         }
         Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
     }
-
-    fn signature_13(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn signature_12(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 impl ServerCertVerifier for PinnedCertificate {
@@ -161,11 +139,11 @@ impl ServerCertVerifier for PinnedCertificate {
 
     fn verify_tls12_signature(
         &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.signature_12(message, certificate, signature)
+        Err(Error::General(ONLY_TLS13.to_owned()))
     }
 
     fn verify_tls13_signature(
@@ -174,11 +152,12 @@ impl ServerCertVerifier for PinnedCertificate {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.signature_13(message, certificate, signature)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 
@@ -198,11 +177,11 @@ impl ClientCertVerifier for PinnedCertificate {
 
     fn verify_tls12_signature(
         &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.signature_12(message, certificate, signature)
+        Err(Error::General(ONLY_TLS13.to_owned()))
     }
 
     fn verify_tls13_signature(
@@ -211,11 +190,12 @@ impl ClientCertVerifier for PinnedCertificate {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.signature_13(message, certificate, signature)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 

@@ -150,7 +150,7 @@ impl Client {
             };
             let attempt = |mut server: Connection, this: Try| {
                 let request = this.request(message.clone());
-                async move { Ok(this.answer(server.delete_dataset(request)).await?.into()) }
+                async move { this.answer(server.delete_dataset(request)).await }
             };
             connections.call("delete", || dataset_address(name), connections.long(), attempt).await
         })
@@ -185,8 +185,7 @@ impl Client {
                     // The server reports all remaining problems again in each try.
                     last.borrow_mut().clear();
                     let mut stream = this.answer(server.recover(request)).await?;
-                    while let Some(message) = this.message(&mut stream).await? {
-                        let step = RecoverProgress::from(message);
+                    while let Some(step) = this.message(&mut stream).await? {
                         (progress.borrow_mut())(&step);
                         add(&mut last.borrow_mut(), step);
                     }

@@ -90,8 +90,7 @@ impl Client {
                 let (progress, found) = (&progress, &found);
                 async move {
                     let mut stream = this.answer(server.verify(request)).await?;
-                    while let Some(message) = this.message(&mut stream).await? {
-                        let mut step = VerifyProgress::from(message);
+                    while let Some(mut step) = this.message(&mut stream).await? {
                         for finding in step.findings.drain(..) {
                             if filter.borrow_mut().is_new(&finding.problem) {
                                 (found.borrow_mut())(finding);

@@ -6,15 +6,14 @@
 
 use std::sync::Arc;
 
-use dl_format::{Committed, FilePath, FileRecord, Stamp};
+use dl_format::{Committed, FilePath, FileRecord, Stamp, StoreId};
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::history::{Maker, read_back};
 use super::model::Model;
-use super::retire::versions;
-use super::{id, path, put, record};
-use crate::{Found, MetaStore};
+use super::{id, put, record};
+use crate::{Found, Kind, MetaStore};
 
 /// Objects that are appended at the same time.
 const AT_ONCE: usize = 6;
@@ -53,33 +52,23 @@ pub(crate) async fn of_appends_at_once_the_same_ones_win_everywhere(
         put(&**store, &record("a", 1, 1)).await;
     }
     let (mut maker, mut model) = (Maker::new(id(1), seed), Model::default());
-    let mut appended: Vec<Committed> = Vec::new();
     for round in 0..ROUNDS {
-        let first = appended.len();
-        for _ in 0..AT_ONCE {
+        let mut chunk = || {
             // Some before those of the round before, and some the same.
             let stamp = Stamp::new(1_000 + 4 * round + maker.below(8) as u64);
             let files: Vec<_> = PATHS.iter().map(|path| (*path, maker.below(1_000))).collect();
-            let object = maker.chunk_at(stamp, files);
-            model.add(&object);
-            appended.push(object);
-        }
-        for (object, found) in append_at_once(handles, &appended[first..]).await {
+            maker.chunk_at(stamp, files)
+        };
+        let objects: Vec<_> = (0..AT_ONCE).map(|_| chunk()).collect();
+        objects.iter().for_each(|object| _ = model.add(object));
+        for (object, found) in append_at_once(handles, &objects).await {
             for (entry, found) in object.header().entries().zip(&found) {
                 let mine = FileRecord::of(&object, &entry).version;
                 let is_seen = matches!(found, Found::File(record) if record.version >= mine);
                 assert!(is_seen, "seed {seed}, {}: {mine:?}, then {found:?}", entry.path);
             }
         }
-        let versions = versions(&appended);
         for store in handles {
-            for bytes in PATHS {
-                let path = path(bytes);
-                let found = store.lookup(id(1), std::slice::from_ref(&path)).await;
-                let wanted = versions.get(&path).and_then(|versions| versions.first());
-                let wanted = wanted.copied().map(Found::File).expect("every chunk holds it");
-                assert_eq!(found.expect("look up"), [wanted], "{store}: seed {seed}, {path}");
-            }
             model.check(&**store, id(1), 3).await;
         }
     }
@@ -96,11 +85,27 @@ pub(crate) async fn any_history_appended_at_once_is_answered_like_the_fold(
     let mut model = Model::default();
     for objects in Maker::new(id(1), seed).history(40).chunks(AT_ONCE) {
         append_at_once(handles, objects).await;
-        for object in objects {
-            model.add(object);
-        }
+        objects.iter().for_each(|object| _ = model.add(object));
         for store in handles {
             model.check(&**store, id(1), 4).await;
         }
+    }
+}
+
+/// Binds two handles of a new store at the same time to the given chunk stores: a caller fails exactly where
+/// the metadata belongs to the other chunk store.
+pub(crate) async fn of_two_that_bind_at_once_one_wins(
+    [first, second]: [&dyn MetaStore; 2],
+    wanted: [StoreId; 2],
+) {
+    let ended = tokio::join!(first.bind(wanted[0]), second.bind(wanted[1]));
+    let bound = first.identity().await.expect("ask");
+    for (wanted, ended) in wanted.into_iter().zip([ended.0, ended.1]) {
+        let refusal = (bound != Some(wanted)).then_some(Kind::Conflict);
+        assert_eq!(ended.err().map(|error| error.kind), refusal, "{wanted} of {bound:?}");
+    }
+    for store in [first, second] {
+        assert_eq!(store.damage().await.expect("look for damage"), None);
+        assert_eq!(store.identity().await.expect("ask"), bound);
     }
 }

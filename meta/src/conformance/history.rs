@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use dl_format::{
     Attributes, ChunkId, ChunkShape, ChunkWriter, Committed, DatasetId, Deletions, EntryVersion,
-    FilePath, Fold, Header, Sealed, Stamp, Verified, encode_tombstone,
+    FilePath, FileRecord, Fold, Header, Sealed, Stamp, Verified, encode_tombstone,
 };
 use dl_runtime::{Random, SeededRandom};
 
@@ -83,7 +83,13 @@ impl Maker {
         self.chunk_at(stamp, files)
     }
 
-    /// The same, with a stamp of the caller's.
+    /// A chunk of files of one byte each.
+    pub(crate) fn files(&mut self, names: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Committed {
+        let names: Vec<_> = names.into_iter().collect();
+        self.chunk(names.iter().map(|name| (name.as_ref(), 1)))
+    }
+
+    /// [`Maker::chunk`] with a stamp of the caller's.
     pub(super) fn chunk_at<'a>(
         &mut self,
         stamp: Stamp,
@@ -173,8 +179,7 @@ impl Maker {
                 8 if !live.is_empty() => self.rewrite(&live),
                 _ => self.part(),
             };
-            let entries = object.header().entries();
-            written.extend(entries.map(|entry| dl_format::FileRecord::of(&object, &entry).version));
+            written.extend(versions(&object));
             fold.add(&object);
             objects.push(object);
         }
@@ -185,6 +190,12 @@ impl Maker {
         objects.extend(again);
         objects
     }
+}
+
+/// The versions of the files of an object, in the order of its entries.
+pub(crate) fn versions(object: &Committed) -> Vec<EntryVersion> {
+    let entries = object.header().entries();
+    entries.map(|entry| FileRecord::of(object, &entry).version).collect()
 }
 
 fn commit_at(stamp: Stamp, object: Vec<u8>) -> Committed {

@@ -9,13 +9,14 @@ pub(crate) mod model;
 mod retire;
 mod tasks;
 
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
 use dl_format::{
-    ChunkId, ChunkShape, Committed, DatasetId, DatasetName, DirPath, EntryVersion, FilePath, Stamp,
-    StoreId, Version,
+    ChunkId, ChunkShape, Committed, DatasetId, DatasetName, DirPath, FilePath, Stamp, StoreId,
 };
 use tokio::task::JoinSet;
 
@@ -32,19 +33,14 @@ use crate::{
 pub async fn run(make: impl AsyncFn() -> Arc<dyn MetaStore>) {
     it_is_bound_once(&*make().await).await;
     what_was_recovered_is_bound_once(&*make().await).await;
-    a_dataset_is_what_was_put(&*make().await).await;
-    a_higher_generation_drives_the_older_dataset_out(&*make().await).await;
-    conflicting_records_change_nothing(&*make().await).await;
-    putting_a_record_again_keeps_the_log(&*make().await).await;
-    a_dropped_dataset_is_gone_and_can_come_back_empty(&*make().await).await;
-    unknown_datasets_are_refused(&*make().await).await;
+    for seed in 0..6 {
+        datasets_come_and_go_as_in_a_map(&*make().await, seed).await;
+    }
     stamps_rise_whatever_the_clock_says(&*make().await).await;
     concurrent_stamps_are_distinct(make().await).await;
     one_of_several_appends_of_an_id_is_new(make().await).await;
     the_log_comes_in_pages(&*make().await).await;
-    datasets_do_not_mix(&*make().await).await;
     a_deep_path_is_found_and_listed(&*make().await).await;
-    a_folder_hides_its_file_also_behind_names_that_sort_between(&*make().await).await;
     for seed in 0..16 {
         any_history_is_answered_like_the_fold(&*make().await, seed).await;
     }
@@ -99,6 +95,12 @@ async fn put(store: &dyn MetaStore, record: &DatasetRecord) {
     store.put_dataset(record).await.expect("put a dataset");
 }
 
+async fn append(store: &dyn MetaStore, objects: impl IntoIterator<Item = &Committed>) {
+    for object in objects {
+        store.append(&read_back(object)).await.expect("append");
+    }
+}
+
 async fn it_is_bound_once(store: &dyn MetaStore) {
     let (first, second) = (StoreId::from_bytes([1; 16]), StoreId::from_bytes([2; 16]));
     assert_eq!(store.identity().await.expect("ask a new store"), None);
@@ -127,108 +129,91 @@ async fn what_was_recovered_is_bound_once(store: &dyn MetaStore) {
     assert_eq!(refused.kind, Kind::Conflict, "{store}");
 }
 
-async fn a_dataset_is_what_was_put(store: &dyn MetaStore) {
-    assert_eq!(store.records().await.expect("list none"), []);
-    let (b, a) = (record("b", 1, 1), record("a", 7, 2));
-    for wanted in [&b, &a] {
-        put(store, wanted).await;
-        let info = store.dataset(wanted.id).await.expect("ask").expect("it was put");
-        assert_eq!((&info.record, info.objects, info.files), (wanted, 0, 0));
-        assert_eq!((info.bytes, info.version), (0, Version::default()));
-        let outline = store.outline(wanted.id).await.expect("ask").expect("it was put");
-        assert_eq!((&outline.record, outline.objects), (wanted, 0));
-        assert_eq!(outline.version, info.version);
-        let records = [store.record(wanted.id).await, store.record_named(&wanted.name).await];
-        for found in records {
-            assert_eq!(found.expect("ask").as_ref(), Some(wanted));
+/// Puts, drops and appends among a few names and ids, compared with a map after each step.
+async fn datasets_come_and_go_as_in_a_map(store: &dyn MetaStore, seed: u64) {
+    let draw = Maker::new(id(0), seed);
+    let mut map: BTreeMap<DatasetId, (DatasetRecord, Model)> = BTreeMap::new();
+    // The same object ids in all datasets.
+    let histories = [1, 2, 3].map(|number| Maker::new(id(number), seed).history(12));
+    for _ in 0..40 {
+        let (name, number) = (["a", "b"][draw.below(2)], draw.below(3));
+        let state = [DatasetState::Live, DatasetState::Recovering][draw.below(2)];
+        let new = record(name, 1 + draw.below(3) as u32, 1 + number as u8);
+        let new = DatasetRecord { state, ..new };
+        match draw.below(4) {
+            0 => {
+                let name = map.remove(&new.id).map_or(new.name, |(known, _)| known.name);
+                store.drop_dataset(&name, new.id).await.expect("drop");
+            }
+            1 => {
+                let holder = map.values().map(|(known, _)| known).find(|of| of.name == new.name);
+                let is_refused = map.get(&new.id).is_some_and(|(known, _)| known.name != new.name)
+                    || holder.is_some_and(|holder| match holder.generation.cmp(&new.generation) {
+                        Ordering::Less => false,
+                        Ordering::Equal => holder.id != new.id,
+                        Ordering::Greater => true,
+                    });
+                let refusal = store.put_dataset(&new).await.err().map(|error| error.kind);
+                assert_eq!(refusal, is_refused.then_some(Kind::Conflict), "{store}: {new:?}");
+                if !is_refused {
+                    map.retain(|id, (known, _)| *id == new.id || known.name != new.name);
+                    let model = map.remove(&new.id).map(|(_, model)| model);
+                    map.insert(new.id, (new.clone(), model.unwrap_or_default()));
+                }
+            }
+            _ => {
+                let history = &histories[number];
+                let object = &history[draw.below(history.len())];
+                let wanted = map.get_mut(&new.id).map(|(_, model)| model.add(object));
+                let wanted = wanted.ok_or(Kind::Missing);
+                let appended = store.append(object).await.map_err(|error| error.kind);
+                assert_eq!(appended, wanted, "{store}");
+            }
+        }
+        check_datasets(store, &map).await;
+        match map.get(&id(1)) {
+            Some((_, model)) => model.check(store, id(1), 3).await,
+            None => is_unknown(store, id(1)).await,
         }
     }
-    assert_eq!(store.records().await.expect("list two"), [a, b]);
-    assert_eq!(store.record_named(&name("c")).await.expect("ask"), None);
-    assert_eq!(store.dataset(id(3)).await.expect("ask"), None);
-    assert_eq!(store.outline(id(3)).await.expect("ask"), None);
-    assert_eq!(store.record(id(3)).await.expect("ask"), None);
-}
-
-async fn a_higher_generation_drives_the_older_dataset_out(store: &dyn MetaStore) {
-    put(store, &record("a", 1, 1)).await;
-    let mut maker = Maker::new(id(1), 0);
-    let object = maker.chunk([(&b"x"[..], 1)]);
-    store.append(&object).await.expect("append");
-    put(store, &record("a", 3, 2)).await;
-    assert_eq!(store.dataset(id(1)).await.expect("ask"), None);
-    let late = store.append(&maker.chunk([(&b"y"[..], 1)])).await.expect_err("the id is dead");
-    assert_eq!(late.kind, Kind::Missing, "{store}");
-    assert_eq!(store.records().await.expect("list"), [record("a", 3, 2)]);
-    assert_eq!(store.outline(id(1)).await.expect("ask"), None);
-    let new = store.outline(id(2)).await.expect("ask").expect("it was put");
-    assert_eq!(new.objects, 0);
-}
-
-async fn conflicting_records_change_nothing(store: &dyn MetaStore) {
-    put(store, &record("a", 3, 1)).await;
-    for refused in [record("a", 2, 2), record("a", 2, 1), record("a", 3, 2), record("b", 4, 1)] {
-        let error = store.put_dataset(&refused).await.expect_err("a conflict");
-        assert_eq!(error.kind, Kind::Conflict, "{store}: {refused:?}");
-    }
-    assert_eq!(store.records().await.expect("list"), [record("a", 3, 1)]);
-    assert_eq!(store.record_named(&name("b")).await.expect("ask"), None);
-}
-
-async fn putting_a_record_again_keeps_the_log(store: &dyn MetaStore) {
-    let recovering = DatasetRecord { state: DatasetState::Recovering, ..record("a", 1, 1) };
-    put(store, &recovering).await;
-    let object = Maker::new(id(1), 0).chunk([(&b"x"[..], 1)]);
-    store.append(&object).await.expect("append");
-    for record in [record("a", 1, 1), record("a", 2, 1)] {
-        put(store, &record).await;
-        let info = store.dataset(id(1)).await.expect("ask").expect("it is there");
-        assert_eq!((&info.record, info.objects, info.files), (&record, 1, 1));
-        let outline = store.outline(id(1)).await.expect("ask").expect("it is there");
-        assert_eq!((outline.record, outline.objects, outline.version), (record, 1, info.version));
+    for (id, (_, model)) in &map {
+        model.check(store, *id, 5).await;
     }
 }
 
-async fn a_dropped_dataset_is_gone_and_can_come_back_empty(store: &dyn MetaStore) {
-    put(store, &record("a", 1, 1)).await;
-    put(store, &record("b", 1, 2)).await;
-    let mut maker = Maker::new(id(1), 0);
-    let object = maker.chunk([(&b"x"[..], 1)]);
-    store.append(&object).await.expect("append");
-    let found = store.lookup(id(1), &[path(b"x")]).await.expect("look up");
-    assert!(matches!(found.as_slice(), [Found::File(_)]), "{store}: {found:?}");
-    for _ in 0..2 {
-        store.drop_dataset(&name("a"), id(1)).await.expect("drop, twice");
-        assert_eq!(store.dataset(id(1)).await.expect("ask"), None);
-        assert_eq!(store.outline(id(1)).await.expect("ask"), None);
-        assert_eq!(store.record_named(&name("a")).await.expect("ask"), None);
-        let error = store.append(&object).await.expect_err("no such dataset");
-        assert_eq!(error.kind, Kind::Missing, "{store}");
+async fn check_datasets(store: &dyn MetaStore, map: &BTreeMap<DatasetId, (DatasetRecord, Model)>) {
+    let mut records: Vec<_> = map.values().map(|(record, _)| record.clone()).collect();
+    records.sort_by(|a, b| a.name.cmp(&b.name));
+    assert_eq!(store.records().await.expect("list"), records, "{store}");
+    for text in ["a", "b", "c"].map(name) {
+        let found = store.record_named(&text).await.expect("ask");
+        assert_eq!(found.as_ref(), records.iter().find(|record| record.name == text), "{store}");
     }
-    assert_eq!(store.records().await.expect("list").len(), 1);
-    put(store, &record("a", 1, 1)).await;
-    let found = store.lookup(id(1), &[path(b"x")]).await.expect("look up");
-    assert_eq!(found, [Found::Missing], "{store}");
-    let mut model = Model::default();
-    model.check(store, id(1), 3).await;
-    assert_eq!(store.append(&object).await.expect("append"), Appended::New);
-    model.add(&object);
-    model.check(store, id(1), 3).await;
+    for id in [1, 2, 3, 4].map(id) {
+        let wanted = map.get(&id).map(|(record, _)| record.clone());
+        let outline = store.outline(id).await.expect("ask").map(|outline| outline.record);
+        let info = store.dataset(id).await.expect("ask").map(|info| info.record);
+        for found in [store.record(id).await.expect("ask"), outline, info] {
+            assert_eq!(found, wanted, "{store}");
+        }
+    }
 }
 
-async fn unknown_datasets_are_refused(store: &dyn MetaStore) {
-    let object = Maker::new(id(1), 0).chunk([(&b"x"[..], 1)]);
-    let query = ListQuery::of(DirPath::ROOT, true, 5);
+/// Each call about a dataset that is not known is refused.
+async fn is_unknown(store: &dyn MetaStore, id: DatasetId) {
+    let object = Maker::new(id, 0).files(["x"]);
+    let (chunk, paths) = ([object.header().id()], [path(b"x")]);
     let errors = [
         store.append(&object).await.expect_err("append").kind,
-        store.stamp(id(1), Stamp::new(1)).await.expect_err("stamp").kind,
-        store.objects(id(1), None, 5).await.expect_err("objects").kind,
-        store.lookup(id(1), &[path(b"x")]).await.expect_err("lookup").kind,
-        store.list(id(1), &query).await.expect_err("list").kind,
+        store.stamp(id, Stamp::new(1)).await.expect_err("stamp").kind,
+        store.objects(id, None, 5).await.expect_err("objects").kind,
+        store.log(id).await.expect_err("log").kind,
+        store.deleted(id, &chunk).await.expect_err("deleted").kind,
+        store.retire(id, &chunk).await.expect_err("retire").kind,
+        store.lookup(id, &paths).await.expect_err("lookup").kind,
+        store.list(id, &ListQuery::of(DirPath::ROOT, true, 5)).await.expect_err("list").kind,
     ];
-    assert_eq!(errors, [Kind::Missing; 5], "{store}");
-    put(store, &record("a", 1, 1)).await;
-    Model::default().check(store, id(1), 3).await;
+    assert_eq!(errors, [Kind::Missing; 8], "{store}");
 }
 
 async fn stamps_rise_whatever_the_clock_says(store: &dyn MetaStore) {
@@ -238,10 +223,9 @@ async fn stamps_rise_whatever_the_clock_says(store: &dyn MetaStore) {
         given.push(store.stamp(id(1), Stamp::new(now)).await.expect("stamp").get());
     }
     assert_eq!(given, [50, 51, 52, 60], "{store}");
-    let mut maker = Maker::new(id(1), 0);
-    let object = maker.chunk([(&b"x"[..], 1)]);
+    let object = Maker::new(id(1), 0).files(["x"]);
     let appended = object.stamp().get();
-    store.append(&object).await.expect("append");
+    append(store, [&object]).await;
     let next = store.stamp(id(1), Stamp::new(5)).await.expect("stamp").get();
     assert_eq!(next, appended + 1, "{store}: never below one that was appended");
 }
@@ -270,7 +254,7 @@ async fn one_of_several_appends_of_an_id_is_new(store: Arc<dyn MetaStore>) {
     put(&*store, &record("a", 1, 1)).await;
     let mut maker = Maker::new(id(1), 0);
     for _ in 0..20 {
-        let object = maker.chunk([(&b"x"[..], 1)]);
+        let object = maker.files(["x"]);
         let mut tasks = JoinSet::new();
         for _ in 0..4 {
             let (store, object) = (Arc::clone(&store), read_back(&object));
@@ -291,12 +275,9 @@ async fn one_of_several_appends_of_an_id_is_new(store: Arc<dyn MetaStore>) {
 
 async fn the_log_comes_in_pages(store: &dyn MetaStore) {
     put(store, &record("a", 1, 1)).await;
-    let mut model = Model::default();
-    for object in Maker::new(id(1), 3).history(30) {
-        store.append(&object).await.expect("append");
-        model.add(&object);
-    }
-    let whole = model.objects();
+    let history = Maker::new(id(1), 3).history(30);
+    append(store, &history).await;
+    let whole = Model::of(&history).objects();
     assert_eq!(store.objects(id(1), None, 1_000).await.expect("all"), whole);
     for limit in [1, 7] {
         let (mut pages, mut after) = (Vec::new(), None);
@@ -311,74 +292,16 @@ async fn the_log_comes_in_pages(store: &dyn MetaStore) {
     }
     let undeleted = whole.iter().map(|record| ObjectRecord { deleted_entries: 0, ..*record });
     assert_eq!(store.log(id(1)).await.expect("all"), undeleted.collect::<Vec<_>>(), "{store}");
-    let missing = store.log(id(9)).await.expect_err("nobody put it");
-    assert_eq!(missing.kind, Kind::Missing, "{store}");
     let last = ChunkId::from_bytes([0xFF; 16]);
     assert_eq!(store.objects(id(1), Some(last), 5).await.expect("none"), []);
 }
 
-async fn datasets_do_not_mix(store: &dyn MetaStore) {
-    let mut models = Vec::new();
-    for (text, number) in [("a", 1), ("b", 2)] {
-        put(store, &record(text, 1, number)).await;
-        models.push((Model::default(), Maker::new(id(number), number.into()).history(12)));
-    }
-    // The same object ids in both.
-    for step in 0..12 {
-        for (model, history) in &mut models {
-            if let Some(object) = history.get(step) {
-                store.append(object).await.expect("append");
-                model.add(object);
-            }
-        }
-    }
-    for ((model, _), number) in models.iter().zip([1, 2]) {
-        model.check(store, id(number), 5).await;
-    }
-}
-
 async fn a_deep_path_is_found_and_listed(store: &dyn MetaStore) {
     put(store, &record("a", 1, 1)).await;
-    let mut deep = [&[b'x'; 255][..]; 15].join(&b'/');
-    deep.extend([b'/'].iter().chain(&[b'y'; 255]));
-    let mut maker = Maker::new(id(1), 0);
-    let object = maker.chunk([(deep.as_slice(), 3), (&b"x/y/z"[..], 0)]);
-    store.append(&object).await.expect("append");
-    let parent = path(&deep).parent();
-    let found = store.lookup(id(1), &[path(&deep), path(parent.as_bytes())]).await;
-    let found = found.expect("look up");
-    assert!(matches!(found.as_slice(), [Found::File(_), Found::Folder]), "{found:?}");
-    let mut model = Model::default();
-    model.add(&object);
-    model.check(store, id(1), 1).await;
-}
-
-/// `P`, `P-x` and `P/y`: what is in the folder `P` doesn't come right behind the file `P`.
-async fn a_folder_hides_its_file_also_behind_names_that_sort_between(store: &dyn MetaStore) {
-    put(store, &record("a", 1, 1)).await;
-    let (mut maker, mut model) = (Maker::new(id(1), 0), Model::default());
-    let files: [(&[u8], usize); 4] = [(b"P", 1), (b"P-x", 2), (b"P.z", 3), (b"P/y", 4)];
-    let object = maker.chunk(files);
-    let version = |path: &FilePath| {
-        let entries = object.header().entries();
-        let found = entries.zip(0..).find(|(entry, _)| entry.path == *path);
-        let (_, entry) = found.expect("the chunk holds it");
-        EntryVersion { stamp: object.stamp(), chunk: object.header().id(), entry }
-    };
-    let in_between = maker.tombstone(&[version(&path(b"P-x")), version(&path(b"P.z"))]);
-    let inside = maker.tombstone(&[version(&path(b"P/y"))]);
-    let steps: [(&Committed, bool); 3] = [(&object, true), (&in_between, true), (&inside, false)];
-    for (object, is_folder) in steps {
-        store.append(object).await.expect("append");
-        model.add(object);
-        let found = store.lookup(id(1), &[path(b"P")]).await.expect("look up");
-        let found = found.as_slice();
-        assert_eq!(matches!(found, [Found::Folder]), is_folder, "{store}: {found:?}");
-        assert_eq!(matches!(found, [Found::File(_)]), !is_folder, "{store}: {found:?}");
-        for limit in [1, 2, 1_000] {
-            model.check(store, id(1), limit).await;
-        }
-    }
+    let deep = [[b'x'; 255]; 16].join(&b'/');
+    let object = Maker::new(id(1), 0).chunk([(deep.as_slice(), 3), (b"x/y/z", 0)]);
+    append(store, [&object]).await;
+    Model::of([&object]).check(store, id(1), 1).await;
 }
 
 async fn any_history_is_answered_like_the_fold(store: &dyn MetaStore, seed: u64) {
@@ -386,7 +309,7 @@ async fn any_history_is_answered_like_the_fold(store: &dyn MetaStore, seed: u64)
     let mut maker = Maker::new(id(1), seed);
     let (mut model, history) = (Model::default(), maker.history(40));
     for object in &history {
-        let wanted = if model.add(object) { Appended::New } else { Appended::Known };
+        let wanted = model.add(object);
         let object = read_back(object);
         assert_eq!(store.append(&object).await.expect("append"), wanted, "seed {seed}");
         if maker.below(6) == 0 {
@@ -420,9 +343,7 @@ async fn log_and_rows_take_the_stamps_of_the_objects(store: &dyn MetaStore, seed
         // Until the file has all of them.
         store.objects(id(1), None, 1).await.expect("list");
     }
-    let mut model = Model::default();
-    objects.iter().for_each(|object| _ = model.add(object));
-    model.check(store, id(1), 1_000).await;
+    Model::of(&objects).check(store, id(1), 1_000).await;
 }
 
 async fn questions_during_appends_see_all_that_returned(store: Arc<dyn MetaStore>) {
@@ -431,8 +352,7 @@ async fn questions_during_appends_see_all_that_returned(store: Arc<dyn MetaStore
     let mut maker = Maker::new(id(1), 0);
     for task in 0..4 {
         let names: Vec<_> = (0..25).map(|file| format!("{task}/{file}")).collect();
-        let objects: Vec<_> =
-            names.iter().map(|name| maker.chunk([(name.as_bytes(), 1)])).collect();
+        let objects: Vec<_> = names.iter().map(|name| maker.files([name])).collect();
         let store = Arc::clone(&store);
         tasks.spawn(async move {
             for (object, name) in objects.iter().zip(&names) {
@@ -452,7 +372,7 @@ async fn questions_during_appends_see_all_that_returned(store: Arc<dyn MetaStore
 async fn a_log_is_that_of_one_moment(store: Arc<dyn MetaStore>) {
     put(&*store, &record("a", 1, 1)).await;
     let mut maker = Maker::new(id(1), 0);
-    let mut objects: Vec<_> = (0..60).map(|_| maker.chunk([(&b"x"[..], 1)])).collect();
+    let mut objects: Vec<_> = (0..60).map(|_| maker.files(["x"])).collect();
     objects.reverse();
     let order: Vec<_> = objects.iter().map(|object| object.header().id()).collect();
     let reader = Arc::clone(&store);
@@ -465,9 +385,7 @@ async fn a_log_is_that_of_one_moment(store: Arc<dyn MetaStore>) {
             seen = there.len();
         }
     });
-    for object in &objects {
-        store.append(object).await.expect("append");
-    }
+    append(&*store, &objects).await;
     read.await.expect("the reader ends");
 }
 
@@ -475,7 +393,7 @@ async fn a_dropped_append_is_done_or_not(store: &dyn MetaStore) {
     put(store, &record("a", 1, 1)).await;
     let (mut model, mut maker) = (Model::default(), Maker::new(id(1), 5));
     for polls in 0..6 {
-        let object = maker.chunk([(&b"x"[..], 1)]);
+        let object = maker.files(["x"]);
         let mut append = store.append(&object);
         for _ in 0..polls {
             let done = poll_fn(|context| Poll::Ready(append.as_mut().poll(context))).await;
@@ -495,7 +413,7 @@ async fn a_closed_store_takes_no_surprise(store: &dyn MetaStore) {
     assert!(!store.to_string().is_empty());
     put(store, &record("a", 1, 1)).await;
     store.close().await.expect("close");
-    let object = Maker::new(id(1), 0).chunk([(&b"x"[..], 1)]);
+    let object = Maker::new(id(1), 0).files(["x"]);
     if let Err(error) = store.append(&object).await {
         assert_eq!(error.kind, Kind::Unavailable, "{store}");
     }

@@ -6,11 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use dl_format::{
-    ChunkId, Committed, DatasetId, DirPath, EntrySet, EntryVersion, FilePath, FileRecord, Fold,
-    Version,
+    ChunkId, Committed, DatasetId, DirPath, EntrySet, EntryVersion, FilePath, Fold, Version,
 };
 
-use crate::{Found, ListEntry, ListQuery, MetaStore, ObjectRecord};
+use super::history::versions;
+use crate::{Appended, Found, ListEntry, ListQuery, MetaStore, ObjectRecord};
 
 /// The log of one dataset.
 #[derive(Debug, Default)]
@@ -20,13 +20,20 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Appends; false when the object was known.
-    pub(crate) fn add(&mut self, object: &Committed) -> bool {
-        let is_new = self.objects.insert(object.header().id(), object.clone()).is_none();
-        if is_new {
-            self.fold.add(object);
+    /// The log of these objects.
+    pub(crate) fn of<'a>(objects: impl IntoIterator<Item = &'a Committed>) -> Self {
+        let mut model = Self::default();
+        objects.into_iter().for_each(|object| _ = model.add(object));
+        model
+    }
+
+    /// Appends, as a store does.
+    pub(crate) fn add(&mut self, object: &Committed) -> Appended {
+        if self.objects.insert(object.header().id(), object.clone()).is_some() {
+            return Appended::Known;
         }
-        is_new
+        self.fold.add(object);
+        Appended::New
     }
 
     pub(crate) fn objects(&self) -> Vec<ObjectRecord> {
@@ -136,11 +143,7 @@ impl Model {
 
     /// Compares what is deleted of all that the log holds.
     async fn check_deleted(&self, store: &dyn MetaStore, dataset: DatasetId) {
-        let entries = |object: &Committed| {
-            let records = object.header().entries().map(|entry| FileRecord::of(object, &entry));
-            records.map(|record| record.version).collect::<Vec<_>>()
-        };
-        let versions: Vec<EntryVersion> = self.objects.values().flat_map(entries).collect();
+        let versions: Vec<EntryVersion> = self.objects.values().flat_map(versions).collect();
         let mut chunks: Vec<ChunkId> = versions.iter().map(|version| version.chunk).collect();
         // Of one that never was, nothing; and of one twice, the same.
         chunks.push(ChunkId::from_bytes([0xEE; 16]));

@@ -7,15 +7,15 @@ use std::collections::{HashMap, HashSet};
 
 use dl_format::{ChunkId, Committed, EntryVersion, FilePath, FileRecord, ObjectKind, Stamp};
 
-use super::history::{Maker, read_back};
+use super::history::{self, Maker, read_back};
 use super::model::Model;
-use super::{id, path, put, record};
-use crate::{Appended, Kind, MetaStore};
+use super::{append, id, put, record};
+use crate::{Kind, MetaStore};
 
 /// The versions of each path, the winner first.
 type Versions = HashMap<FilePath, Vec<FileRecord>>;
 
-pub(super) fn versions(objects: &[Committed]) -> Versions {
+fn versions(objects: &[Committed]) -> Versions {
     let mut versions = Versions::new();
     for object in objects {
         for entry in object.header().entries() {
@@ -82,17 +82,13 @@ pub(super) async fn retired_objects_are_as_if_they_had_never_been(
     put(store, &record("a", 1, 1)).await;
     let mut maker = Maker::new(id(1), seed);
     let history = maker.history(40);
-    for object in &history {
-        store.append(&read_back(object)).await.expect("append");
-    }
+    append(store, &history).await;
     let before = store.stamp(id(1), Stamp::new(1)).await.expect("stamp");
     let all = seed.is_multiple_of(2);
     let retired = retirable(&history, || all || maker.below(3) > 0);
     let ids: Vec<ChunkId> = retired.iter().copied().chain([ChunkId::from_bytes([9; 16])]).collect();
-    let mut model = Model::default();
-    for object in history.iter().filter(|object| !retired.contains(&object.header().id())) {
-        model.add(object);
-    }
+    let stays = |object: &&Committed| !retired.contains(&object.header().id());
+    let mut model = Model::of(history.iter().filter(stays));
     for _ in 0..2 {
         store.retire(id(1), &ids).await.expect("retire, twice");
         for limit in [1, 1_000] {
@@ -107,7 +103,7 @@ pub(super) async fn retired_objects_are_as_if_they_had_never_been(
     let gone = |object: &&Committed| retired.contains(&object.header().id());
     if !history.iter().filter(gone).any(|object| is_tombstone(&object)) {
         for object in history.iter().filter(gone) {
-            let wanted = if model.add(object) { Appended::New } else { Appended::Known };
+            let wanted = model.add(object);
             assert_eq!(store.append(&read_back(object)).await.expect("append"), wanted);
         }
         model.check(store, id(1), 3).await;
@@ -119,48 +115,28 @@ pub(super) async fn retired_objects_are_as_if_they_had_never_been(
 }
 
 pub(super) async fn an_object_in_which_a_file_lies_stays(store: &dyn MetaStore) {
-    let unknown =
-        store.retire(id(1), &[ChunkId::from_bytes([9; 16])]).await.expect_err("no such dataset");
-    assert_eq!(unknown.kind, Kind::Missing, "{store}");
     put(store, &record("a", 1, 1)).await;
-    let (mut maker, mut model) = (Maker::new(id(1), 0), Model::default());
-    let (older, newer) = (maker.chunk([(&b"x"[..], 1)]), maker.chunk([(&b"x"[..], 2)]));
-    for object in [&older, &newer] {
-        store.append(object).await.expect("append");
-        model.add(object);
-    }
-    let both = [older.header().id(), newer.header().id()];
-    let refused = store.retire(id(1), &both).await.expect_err("a file lies there");
+    let mut maker = Maker::new(id(1), 0);
+    let objects = [maker.files(["x"]), maker.chunk([(&b"x"[..], 2)])];
+    append(store, &objects).await;
+    let ids = objects.each_ref().map(|object| object.header().id());
+    let refused = store.retire(id(1), &ids).await.expect_err("a file lies there");
     assert_eq!(refused.kind, Kind::Conflict, "{store}");
-    model.check(store, id(1), 3).await;
-    store.retire(id(1), &both[..1]).await.expect("it was overwritten");
-    let mut model = Model::default();
-    model.add(&newer);
-    model.check(store, id(1), 3).await;
-    let found = store.lookup(id(1), &[path(b"x")]).await.expect("look up");
-    assert!(matches!(found.as_slice(), [crate::Found::File(record)] if record.length == 2));
+    Model::of(&objects).check(store, id(1), 3).await;
+    store.retire(id(1), &ids[..1]).await.expect("it was overwritten");
+    Model::of(&objects[1..]).check(store, id(1), 3).await;
 }
 
 /// Counts are those of one set of objects, not of so many.
 pub(super) async fn what_was_counted_of_other_objects_is_not_taken_for_now(store: &dyn MetaStore) {
     put(store, &record("a", 1, 1)).await;
-    let (mut maker, mut model) = (Maker::new(id(1), 0), Model::default());
-    let (old, kept) = (maker.chunk([(&b"x"[..], 1)]), maker.chunk([(&b"y"[..], 1)]));
-    let version = |object: &Committed| EntryVersion {
-        stamp: object.stamp(),
-        chunk: object.header().id(),
-        entry: 0,
-    };
-    let tombstone = maker.tombstone(&[version(&old)]);
-    for object in [&old, &kept, &tombstone] {
-        store.append(object).await.expect("append");
-    }
+    let mut maker = Maker::new(id(1), 0);
+    let (old, kept) = (maker.files(["x"]), maker.files(["y"]));
+    let tombstone = maker.tombstone(&history::versions(&old));
+    append(store, [&old, &kept, &tombstone]).await;
     store.dataset(id(1)).await.expect("counted");
     store.retire(id(1), &[old.header().id()]).await.expect("retire");
     let more = maker.chunk([(&b"z"[..], 7), (&b"zz"[..], 9)]);
-    store.append(&more).await.expect("append");
-    for object in [&kept, &tombstone, &more] {
-        model.add(object);
-    }
-    model.check(store, id(1), 3).await;
+    append(store, [&more]).await;
+    Model::of([&kept, &tombstone, &more]).check(store, id(1), 3).await;
 }

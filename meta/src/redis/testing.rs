@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Server {
     port: u16,
-    /// Where it speaks TLS, when its arguments name a certificate and no port for it.
+    /// Where it speaks TLS, when its arguments name a certificate.
     tls_port: Option<u16>,
     folder: TempDir,
     arguments: Vec<String>,
@@ -39,8 +39,8 @@ impl Server {
     pub async fn start(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder for redis-server");
         let arguments: Vec<_> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        let has = |name: &str| arguments.iter().any(|argument| argument == name);
-        let tls_port = (has("--tls-cert-file") && !has("--tls-port")).then(free_port);
+        let has_tls = arguments.iter().any(|argument| argument == "--tls-cert-file");
+        let tls_port = has_tls.then(free_port);
         let (port, child) = (free_port(), Mutex::default());
         let mut server = Self { port, tls_port, folder, arguments, child };
         while !(server.comes_up().await && server.is_ours().await) {
@@ -96,9 +96,6 @@ impl Server {
         let child = command.spawn();
         let child = child.expect("redis-server runs; it is in Debian's package redis-server");
         *self.child() = Some(child);
-        if self.arguments.iter().any(|argument| argument == "--tls-port") {
-            return true;
-        }
         eventually("redis-server answers or has ended", || async {
             let answer = self.try_ask(&["PING"]).await;
             self.has_ended()
@@ -181,14 +178,23 @@ impl Server {
         }
     }
 
+    /// The number behind a name in a section of INFO; 0 without the name.
+    ///
+    /// # Panics
+    /// When there is no answer.
+    pub async fn number(&self, section: &str, name: &str) -> u64 {
+        let info = self.text(&["INFO", section]).await;
+        let found = info.lines().find_map(|line| line.strip_prefix(name));
+        let digits = found.and_then(|rest| rest.split(|byte: char| !byte.is_ascii_digit()).next());
+        digits.and_then(|digits| digits.parse().ok()).unwrap_or_default()
+    }
+
     /// How many bytes of memory it uses, by its own count.
     ///
     /// # Panics
-    /// When it does not say.
+    /// When there is no answer.
     pub async fn used_memory(&self) -> u64 {
-        let memory = self.text(&["INFO", "memory"]).await;
-        let used = memory.lines().find_map(|line| line.strip_prefix("used_memory:"));
-        used.and_then(|used| used.trim().parse().ok()).expect("Redis says what it uses")
+        self.number("memory", "used_memory:").await
     }
 }
 

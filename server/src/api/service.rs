@@ -252,7 +252,7 @@ impl Diesel for Service {
         admitted.named("delete dataset", &name)?;
         let Self { parts, leftovers, .. } = self.clone();
         let deletion = async move { catalog::delete(&parts, &leftovers, (&name, id)).await };
-        Ok(Response::new(whole(deletion).await?.into()))
+        Ok(Response::new(whole(deletion).await?))
     }
 
     #[tracing::instrument(name = "put_chunk", skip_all, fields(dataset, bytes))]
@@ -454,7 +454,7 @@ impl Diesel for Service {
             let _place = place;
             recover::recover(&parts, request, &caller, &progress).await
         };
-        answer(&self.parts, work, told, pb::RecoverProgress::from).await
+        answer(&self.parts, work, told, |step| step).await
     }
 
     #[tracing::instrument(name = "purge", skip_all, fields(dataset = %Shown(&request.get_ref().dataset)))]
@@ -491,7 +491,7 @@ impl Diesel for Service {
         let work = async move {
             verify::verify(&parts, (&reads, &turns), request, &caller, &progress).await
         };
-        answer(&self.parts, work, found, pb::VerifyProgress::from).await
+        answer(&self.parts, work, found, |step| step).await
     }
 }
 

@@ -36,33 +36,18 @@ fn keep(rows: &Rows, dataset: DatasetId, number: usize) {
 }
 
 #[test]
-fn a_file_is_found_as_it_was_kept_and_only_in_its_dataset() {
+fn files_are_found_as_they_were_kept_until_their_dataset_changes() {
     let rows = Rows::new(1 << 20);
     keep(&rows, DATASET, 1);
-    assert_eq!(known(&rows, DATASET, 1), Some(file(1)));
     assert_eq!(known(&rows, OTHER, 1), None);
-    assert_eq!(known(&rows, DATASET, 2), None);
-}
-
-#[test]
-fn what_is_no_file_is_not_kept() {
-    let rows = Rows::new(1 << 20);
-    let seen = rows.find(DATASET, &[]);
-    let paths = [path(1), path(2)];
-    rows.keep(DATASET, &seen, paths.iter().zip(&[Found::Folder, Found::Missing]));
-    assert!(
-        paths.iter().all(|path| rows.find(DATASET, std::slice::from_ref(path)).found[0].is_none())
-    );
-}
-
-#[test]
-fn a_change_lets_go_of_its_dataset_and_of_no_other() {
-    let rows = Rows::new(1 << 20);
-    keep(&rows, DATASET, 1);
     keep(&rows, OTHER, 1);
+    // Other entries are not kept.
+    let (seen, paths) = (rows.find(DATASET, &[]), [path(2), path(3)]);
+    rows.keep(DATASET, &seen, paths.iter().zip(&[Found::Folder, Found::Missing]));
+    let all = || [1, 2, 3].map(|number| known(&rows, DATASET, number));
+    assert_eq!(all(), [Some(file(1)), None, None]);
     drop(rows.change([DATASET]));
-    assert_eq!(known(&rows, DATASET, 1), None);
-    assert_eq!(known(&rows, OTHER, 1), Some(file(1)));
+    assert_eq!((all(), known(&rows, OTHER, 1)), ([None; 3], Some(file(1))));
 }
 
 #[test]

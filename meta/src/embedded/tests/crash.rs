@@ -11,6 +11,7 @@ struct Acknowledged {
     opened: bool,
     bound: bool,
     put: bool,
+    stamp: Option<Stamp>,
     closed: bool,
 }
 
@@ -30,6 +31,7 @@ async fn live(disk: &Disk, history: &[Committed]) -> Acknowledged {
                 break;
             }
         }
+        done.stamp = store.stamp(DATASET, Stamp::new(1 << 40)).await.ok();
         done.closed = store.close().await.is_ok();
     }
     abandon(store, disk).await;
@@ -54,23 +56,18 @@ async fn check(disk: &Disk, history: &[Committed], done: &Acknowledged) {
     if known {
         let log = store.objects(DATASET, None, usize::MAX).await.unwrap();
         let log: Vec<ChunkId> = log.into_iter().map(|object| object.id).collect();
-        let mut model = Model::default();
-        for object in history.iter().filter(|object| log.contains(&object.header().id())) {
-            model.add(object);
-        }
-        model.check(&store, DATASET, 5).await;
-        if stop == Stop::Clean && done.put {
-            let ids = history.iter().all(|object| log.contains(&object.header().id()));
-            assert!(ids || !done.closed, "a clean stop lacks objects");
+        let is_known = |object: &&Committed| log.contains(&object.header().id());
+        Model::of(history.iter().filter(is_known)).check(&store, DATASET, 5).await;
+        if done.closed {
+            assert!(history.iter().all(|object| is_known(&object)), "a clean stop lacks objects");
+            assert!(store.stamp(DATASET, Stamp::new(0)).await.ok() > done.stamp);
         }
     }
     store.put_dataset(&record()).await.unwrap();
-    let mut model = Model::default();
     for object in history {
         store.append(object).await.unwrap();
-        model.add(object);
     }
-    model.check(&store, DATASET, 5).await;
+    Model::of(history).check(&store, DATASET, 5).await;
     store.close().await.unwrap();
 }
 

@@ -3,24 +3,19 @@
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
-use dl_format::DirPath;
 use dl_runtime::{Clock, SystemClock};
 use futures::future::BoxFuture;
 
-use super::{STORE, hasty, id, open, path, reason, record};
+use super::{fail_over, hasty, id, open, open_with, path, reason, set, whole};
 use crate::conformance::history::Maker;
 use crate::redis::Shared;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{Error, Kind, ListQuery, MetaStore, Redis};
+use crate::{Error, Kind, MetaStore, Redis};
 
-async fn filled(url: &str) -> Redis {
-    let patient = open(url).await;
-    patient.bind(STORE).await.unwrap();
-    patient.put_dataset(&record()).await.unwrap();
-    let names: Vec<_> = (0..600).map(|number| format!("{}/{number}", number % 200)).collect();
-    let object = Maker::new(id(), 1).chunk(names.iter().map(|name| (name.as_bytes(), 1)));
-    patient.append(&object).await.unwrap();
-    let store = Redis::open(url, hasty(), Arc::new(SystemClock::new())).await.unwrap();
+async fn filled(url: &str, maker: &mut Maker) -> Redis {
+    let names = (0..600).map(|number| format!("{}/{number}", number % 200));
+    drop(super::filled(url, [&maker.files(names)]).await);
+    let store = open_with(url, hasty()).await.unwrap();
     assert_eq!(store.damage().await.unwrap(), None);
     store
 }
@@ -32,35 +27,18 @@ fn names_the_policy(error: &Error) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_begins_to_drop_keys_is_refused_until_it_keeps_them_again() {
-    let server = Server::start(&[]).await;
-    let store = filled(&server.url()).await;
-    server.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
+    let (server, mut maker) = (Server::start(&[]).await, Maker::new(id(), 1));
+    let store = filled(&server.url(), &mut maker).await;
+    set(&server, "maxmemory-policy", "allkeys-lru").await;
     // As every server looks once a second.
     names_the_policy(&store.damage().await.unwrap_err());
     names_the_policy(&store.lookup(id(), &[path("1/1")]).await.unwrap_err());
-    let object = Maker::new(id(), 2).chunk([(&b"new"[..], 1)]);
+    let object = maker.files(["new"]);
     names_the_policy(&store.append(&object).await.unwrap_err());
-    server.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+    set(&server, "maxmemory-policy", "noeviction").await;
     assert_eq!(store.damage().await.unwrap(), None, "nothing was dropped");
     store.append(&object).await.unwrap();
     store.lookup(id(), &[path("1/1")]).await.unwrap();
-}
-
-/// Has a server drop some keys, by a policy that lasts.
-async fn drop_keys(server: &Server) {
-    server.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]).await;
-    let less = server.used_memory().await - 20_000;
-    server.ask(&["CONFIG", "SET", "maxmemory", &less.to_string()]).await;
-    eventually("some keys are dropped", || async {
-        let stats = server.text(&["INFO", "stats"]).await;
-        !stats.contains("evicted_keys:0\r")
-    })
-    .await;
-}
-
-async fn keep_keys(server: &Server) {
-    server.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
-    server.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
 }
 
 async fn takes_it_for_lost(store: &Redis) {
@@ -71,51 +49,45 @@ async fn takes_it_for_lost(store: &Redis) {
     assert!(is_home || is_told.contains(&true), "{error:?}");
 }
 
+/// Also where nobody looked before the policy was right again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_has_dropped_keys_is_taken_for_one_that_lost_them() {
-    let server = Server::start(&[]).await;
-    let (store, other) = (filled(&server.url()).await, open(&server.url()).await);
-    drop_keys(&server).await;
-    // It may be among them.
-    server.ask(&["DEL", "dl:{9}:identity"]).await;
-    names_the_policy(&store.damage().await.unwrap_err());
-    keep_keys(&server).await;
-    takes_it_for_lost(&store).await;
-    takes_it_for_lost(&other).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn keys_that_were_dropped_while_nobody_looked_are_missed_though_the_policy_is_right_again() {
-    let server = Server::start(&[]).await;
-    let (store, other) = (filled(&server.url()).await, open(&server.url()).await);
-    drop_keys(&server).await;
-    keep_keys(&server).await;
-    takes_it_for_lost(&store).await;
-    takes_it_for_lost(&other).await;
+    for is_seen in [true, false] {
+        let server = Server::start(&[]).await;
+        let store = filled(&server.url(), &mut Maker::new(id(), 1)).await;
+        let other = open(&server.url()).await;
+        set(&server, "maxmemory-policy", "allkeys-random").await;
+        set(&server, "maxmemory", server.used_memory().await - 20_000).await;
+        eventually("some keys are dropped", || async {
+            server.number("stats", "evicted_keys:").await > 0
+        })
+        .await;
+        if is_seen {
+            // It may be among them.
+            server.ask(&["DEL", "dl:{9}:identity"]).await;
+            names_the_policy(&store.damage().await.unwrap_err());
+        }
+        set(&server, "maxmemory", 0).await;
+        set(&server, "maxmemory-policy", "noeviction").await;
+        takes_it_for_lost(&store).await;
+        takes_it_for_lost(&other).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_that_drops_keys_is_refused_when_it_takes_over() {
     let cluster = Cluster::start(3, 1).await;
-    let [first, second, third, replicas @ ..] = cluster.servers() else { panic!("six nodes") };
-    let primaries = [first, second, third];
-    let store = filled(&cluster.url()).await;
-    for replica in replicas {
-        replica.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
-    }
+    let [victim, _, _, heir, ..] = cluster.servers() else { panic!("six nodes") };
+    let store = filled(&cluster.url(), &mut Maker::new(id(), 1)).await;
+    set(heir, "maxmemory-policy", "allkeys-lru").await;
     assert_eq!(store.damage().await.unwrap(), None, "a replica drops nothing by itself");
-    primaries[0].kill();
-    eventually("a replica takes over", || async {
-        replicas[0].text(&["INFO", "replication"]).await.contains("role:master")
-    })
-    .await;
+    fail_over(victim, heir).await;
     eventually("it is refused", || async {
         let error = store.damage().await.err();
         error.is_some_and(|error| reason(&error).contains("maxmemory-policy noeviction"))
     })
     .await;
-    let whole = ListQuery::of(DirPath::ROOT, true, 1_000);
-    names_the_policy(&store.list(id(), &whole).await.unwrap_err());
+    names_the_policy(&store.list(id(), &whole()).await.unwrap_err());
 }
 
 /// Time, in which something changes whenever it is asked for.
@@ -146,11 +118,11 @@ impl Clock for Restless {
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_end_in_time_when_everything_changes_all_the_time() {
     let server = Server::start(&[]).await;
-    drop(filled(&server.url()).await);
+    drop(filled(&server.url(), &mut Maker::new(id(), 1)).await);
     let clock = Arc::new(Restless::default());
     let store = Redis::open(&server.url(), hasty(), Arc::<Restless>::clone(&clock)).await.unwrap();
     clock.shared.set(Arc::downgrade(&store.shared)).unwrap();
-    let whole = ListQuery::of(DirPath::ROOT, true, 1_000);
+    let whole = whole();
     let calls = async {
         tokio::join!(
             async { store.lookup(id(), &[path("1/1")]).await.map(|_| ()) },

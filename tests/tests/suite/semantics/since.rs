@@ -118,7 +118,7 @@ async fn recover_since(client: &Wire, time: SystemTime) -> Result<RecoverProgres
     let mut steps = client.stub().recover(pb::RecoverRequest::from(request)).await?.into_inner();
     let mut last = None;
     while let Some(step) = steps.message().await? {
-        last = Some(RecoverProgress::from(step));
+        last = Some(step);
     }
     last.ok_or_else(|| anyhow::anyhow!("recover reports no progress"))
 }
