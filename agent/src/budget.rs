@@ -13,15 +13,11 @@ use dl_runtime::since_boot;
 pub struct Budget(pub u64);
 
 impl Default for Budget {
-    /// Half of the free memory; 64 MiB where the free memory is unknown.
+    /// Half of the memory available to processes of this cgroup; 64 MiB where it is unknown.
     fn default() -> Self {
-        Self(free_memory().map_or(64 << 20, |free| free / 2))
+        let free = levels().map(|level| level.free).min();
+        Self(free.map_or(64 << 20, |free| free / 2))
     }
-}
-
-/// Bytes available to processes of this cgroup: the minimum over all levels and the machine.
-pub fn free_memory() -> Option<u64> {
-    levels().map(|level| level.free).min()
 }
 
 /// Bytes available until only a tenth of the memory of the cgroup or the machine is free.

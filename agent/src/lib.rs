@@ -30,7 +30,7 @@ mod waits;
 mod window;
 mod worker_server;
 
-pub use budget::{Budget, free_memory};
+pub use budget::Budget;
 pub use epochs::EpochStatus;
 pub use pages::Pages;
 pub use peers::{InvalidPeerAddress, PeerAddress, PeerConfig, PeerStatus, PeerTls};

@@ -158,11 +158,4 @@ mod tests {
             assert_eq!(Dataset::try_from(pb::Dataset::from(sent.clone())).unwrap(), sent);
         }
     }
-
-    #[test]
-    fn what_a_server_that_always_counts_says_is_known() {
-        let wire = pb::Dataset { uncounted: None, ..dataset(Counts::Unasked).into() };
-        let counts = Dataset::try_from(pb::Dataset { files: 3, bytes: 7, ..wire }).unwrap().counts;
-        assert_eq!(counts, Counts::Known { files: 3, bytes: 7 });
-    }
 }

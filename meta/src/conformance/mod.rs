@@ -31,14 +31,17 @@ use crate::{
 /// # Panics
 /// When the store breaks the contract. Needs a tokio runtime.
 pub async fn run(make: impl AsyncFn() -> Arc<dyn MetaStore>) {
-    it_is_bound_once(&*make().await).await;
+    for wanted in [[1, 2], [1, 1]] {
+        let (store, wanted) =
+            (make().await, wanted.map(|number| StoreId::from_bytes([number; 16])));
+        contest::of_two_that_bind_at_once_one_wins([&*store, &*store], wanted).await;
+    }
     what_was_recovered_is_bound_once(&*make().await).await;
     for seed in 0..6 {
         datasets_come_and_go_as_in_a_map(&*make().await, seed).await;
     }
     stamps_rise_whatever_the_clock_says(&*make().await).await;
     concurrent_stamps_are_distinct(make().await).await;
-    one_of_several_appends_of_an_id_is_new(make().await).await;
     the_log_comes_in_pages(&*make().await).await;
     a_deep_path_is_found_and_listed(&*make().await).await;
     for seed in 0..16 {
@@ -48,8 +51,7 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn MetaStore>) {
         log_and_rows_take_the_stamps_of_the_objects(&*make().await, seed).await;
     }
     questions_during_appends_see_all_that_returned(make().await).await;
-    for seed in 0..4 {
-        contest::of_appends_at_once_the_same_ones_win_everywhere(&[make().await], seed).await;
+    for seed in 0..6 {
         contest::any_history_appended_at_once_is_answered_like_the_fold(&[make().await], seed)
             .await;
     }
@@ -76,11 +78,11 @@ fn name(text: &str) -> DatasetName {
     DatasetName::new(text).expect("the names of the suite are names")
 }
 
-fn id(number: u8) -> DatasetId {
+pub(crate) fn id(number: u8) -> DatasetId {
     DatasetId::from_bytes([number; 16])
 }
 
-fn record(text: &str, generation: u32, number: u8) -> DatasetRecord {
+pub(crate) fn record(text: &str, generation: u32, number: u8) -> DatasetRecord {
     DatasetRecord {
         name: name(text),
         generation,
@@ -99,17 +101,6 @@ async fn append(store: &dyn MetaStore, objects: impl IntoIterator<Item = &Commit
     for object in objects {
         store.append(&read_back(object)).await.expect("append");
     }
-}
-
-async fn it_is_bound_once(store: &dyn MetaStore) {
-    let (first, second) = (StoreId::from_bytes([1; 16]), StoreId::from_bytes([2; 16]));
-    assert_eq!(store.identity().await.expect("ask a new store"), None);
-    for _ in 0..2 {
-        store.bind(first).await.expect("bind to the same store, twice");
-    }
-    let refused = store.bind(second).await.expect_err("bound to another one");
-    assert_eq!(refused.kind, Kind::Conflict, "{store}");
-    assert_eq!(store.identity().await.expect("ask"), Some(first));
 }
 
 async fn what_was_recovered_is_bound_once(store: &dyn MetaStore) {
@@ -248,29 +239,6 @@ async fn concurrent_stamps_are_distinct(store: Arc<dyn MetaStore>) {
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), 8 * 50, "{store}");
-}
-
-async fn one_of_several_appends_of_an_id_is_new(store: Arc<dyn MetaStore>) {
-    put(&*store, &record("a", 1, 1)).await;
-    let mut maker = Maker::new(id(1), 0);
-    for _ in 0..20 {
-        let object = maker.files(["x"]);
-        let mut tasks = JoinSet::new();
-        for _ in 0..4 {
-            let (store, object) = (Arc::clone(&store), read_back(&object));
-            tasks.spawn(async move {
-                // Some with a question in between, so that the index moves on meanwhile.
-                let appended = store.append(&object).await.expect("append");
-                store.dataset(id(1)).await.expect("ask");
-                appended
-            });
-        }
-        let answers = tasks.join_all().await;
-        let new = answers.iter().filter(|answer| **answer == Appended::New).count();
-        assert_eq!(new, 1, "{store}: {answers:?}");
-    }
-    let info = store.dataset(id(1)).await.expect("ask").expect("it is there");
-    assert_eq!((info.objects, info.files), (20, 1), "{store}");
 }
 
 async fn the_log_comes_in_pages(store: &dyn MetaStore) {

@@ -165,14 +165,10 @@ mod tests {
 
     #[test]
     fn what_is_shown_never_has_the_password() {
-        for url in
-            ["redis://u:s3cret@h:1/2", "redis-cluster://:s3cret@h:1,i:2", "rediss://:s3c%72et@h:1"]
-        {
-            let address = read(url).unwrap();
-            let shown = format!("{address} {address:?} {}", without_login(url));
-            assert!(!shown.contains("s3c") && shown.contains("h:1"), "{shown}");
-        }
         for url in [
+            "redis://u:s3cret@h:1/2",
+            "redis-cluster://:s3cret@h:1,i:2",
+            "rediss://:s3c%72et@h:1",
             "redis://u:s3cret@h",
             "redis://u:s3cret",
             "redis://u:s3cret/h:1",
@@ -181,9 +177,9 @@ mod tests {
             "redis://u:s3cret@h:1/x",
             "redis://u:s3cret@h:1?x=y",
         ] {
-            let refused = read(url).unwrap_err();
-            assert!(!refused.contains("s3c"), "{refused}");
-            assert!(!without_login(url).contains("s3c"), "{url}");
+            let read = read(url).map(|address| format!("{address} {address:?}"));
+            let shown = format!("{read:?} {}", without_login(url));
+            assert!(!shown.contains("s3c"), "{shown}");
         }
     }
 

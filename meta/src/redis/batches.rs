@@ -171,55 +171,19 @@ impl Batch {
 
 #[cfg(test)]
 mod tests {
+    use dl_format::DatasetId;
     use dl_format::layout::PATH_MAX;
-    use dl_format::{DatasetId, FilePath};
 
     use super::*;
     use crate::conformance::history::Maker;
 
-    /// Rows of files by folder and name; of a folder in it, under its name and a slash, none.
-    type Rows = BTreeMap<(Vec<u8>, Vec<u8>), Vec<u8>>;
-
-    fn maker(seed: u64) -> Maker {
-        Maker::new(DatasetId::from_bytes([1; 16]), seed)
-    }
-
-    fn place(name: &[u8]) -> Vec<u8> {
-        [name, b"/"].concat()
-    }
-
-    #[test]
-    fn each_folder_on_the_way_to_a_file_comes_once_with_all_that_is_put_into_it() {
-        for object in (0..30).flat_map(|seed| maker(seed).history(20)) {
-            let mut wanted = Rows::new();
-            for entry in object.header().entries() {
-                let (mut dir, name) = (entry.path.parent(), entry.path.name().to_vec());
-                let row = file(&name, &FileRecord::of(&object, &entry));
-                let winner = wanted.entry((dir.as_bytes().to_vec(), name)).or_insert(row.clone());
-                *winner = row.min(winner.clone());
-                while !dir.is_root() {
-                    let folder = FilePath::new(dir.as_bytes().to_vec()).unwrap();
-                    dir = folder.parent();
-                    wanted.insert((dir.as_bytes().to_vec(), place(folder.name())), Vec::new());
-                }
-            }
-            let mut rows = Rows::new();
-            for (path, batch) in Batches::of(&object) {
-                assert!(batch.files.is_sorted());
-                let folders = batch.folders.iter().map(|name| (place(name), Vec::new()));
-                let files = batch.files.iter().map(|row| (name_of(row).to_vec(), row.clone()));
-                for (name, row) in folders.chain(files) {
-                    assert_eq!(rows.insert((path.clone(), name), row), None, "it comes twice");
-                }
-            }
-            assert_eq!(rows, wanted);
-        }
+    fn chunk(names: impl IntoIterator<Item = String>) -> Committed {
+        Maker::new(DatasetId::from_bytes([1; 16]), 1).files(names)
     }
 
     #[test]
     fn a_piece_is_bounded_however_deep_the_paths_are() {
-        let paths: Vec<_> = (10..50).map(|n| format!("{n}{}/f", "/x".repeat(2_000))).collect();
-        let object = maker(1).chunk(paths.iter().map(|path| (path.as_bytes(), 1)));
+        let object = chunk((10..50).map(|n| format!("{n}{}/f", "/x".repeat(2_000))));
         let mut batches = Batches::of(&object);
         let (mut folders, mut most) = (0, 0usize);
         loop {
@@ -238,8 +202,7 @@ mod tests {
 
     #[test]
     fn a_usual_object_is_one_piece() {
-        let names: Vec<_> = (0..1_000).map(|n| format!("train/n{:08}/{n}.JPEG", n % 8)).collect();
-        let object = maker(1).chunk(names.iter().map(|name| (name.as_bytes(), 1)));
+        let object = chunk((0..1_000).map(|n| format!("train/n{:08}/{n}.JPEG", n % 8)));
         let mut batches = Batches::of(&object);
         assert_eq!((batches.piece().len(), batches.piece().len()), (10, 0));
     }

@@ -92,8 +92,6 @@ fn slot_of(tag: &[u8]) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
-
     use super::*;
 
     #[test]
@@ -111,17 +109,5 @@ mod tests {
             assert_eq!(slot / SLOTS_OF_SHARD, shard.index());
             assert_eq!(slot_of(shard.tag().as_bytes()), shard.slot());
         }
-    }
-
-    #[test]
-    fn names_are_spread_over_the_shards() {
-        let mut counts: HashMap<Shard, u32> = HashMap::new();
-        for number in 0..25_600 {
-            *counts
-                .entry(Shard::of(&[b"train", format!("n{number:08}").as_bytes()]))
-                .or_default() += 1;
-        }
-        assert_eq!(counts.len(), SHARDS);
-        assert!(counts.values().all(|count| (50..200).contains(count)), "{counts:?}");
     }
 }

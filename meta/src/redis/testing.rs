@@ -5,7 +5,6 @@
 //! arguments, as Valkey's, is taken by REDIS_SERVER=PROGRAM.
 
 use std::env;
-use std::fmt::Write as _;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -310,19 +309,17 @@ impl Cluster {
 
     /// Its address as a metadata store.
     pub fn url(&self) -> String {
-        let mut url = "redis-cluster://".to_owned();
-        for (index, server) in self.servers.iter().enumerate().take(self.primaries) {
-            let comma = if index == 0 { "" } else { "," };
-            let _ = write!(url, "{comma}127.0.0.1:{}", server.port());
-        }
-        url
+        format!("redis-cluster://{}", self.nodes(Server::port))
     }
 
     /// Its nodes as an address with TLS has them.
     pub fn tls_nodes(&self) -> String {
-        let nodes = self.servers.iter().take(self.primaries);
-        let nodes: Vec<_> =
-            nodes.map(|server| format!("127.0.0.1:{}", server.best_port())).collect();
+        self.nodes(Server::best_port)
+    }
+
+    fn nodes(&self, port: fn(&Server) -> u16) -> String {
+        let primaries = self.servers.iter().take(self.primaries);
+        let nodes: Vec<_> = primaries.map(|server| format!("127.0.0.1:{}", port(server))).collect();
         nodes.join(",")
     }
 

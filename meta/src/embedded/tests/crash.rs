@@ -41,7 +41,7 @@ async fn live(disk: &Disk, history: &[Committed]) -> Acknowledged {
 /// After a restart: nothing durable is lost, what is there is consistent, and appending all that
 /// the chunk store has makes it whole.
 async fn check(disk: &Disk, history: &[Committed], done: &Acknowledged) {
-    let (store, stop) = open_on(disk).await.unwrap();
+    let (mut store, stop) = open_on(disk).await.unwrap();
     if done.opened && !done.closed {
         assert_ne!(stop, Stop::Fresh, "{done:?}");
         // A close whose answer was lost may have been done.
@@ -51,9 +51,22 @@ async fn check(disk: &Disk, history: &[Committed], done: &Acknowledged) {
     if done.bound {
         assert!(store.identity().await.unwrap().is_some());
     }
-    let known = store.record(DATASET).await.unwrap().is_some();
-    assert!(known || !done.put, "an acknowledged dataset is gone");
-    if known {
+    let known = store.record(DATASET).await.unwrap();
+    assert!(known.is_some() || !done.put, "an acknowledged dataset is gone");
+    if let Some(known) = known {
+        // Until it is put again.
+        let state = match stop {
+            Stop::Clean => DatasetState::Live,
+            _ => DatasetState::Recovering,
+        };
+        assert_eq!(known, DatasetRecord { state, ..record() });
+        if stop != Stop::Clean {
+            store.close().await.unwrap();
+            let (again, stop) = open_on(disk).await.unwrap();
+            assert_eq!(stop, Stop::Clean);
+            assert_eq!(again.record(DATASET).await.unwrap(), Some(known));
+            store = again;
+        }
         let log = store.objects(DATASET, None, usize::MAX).await.unwrap();
         let log: Vec<ChunkId> = log.into_iter().map(|object| object.id).collect();
         let is_known = |object: &&Committed| log.contains(&object.header().id());

@@ -5,7 +5,6 @@ mod damage;
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use dl_format::{ChunkShape, StoreId};
 use dl_runtime::{ManualClock, SystemClock};
 
 use super::volatile::VolatileFile as Disk;
@@ -17,14 +16,7 @@ use crate::conformance::model::Model;
 const DATASET: DatasetId = DatasetId::from_bytes([1; 16]);
 
 fn record() -> DatasetRecord {
-    DatasetRecord {
-        name: DatasetName::new("a").unwrap(),
-        generation: 1,
-        id: DATASET,
-        shape: ChunkShape::default(),
-        created: Stamp::new(9),
-        state: DatasetState::Live,
-    }
+    conformance::record("a", 1, 1)
 }
 
 fn clock() -> Arc<dyn Clock> {
@@ -86,27 +78,6 @@ async fn it_keeps_the_contract_with_a_tail_of_four_headers() {
         store
     })
     .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn after_a_crash_datasets_are_recovering_until_put_again() {
-    let disk = Disk::default();
-    let (store, _) = open_on(&disk).await.unwrap();
-    store.put_dataset(&record()).await.unwrap();
-    abandon(store, &disk).await;
-    let recovering = DatasetRecord { state: DatasetState::Recovering, ..record() };
-    for expected in [Stop::Unclean, Stop::Clean] {
-        let (store, stop) = open_on(&disk).await.unwrap();
-        assert_eq!(stop, expected);
-        assert_eq!(store.record(DATASET).await.unwrap(), Some(recovering.clone()));
-        store.close().await.unwrap();
-    }
-    let (store, _) = open_on(&disk).await.unwrap();
-    store.put_dataset(&record()).await.unwrap();
-    store.close().await.unwrap();
-    let (store, _) = open_on(&disk).await.unwrap();
-    assert_eq!(store.record(DATASET).await.unwrap(), Some(record()));
-    store.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,9 +1,9 @@
 //! Appends while the cluster changes under them, and while memory is short.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dl_format::{Committed, Stamp};
+use dl_format::Stamp;
 use futures::future::join_all;
 use redis::Value;
 
@@ -16,40 +16,7 @@ use crate::redis::command::{Ask, bytes};
 use crate::redis::keys;
 use crate::redis::slots::Shard;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{DatasetRecord, DatasetState, Found, Kind, MetaStore, Redis, RedisOptions, Refusal};
-
-/// Appends objects, eight at a time, until `changed` is over and some more were appended; gives them.
-async fn appended_while(store: &Redis, changed: impl Future<Output = ()>) -> Vec<Committed> {
-    let mut maker = Maker::new(id(), 1);
-    let all: Vec<_> = (0..4_000).map(|n| maker.files([format!("{}/{n}", n % 97)])).collect();
-    let (is_over, count) = (&AtomicBool::new(false), &AtomicUsize::new(0));
-    let writers = all.chunks(500).map(|objects| async move {
-        let mut done = Vec::new();
-        for object in objects {
-            if is_over.load(Ordering::Relaxed) {
-                break;
-            }
-            store.append(object).await.unwrap();
-            done.push(object.clone());
-            count.fetch_add(1, Ordering::Relaxed);
-            store.shared.clock.sleep(Duration::from_millis(5)).await;
-        }
-        done
-    });
-    let more = async || {
-        let wanted = (count.load(Ordering::Relaxed) + 60).min(all.len());
-        eventually("some more are appended", || async { count.load(Ordering::Relaxed) >= wanted })
-            .await;
-    };
-    let change = async {
-        more().await;
-        changed.await;
-        more().await;
-        is_over.store(true, Ordering::Relaxed);
-    };
-    let (done, ()) = tokio::join!(join_all(writers), change);
-    done.concat()
-}
+use crate::{DatasetRecord, DatasetState, Found, Kind, MetaStore, RedisOptions, Refusal};
 
 /// Moves a slot with all that is in it to another primary.
 async fn move_slot(slot: u16, from: &Server, to: &Server) {
@@ -78,38 +45,29 @@ async fn slots_that_move_under_appends_and_reads_cost_nothing() {
     let cluster = Cluster::start(3, 0).await;
     let store = filled(&cluster.url(), []).await;
     let [from, to, _] = cluster.servers() else { panic!("three primaries") };
+    let mut maker = Maker::new(id(), 1);
+    let all: Vec<_> = (0..4_000).map(|n| maker.files([format!("{}/{n}", n % 97)])).collect();
+    let is_over = &AtomicBool::new(false);
+    let appended = all.chunks(500).map(async |objects| {
+        let mut done = Vec::new();
+        for object in objects.iter().take_while(|_| !is_over.load(Ordering::Relaxed)) {
+            store.append(object).await.unwrap();
+            store.lookup(id(), &[path("1/1")]).await.unwrap();
+            done.push(object);
+            store.shared.clock.sleep(Duration::from_millis(5)).await;
+        }
+        done
+    });
     let moved = async {
         for shard in Shard::all().filter(|shard| shard.slot() < 5_400) {
             move_slot(shard.slot(), from, to).await;
         }
+        is_over.store(true, Ordering::Relaxed);
     };
-    let done = appended_while(&store, moved).await;
+    let done = tokio::join!(join_all(appended), moved).0.concat();
+    assert!(done.len() > 100, "{} were appended", done.len());
     assert_eq!(store.damage().await.unwrap(), None, "what moved is not lost");
-    check(&store, &done).await;
-}
-
-/// What an append brings takes memory while it is on its way, and gives it back when it is refused.
-#[tokio::test(flavor = "multi_thread")]
-async fn one_that_had_no_room_for_an_append_is_full_until_there_is_more() {
-    let server = Server::start(&["--maxmemory-policy", "noeviction"]).await;
-    let store = filled(&server.url(), []).await;
-    let large = Maker::new(id(), 1).files((0..2_000).map(|number| format!("{number:0200}")));
-    server.ask(&["SETRANGE", "other", "8000000", "x"]).await;
-    let most = server.used_memory().await + 300_000;
-    set(&server, "maxmemory", most).await;
-    assert_eq!(store.refusal().await.unwrap(), None);
-    let error = store.append(&large).await.unwrap_err();
-    assert_eq!(error.kind, Kind::Full, "{error:?}");
-    let is_full = async || matches!(store.refusal().await.unwrap(), Some(Refusal::Full(_)));
-    assert!(is_full().await, "at once");
-    eventually("it gives back what was refused", async || {
-        server.used_memory().await < most - 250_000
-    })
-    .await;
-    assert!(is_full().await, "and as there is as much room as before");
-    set(&server, "maxmemory", most + 20_000_000).await;
-    assert_eq!(store.refusal().await.unwrap(), None);
-    store.append(&large).await.unwrap();
+    check(&store, done).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

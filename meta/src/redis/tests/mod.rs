@@ -14,7 +14,7 @@ mod walks;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dl_format::{ChunkShape, Committed, DatasetId, DatasetName, DirPath, FilePath, Stamp, StoreId};
+use dl_format::{Committed, DatasetId, DirPath, FilePath, StoreId};
 use dl_runtime::SystemClock;
 use redis::Value;
 
@@ -23,7 +23,7 @@ use super::keys::Keys;
 use super::testing::{Cluster, Server, eventually};
 use super::{Redis, RedisOptions};
 use crate::conformance::model::Model;
-use crate::{DatasetRecord, DatasetState, Error, ListQuery, MetaStore};
+use crate::{DatasetRecord, Error, ListQuery, MetaStore, conformance};
 
 const STORE: StoreId = StoreId::from_bytes([1; 16]);
 
@@ -113,18 +113,11 @@ async fn fail_over(victim: &Server, heir: &Server) {
 }
 
 fn id() -> DatasetId {
-    DatasetId::from_bytes([1; 16])
+    record().id
 }
 
 fn record() -> DatasetRecord {
-    DatasetRecord {
-        name: DatasetName::new("a").unwrap(),
-        generation: 1,
-        id: id(),
-        shape: ChunkShape::default(),
-        created: Stamp::new(9),
-        state: DatasetState::Live,
-    }
+    conformance::record("a", 1, 1)
 }
 
 fn path(text: impl AsRef<[u8]>) -> FilePath {

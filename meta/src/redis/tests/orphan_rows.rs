@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dl_format::{Committed, FileRecord};
 use futures::future::join_all;
 
-use super::{append, ask, check, filled, id, keys_of, open, path, reason, whole};
+use super::{append, ask, check, filled, id, keys_of, open, path, whole};
 use crate::conformance::history::{Maker, versions};
 use crate::redis::command::Ask;
 use crate::redis::folders::PAGE;
@@ -14,7 +14,7 @@ use crate::redis::rows::file;
 use crate::redis::scripts::RETIRE;
 use crate::redis::testing::{Cluster, Server};
 use crate::redis::tree::Walk;
-use crate::{Found, Kind, MetaStore, Redis};
+use crate::{Found, MetaStore, Redis};
 
 /// Puts the rows of an object back, as a primary does that died before its replica, or the disk, had
 /// heard of their removal.
@@ -66,25 +66,6 @@ async fn an_older_row_that_came_back_is_no_file_once_the_newer_one_was_deleted_a
     }
     // Another server remembers nothing.
     has(&open(&cluster.url()).await, &[], &names).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn rows_whose_log_was_removed_are_not_taken_for_those_of_purged_objects() {
-    let server = Server::start(&[]).await;
-    let mut maker = Maker::new(id(), 1);
-    let objects = [maker.files(["d/a"]), maker.files(["d/a"])];
-    let store = filled(&server.url(), &objects).await;
-    store.retire(id(), &[objects[0].header().id()]).await.unwrap();
-    has(&store, &objects[1..], &[]).await;
-    ask(&store, Ask::to(&keys_of(&store).await.log(), "DEL")).await;
-    let other = open(&server.url()).await;
-    for lost in [
-        other.lookup(id(), &[path("d/a")]).await.unwrap_err(),
-        other.list(id(), &whole()).await.unwrap_err(),
-    ] {
-        assert_eq!(lost.kind, Kind::Lost, "{lost:?}");
-        assert!(reason(&lost).contains("recover --all"), "{lost:?}");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
