@@ -66,8 +66,10 @@ async fn agent(
     }
 }
 
+type Answers = fn(u32) -> Vec<(Answer, Vec<u8>)>;
+
 /// The result of a request for a chunk, and the bytes in its slot.
-async fn ask(secret: u8, answers: fn(u32) -> Vec<(Answer, Vec<u8>)>) -> (ChunkOutcome, Vec<u8>) {
+async fn ask(secret: u8, answers: Answers) -> (ChunkOutcome, Vec<u8>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let other = spawn(agent(listener, secret, answers));
@@ -112,14 +114,26 @@ async fn the_right_bytes_come_in_pieces() {
 }
 
 #[tokio::test]
-async fn wrong_bytes_end_the_request_after_the_correct_files() {
-    let (got, _) = ask(5, |number| {
+async fn an_answer_that_goes_wrong_ends_after_its_correct_files() {
+    let damaged: Answers = |number| {
         let (mut bytes, _) = chunk();
         *bytes.get_mut(7 * FILE + 5).unwrap() ^= 1;
         vec![piece(number, 0, &bytes)]
-    })
-    .await;
-    assert_eq!(got, ChunkOutcome::Failed { right: 7, why: "its bytes are damaged" });
+    };
+    let stalled: Answers = |number| vec![piece(number, 0, &chunk().0[..2 * FILE + 1])];
+    let withdrawn: Answers = |number| {
+        let begun = piece(number, 0, &chunk().0[..2 * FILE]);
+        vec![begun, (Answer::ReadElsewhere { number }, Vec::new())]
+    };
+    for (answers, right, why) in [
+        (damaged, 7, "its bytes are damaged"),
+        (stalled, 2, "it timed out"),
+        (withdrawn, 2, "the connection ended"),
+    ] {
+        let (got, slot) = ask(5, answers).await;
+        assert_eq!(got, ChunkOutcome::Failed { right, why });
+        assert!(slot.get(..right * FILE) == chunk().0.get(..right * FILE));
+    }
 }
 
 #[tokio::test]
@@ -134,24 +148,6 @@ async fn misplaced_or_unrequested_pieces_end_the_connection() {
         assert_eq!(got, ChunkOutcome::Failed { right: 0, why: "the connection ended" });
         assert!(slot == vec![0; FILE * FILES], "bytes of no place were written");
     }
-}
-
-#[tokio::test]
-async fn a_stalled_answer_is_cancelled_and_its_rest_discarded() {
-    let (got, slot) = ask(5, |number| vec![piece(number, 0, &chunk().0[..2 * FILE + 1])]).await;
-    assert_eq!(got, ChunkOutcome::Failed { right: 2, why: "it timed out" });
-    assert!(slot.get(..2 * FILE) == chunk().0.get(..2 * FILE));
-}
-
-#[tokio::test]
-async fn files_with_readers_stay_when_an_agent_withdraws_its_answer() {
-    let (got, slot) = ask(5, |number| {
-        let begun = piece(number, 0, &chunk().0[..2 * FILE]);
-        vec![begun, (Answer::ReadElsewhere { number }, Vec::new())]
-    })
-    .await;
-    assert_eq!(got, ChunkOutcome::Failed { right: 2, why: "the connection ended" });
-    assert!(slot.get(..2 * FILE) == chunk().0.get(..2 * FILE));
 }
 
 #[tokio::test]

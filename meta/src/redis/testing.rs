@@ -275,9 +275,6 @@ impl Cluster {
             let Some(primary) = self.servers.get(index % self.primaries) else { continue };
             let id = primary.text(&["CLUSTER", "MYID"]).await;
             replica.ask(&["CLUSTER", "REPLICATE", &id]).await;
-        }
-        for (index, replica) in self.servers.iter().enumerate().skip(self.primaries) {
-            let Some(primary) = self.servers.get(index % self.primaries) else { continue };
             let name = format!("port={},state=online,offset=", replica.best_port());
             // Until its first answer the primary keeps back all writes, though the link is up.
             eventually("the replica has answered", || async {
