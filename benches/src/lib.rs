@@ -11,7 +11,4 @@ mod workload;
 
 pub use measure::{Bar, Bench, Machine, Side, print, print_json};
 pub use setup::{Options, Settings};
-pub use workload::{
-    AgentParts, AgentReader, PeersParts, PeersReader, Reader, Stream, Worker, Workload, read,
-    read_cached, stream, trace, work,
-};
+pub use workload::{AgentPart, PeersPart, Workload, play};

@@ -10,10 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use dl_benches::{
-    AgentReader, Machine, Options, PeersReader, Reader, Settings, Stream, Worker, Workload, print,
-    print_json, read, read_cached, stream, trace, work,
-};
+use dl_benches::{Machine, Options, Settings, Workload, play, print, print_json};
 
 /// Measure the system beside a known reference on this machine
 ///
@@ -35,31 +32,18 @@ enum Command {
     All,
     #[command(flatten)]
     One(Workload),
-    /// A process of the put-memory workload
+    /// A process of a workload
     #[command(hide = true)]
-    Worker(Worker),
-    /// A process of the snapshot workload
-    #[command(hide = true)]
-    Reader(Reader),
-    /// A process of the agent workload
-    #[command(hide = true)]
-    AgentReader(AgentReader),
-    /// An end of a TCP stream, the reference of the peers workload
-    #[command(hide = true)]
-    Stream(Stream),
-    /// A process of the peers workload
-    #[command(hide = true)]
-    PeersReader(PeersReader),
+    Play {
+        /// The role of the process
+        role: String,
+    },
 }
 
 fn main() -> ExitCode {
     let Cli { options, command } = Cli::parse();
     let ended = match command {
-        Command::Worker(worker) => work(&worker).map(|()| true),
-        Command::Reader(reader) => read(&reader).map(|()| true),
-        Command::AgentReader(reader) => read_cached(&reader).map(|()| true),
-        Command::Stream(one) => stream(&one).map(|()| true),
-        Command::PeersReader(reader) => trace(&reader).map(|()| true),
+        Command::Play { role } => play(&role).map(|()| true),
         Command::All => run(&options, Workload::ALL),
         Command::One(workload) => run(&options, &[workload]),
     };

@@ -70,6 +70,17 @@ impl Side {
 }
 
 impl Bench {
+    /// A bench of two measured sides.
+    pub(crate) fn new(
+        name: impl Into<String>,
+        settings: impl Into<String>,
+        unit: &'static str,
+        [ours, theirs]: [Side; 2],
+        bar: Bar,
+    ) -> Self {
+        Self { name: name.into(), settings: settings.into(), unit, ours, theirs, bar }
+    }
+
     /// Median of the ratios of neighbouring runs. A drift of the machine's speed changes both runs
     /// of a pair.
     pub fn ratio(&self) -> f64 {
@@ -89,20 +100,34 @@ impl Bench {
     }
 }
 
-/// Clock of all figures.
-#[derive(Debug)]
-pub(crate) struct Stopwatch(SystemClock);
+/// Result of `work`, and its duration in seconds.
+pub(crate) fn time<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
+    let clock = SystemClock::new();
+    let start = clock.monotonic();
+    let done = work()?;
+    Ok((done, clock.monotonic().saturating_sub(start).as_secs_f64()))
+}
 
-impl Stopwatch {
-    pub(crate) fn new() -> Self {
-        Self(SystemClock::new())
+/// Runs all sides once to warm up, then `runs` times. `turn` gives a figure for each side.
+pub(crate) fn in_turns<const SIDES: usize>(
+    runs: usize,
+    names: [impl Into<String>; SIDES],
+    mut turn: impl FnMut(u64) -> Result<[f64; SIDES]>,
+) -> Result<[Side; SIDES]> {
+    let mut sides = names.map(Side::new);
+    for round in 0..=runs {
+        let figures = turn(round as u64)?;
+        if round > 0 {
+            add(&mut sides, figures);
+        }
     }
+    Ok(sides)
+}
 
-    /// Result of `work`, and its duration in seconds.
-    pub(crate) fn time<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
-        let start = self.0.monotonic();
-        let done = work()?;
-        Ok((done, self.0.monotonic().saturating_sub(start).as_secs_f64()))
+/// Adds the figures of one run.
+pub(crate) fn add<const SIDES: usize>(sides: &mut [Side; SIDES], figures: [f64; SIDES]) {
+    for (side, figure) in sides.iter_mut().zip(figures) {
+        side.samples.push(figure);
     }
 }
 
@@ -122,14 +147,7 @@ mod tests {
 
     fn bench(ours: &[f64], theirs: &[f64], bar: Bar) -> Bench {
         let side = |samples: &[f64]| Side { what: String::new(), samples: samples.to_vec() };
-        Bench {
-            name: String::new(),
-            settings: String::new(),
-            unit: "s",
-            ours: side(ours),
-            theirs: side(theirs),
-            bar,
-        }
+        Bench::new("", "", "s", [side(ours), side(theirs)], bar)
     }
 
     #[test]

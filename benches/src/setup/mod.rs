@@ -11,12 +11,13 @@ mod redis;
 mod slow;
 mod tree;
 
-pub(crate) use host::take_from_the_host;
+pub(crate) use host::{in_threads, take_from_the_host};
 pub(crate) use network::{Network, within};
 pub use options::{Options, Settings};
 pub(crate) use program::{
-    Memcached, Process, Server, dlcmd, dlcmd_at, finish, memcached_at, shell, start_own,
+    OwnProcess, Process, Server, answer, commands, dlcmd, dlcmd_at, finish, free_address,
+    memcached, memcached_at, shell,
 };
 pub(crate) use redis::{Redis, RedisCluster, processor_seconds};
-pub(crate) use slow::SlowServer;
+pub(crate) use slow::{SlowServer, connect, runtime};
 pub(crate) use tree::{Tree, TreeShape, bytes, read_files, shuffle};

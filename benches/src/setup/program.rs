@@ -3,7 +3,7 @@
 //! Must hold: a started process ends with the bench, by its process id.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write, stdin, stdout};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,30 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::within;
 
 /// A process; drop kills it.
 #[derive(Debug)]
 pub(crate) struct Process(pub(crate) Child);
+
+impl Process {
+    /// Starts a program without output, and waits until it listens.
+    pub(crate) fn listening(command: &mut Command, listens: impl Fn() -> bool) -> Result<Self> {
+        let shown = format!("{command:?}");
+        let started = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let process = Self(started.with_context(|| format!("start {shown}; is it installed?"))?);
+        for _ in 0..500 {
+            if listens() {
+                return Ok(process);
+            }
+            sleep(Duration::from_millis(10));
+        }
+        anyhow::bail!("{shown} does not listen");
+    }
+}
 
 impl Drop for Process {
     fn drop(&mut self) {
@@ -35,18 +53,45 @@ fn program(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Starts another process of this program, optionally in a network namespace. Returns the process
-/// and its output; commands go to its input.
-pub(crate) fn start_own<'a>(
-    namespace: Option<&str>,
-    arguments: impl IntoIterator<Item = &'a OsStr>,
-) -> Result<(Process, BufReader<ChildStdout>)> {
-    let own = Command::new(std::env::current_exe().context("find this program")?);
-    let mut command = within(namespace, &own);
-    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut process = Process(command.spawn().context("start a process")?);
-    let stdout = process.0.stdout.take().context("take its output")?;
-    Ok((process, BufReader::new(stdout)))
+/// Another process of this program, with commands and answers as lines of JSON.
+#[derive(Debug)]
+pub(crate) struct OwnProcess {
+    pub(crate) process: Process,
+    pub(crate) stdout: BufReader<ChildStdout>,
+}
+
+impl OwnProcess {
+    /// Starts the process for a role, optionally in a network namespace.
+    pub(crate) fn start(namespace: Option<&str>, role: &impl Serialize) -> Result<Self> {
+        let mut own = Command::new(std::env::current_exe().context("find this program")?);
+        own.args([OsStr::new("play"), serde_json::to_string(role)?.as_ref()]);
+        let mut command = within(namespace, &own);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Process(command.spawn().context("start a process")?);
+        let stdout = process.0.stdout.take().context("take its output")?;
+        Ok(Self { process, stdout: BufReader::new(stdout) })
+    }
+
+    pub(crate) fn send(&mut self, command: impl Serialize) -> Result<()> {
+        let stdin = self.process.0.stdin.as_mut().context("take its input")?;
+        Ok(writeln!(stdin, "{}", serde_json::to_string(&command)?)?)
+    }
+
+    pub(crate) fn answer<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line)?;
+        serde_json::from_str(&line).context("a process of the bench has failed")
+    }
+}
+
+/// The commands for this process, until its input ends.
+pub(crate) fn commands<T: DeserializeOwned>() -> impl Iterator<Item = Result<T>> {
+    stdin().lines().map(|line| Ok(serde_json::from_str(&line?)?))
+}
+
+/// Answers a command of the starter of this process.
+pub(crate) fn answer(with: impl Serialize) -> Result<()> {
+    Ok(writeln!(stdout(), "{}", serde_json::to_string(&with)?)?)
 }
 
 /// A dlserver with default settings on a free port.
@@ -64,11 +109,6 @@ impl Server {
         Self::start_on(data, &[], &[])
     }
 
-    /// Starts the server at an address that only the namespaces reach.
-    pub(crate) fn start_at(data: &Path, address: Ipv4Addr) -> Result<Self> {
-        Self::start_as(data, address, &["--without-keys"], &[])
-    }
-
     /// Starts the server with more flags and variables.
     pub(crate) fn start_on(
         data: &Path,
@@ -78,7 +118,8 @@ impl Server {
         Self::start_as(data, Ipv4Addr::LOCALHOST, flags, variables)
     }
 
-    fn start_as(
+    /// Starts the server at an address of this machine.
+    pub(crate) fn start_as(
         data: &Path,
         address: Ipv4Addr,
         flags: &[&str],
@@ -105,62 +146,25 @@ impl Server {
     }
 }
 
-/// A memcached on a free port, with memory for all files.
-#[derive(Debug)]
-pub(crate) struct Memcached {
-    _process: Process,
-    pub(crate) address: SocketAddr,
+/// A free address of this machine.
+pub(crate) fn free_address() -> Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
-impl Memcached {
-    pub(crate) fn start() -> Result<Self> {
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let mut command = Command::new("memcached");
-        command.args(["-l", "127.0.0.1", "-m", "4096", "-u", "root", "-p"]);
-        command.arg(address.port().to_string()).stdout(Stdio::null()).stderr(Stdio::null());
-        let process = Process(command.spawn().context("start memcached; is it installed?")?);
-        for _ in 0..200 {
-            if TcpStream::connect(address).is_ok() {
-                return Ok(Self { _process: process, address });
-            }
-            sleep(Duration::from_millis(10));
-        }
-        anyhow::bail!("memcached does not listen on {address}");
-    }
-}
-
-impl Memcached {
-    /// Starts memcached in a network namespace, at an address that this machine reaches.
-    pub(crate) fn start_in(namespace: &str, address: SocketAddr) -> Result<Process> {
-        let mut command = Command::new("memcached");
-        command.args(["-m", "1024", "-u", "root", "-l", &address.ip().to_string(), "-p"]);
-        command.arg(address.port().to_string());
-        let mut command = within(Some(namespace), &command);
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        let process = Process(command.spawn().context("start memcached; is it installed?")?);
-        for _ in 0..200 {
-            if TcpStream::connect(address).is_ok() {
-                return Ok(process);
-            }
-            sleep(Duration::from_millis(10));
-        }
-        anyhow::bail!("memcached does not listen on {address}");
-    }
+/// Starts memcached with memory for all files, at an address that this machine reaches.
+pub(crate) fn memcached(namespace: Option<&str>, address: SocketAddr) -> Result<Process> {
+    let mut command = Command::new("memcached");
+    command.args(["-m", "4096", "-u", "root", "-l", &address.ip().to_string(), "-p"]);
+    command.arg(address.port().to_string());
+    let is_there = || TcpStream::connect(address).is_ok();
+    Process::listening(&mut within(namespace, &command), is_there)
 }
 
 /// Starts memcached at a unix socket, with memory for all files.
 pub(crate) fn memcached_at(socket: &Path) -> Result<Process> {
     let mut command = Command::new("memcached");
     command.args(["-m", "4096", "-u", "root", "-s"]).arg(socket);
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    let process = Process(command.spawn().context("start memcached; is it installed?")?);
-    for _ in 0..200 {
-        if UnixStream::connect(socket).is_ok() {
-            return Ok(process);
-        }
-        sleep(Duration::from_millis(10));
-    }
-    anyhow::bail!("memcached does not listen at {}", socket.display());
+    Process::listening(&mut command, || UnixStream::connect(socket).is_ok())
 }
 
 /// A dlcmd command for a server.

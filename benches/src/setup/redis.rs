@@ -4,9 +4,7 @@
 //! machine, in turns.
 
 use std::net::{TcpListener, TcpStream};
-use std::process::{Command, Stdio};
-use std::thread::sleep;
-use std::time::Duration;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use dl_runtime::{OsRandom, Random};
@@ -31,15 +29,9 @@ impl Redis {
         let mut command = Command::new("redis-server");
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
         command.args(["--appendonly", "no", "--dir"]).arg(folder.path()).args(more);
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        let process = Process(command.spawn().context("start redis-server; is it installed?")?);
-        for _ in 0..500 {
-            if TcpStream::connect(("127.0.0.1", port)).is_ok() {
-                return Ok(Self { process, port, _folder: folder });
-            }
-            sleep(Duration::from_millis(10));
-        }
-        anyhow::bail!("redis-server does not listen on port {port}");
+        let is_there = || TcpStream::connect(("127.0.0.1", port)).is_ok();
+        let process = Process::listening(&mut command, is_there)?;
+        Ok(Self { process, port, _folder: folder })
     }
 
     /// URL as a metadata store.

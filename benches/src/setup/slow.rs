@@ -10,8 +10,21 @@ use dl_meta::{Memory, Stop};
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
 use dl_server::{Doors, Limits, Parts, Roll, Room};
 use dl_store::{Store, Throttle, ThrottleStore};
+use libdiesel::{Client, ConnectOptions};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
+
+/// An async runtime of two threads.
+pub(crate) fn runtime() -> Result<Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().context("start threads")
+}
+
+/// A client of the server at an address.
+pub(crate) fn connect(server: &str) -> Result<Client> {
+    let servers = vec![server.to_owned()];
+    Ok(Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?)
+}
 
 /// A server whose store is fast until [`Self::set_throttle`].
 pub(crate) struct SlowServer {
@@ -22,18 +35,10 @@ pub(crate) struct SlowServer {
 }
 
 impl SlowServer {
-    /// Starts the server; its store answers at most `in_flight` calls at once.
-    pub(crate) fn start(in_flight: usize) -> Result<Self> {
-        Self::start_at(Ipv4Addr::LOCALHOST, in_flight)
-    }
-
-    /// Starts the server at an address of this machine.
-    pub(crate) fn start_at(at: Ipv4Addr, in_flight: usize) -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .context("start the threads of the server")?;
+    /// Starts the server at an address of this machine; its store answers at most `in_flight` calls
+    /// at once.
+    pub(crate) fn start(at: Ipv4Addr, in_flight: usize) -> Result<Self> {
+        let runtime = runtime()?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let (store, throttle) = ThrottleStore::new(
             dl_store::memory(),

@@ -18,7 +18,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::measure::{Bar, Bench, Side, Stopwatch};
+use crate::measure::{Bar, Bench, in_turns, time};
 use crate::setup::{Redis, RedisCluster, Server, Settings, bytes, dlcmd, finish};
 
 const LENGTH: usize = 4096;
@@ -39,39 +39,32 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let metadata: Arc<dyn MetaStore> = Arc::new(runtime.block_on(open)?);
     let files = settings.scaled(100_000);
     let sets = settings.scaled(1_000_000).to_string();
-    let mut whole = Side::new("files of chunks committed through one server, 3 primaries");
-    let mut rows = Side::new("files of chunks appended to the metadata, 3 primaries");
-    let mut theirs = Side::new("redis-benchmark SET -P 64, one Redis");
-    for round in 0..=settings.runs() {
+    let names = [
+        "files of chunks committed through one server, 3 primaries",
+        "files of chunks appended to the metadata, 3 primaries",
+        "redis-benchmark SET -P 64, one Redis",
+    ];
+    let [whole, rows, theirs] = in_turns(settings.runs(), names, |round| {
         let name = format!("round{round}");
         let dataset = runtime.block_on(create(client.clone(), &name))?;
         let chunks = packed(files, dataset)?;
-        let ((), committing) = Stopwatch::new()
-            .time(|| at_once(&runtime, &chunks, |mine| commit(client.clone(), dataset, mine)))?;
+        let ((), committing) =
+            time(|| at_once(&runtime, &chunks, |mine| commit(client.clone(), dataset, mine)))?;
         let setting = alone.rate("SET", &["-P", "64", "-n", &sets, "-r", "1000000"])?;
         alone.execute(&["FLUSHALL"])?;
         let record = runtime.block_on(other(&*metadata, &name))?;
         let objects =
             packed(files, record.id)?.iter().map(header_of).collect::<Result<Vec<_>>>()?;
-        let ((), appending) = Stopwatch::new()
-            .time(|| at_once(&runtime, &objects, |mine| append(Arc::clone(&metadata), mine)))?;
+        let ((), appending) =
+            time(|| at_once(&runtime, &objects, |mine| append(Arc::clone(&metadata), mine)))?;
         runtime.block_on(metadata.drop_dataset(&record.name, record.id))?;
-        if round > 0 {
-            whole.samples.push(f64::from(files) / committing);
-            rows.samples.push(f64::from(files) / appending);
-            theirs.samples.push(setting);
-        }
         finish(dlcmd(&server)?.args(["delete-dataset", &format!("dl://{name}")]))?;
-    }
-    let bench = |name: &str, ours, how| Bench {
-        name: name.to_owned(),
-        settings: format!(
-            "{files} files of 4 KiB in packed chunks of 4 MiB, {IN_FLIGHT} in flight{how}"
-        ),
-        unit: "files/s",
-        ours,
-        theirs: theirs.clone(),
-        bar: Bar::AtLeastTimes(0.25),
+        Ok([f64::from(files) / committing, f64::from(files) / appending, setting])
+    })?;
+    let bench = |name: &str, ours, how| {
+        let settings =
+            format!("{files} files of 4 KiB in packed chunks of 4 MiB, {IN_FLIGHT} in flight{how}");
+        Bench::new(name, settings, "files/s", [ours, theirs.clone()], Bar::AtLeastTimes(0.25))
     };
     let checked = ", the chunks checked and kept in memory by one server";
     Ok(vec![

@@ -6,26 +6,28 @@
 //! close, timed without and with a final sync. The disk's own limit comes from processes that write
 //! and sync the same bytes in files of 4 MiB.
 
-use std::ffi::OsStr;
 use std::fs::{File, create_dir_all, remove_dir_all};
-use std::io::{BufRead, Read, Write, stdin, stdout};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use clap::{Args, ValueEnum};
 use dl_format::{Attributes, ChunkShape, FilePath};
-use libdiesel::{Client, ConnectOptions};
+use serde::{Deserialize, Serialize};
 
-use crate::measure::{Bar, Bench, Side, Stopwatch};
-use crate::setup::{Memcached, Server, Settings, bytes, start_own, take_from_the_host};
+use super::Role;
+use crate::measure::{Bar, Bench, Side, time};
+use crate::setup::{
+    OwnProcess, Server, Settings, answer, bytes, commands, connect, free_address, memcached,
+    take_from_the_host,
+};
 
 const LENGTH: usize = 4096;
 const CHUNK: usize = 4 << 20;
 const PROCESSES: [usize; 3] = [1, 2, 4];
 
 /// Destination of the files of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Destination {
     Diesel,
     Memcached,
@@ -35,8 +37,8 @@ enum Destination {
 }
 
 /// One process that puts files.
-#[derive(Debug, Clone, Args)]
-pub struct Worker {
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Worker {
     /// Kind of the destination
     into: Destination,
     /// Address or folder of the destination
@@ -49,12 +51,13 @@ pub struct Worker {
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let server = Server::start(&settings.on_disk("memory"))?;
-    let memcached = Memcached::start()?;
+    let address = free_address()?;
+    let _memcached = memcached(None, address)?;
     let folder = settings.on_disk("created");
     let chunks = settings.on_disk("written");
     let places = [
         (Destination::Diesel, PathBuf::from(&server.address)),
-        (Destination::Memcached, memcached.address.to_string().into()),
+        (Destination::Memcached, address.to_string().into()),
         (Destination::Files, folder.clone()),
         (Destination::Chunks, chunks.clone()),
     ];
@@ -74,16 +77,11 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let (ours, memcached, created, written, synced) = (side(), side(), side(), side(), side());
     let ours = ours.context("one side for each place")?;
     let against = |name: &str, theirs: Option<Side>, bar: Bar| -> Result<Bench> {
-        Ok(Bench {
-            name: format!("put-memory beside {name}"),
-            settings: format!(
-                "{files} files of 4 KiB from memory by each of 1, 2 or 4 processes, whichever is fastest"
-            ),
-            unit: "files/s",
-            ours: ours.clone(),
-            theirs: theirs.context("one side for each place")?,
-            bar,
-        })
+        let settings = format!(
+            "{files} files of 4 KiB from memory by each of 1, 2 or 4 processes, whichever is fastest"
+        );
+        let sides = [ours.clone(), theirs.context("one side for each place")?];
+        Ok(Bench::new(format!("put-memory beside {name}"), settings, "files/s", sides, bar))
     };
     Ok(vec![
         against("memcached", memcached, Bar::AtLeastTimes(2.0))?,
@@ -118,7 +116,7 @@ fn measure(
                 let files = f64::from(files) * processes as f64;
                 rates[place][count].push(files / seconds);
                 if *into == Destination::Files {
-                    let ((), more) = Stopwatch::new().time(|| {
+                    let ((), more) = time(|| {
                         rustix::fs::sync();
                         Ok(())
                     })?;
@@ -154,38 +152,21 @@ fn together(
     processes: usize,
     files: u32,
 ) -> Result<f64> {
-    let place = into.to_possible_value().context("every place has a name")?;
-    let mut workers = Vec::new();
-    for process in 0..processes {
-        let (name, files) = (format!("{name}w{process}"), files.to_string());
-        let [worker, place, name, files] =
-            ["worker", place.get_name(), &name, &files].map(OsStr::new);
-        workers.push(start_own(None, [worker, place, at.as_os_str(), name, files])?);
-    }
-    let mut line = String::new();
-    for (_, stdout) in &mut workers {
-        stdout.read_line(&mut line)?;
-    }
-    let stopwatch = Stopwatch::new();
-    let ((), seconds) = stopwatch.time(|| {
-        for (worker, _) in &mut workers {
-            worker.0.stdin.take().context("take its input")?.write_all(b"go\n")?;
-        }
-        for (_, stdout) in &mut workers {
-            line.clear();
-            stdout.read_line(&mut line)?;
-            ensure!(line == "done\n", "a process that puts files has failed");
-        }
-        Ok(())
+    let worker = |process| {
+        let (at, name) = (at.to_owned(), format!("{name}w{process}"));
+        OwnProcess::start(None, &Role::Put(Worker { into, at, name, files }))
+    };
+    let mut workers = (0..processes).map(worker).collect::<Result<Vec<_>>>()?;
+    workers.iter_mut().try_for_each(OwnProcess::answer::<()>)?;
+    let ((), seconds) = time(|| {
+        workers.iter_mut().try_for_each(|worker| worker.send(()))?;
+        workers.iter_mut().try_for_each(OwnProcess::answer)
     })?;
     Ok(seconds)
 }
 
 /// Body of a process: prepares, reports, waits, puts its files, and reports the end.
-///
-/// # Errors
-/// A put fails.
-pub fn work(worker: &Worker) -> Result<()> {
+pub(super) fn work(worker: &Worker) -> Result<()> {
     let data = bytes(LENGTH);
     let paths: Vec<String> =
         (0..worker.files).map(|n| format!("{}/n01440764_{n}.JPEG", worker.name)).collect();
@@ -194,23 +175,17 @@ pub fn work(worker: &Worker) -> Result<()> {
         Destination::Memcached => put_memcached(worker, &paths, &data),
         Destination::Files => put_files(worker, &paths, &data),
         Destination::Chunks => put_chunks(worker),
-    }
+    }?;
+    answer(())
 }
 
 fn wait_for_go() -> Result<()> {
-    writeln!(stdout(), "ready")?;
-    let mut line = String::new();
-    stdin().read_line(&mut line)?;
-    Ok(())
-}
-
-fn done() -> Result<()> {
-    Ok(writeln!(stdout(), "done")?)
+    answer(())?;
+    commands().next().context("there is a command")?
 }
 
 fn put_diesel(worker: &Worker, paths: &[String], data: &[u8]) -> Result<()> {
-    let servers = vec![worker.at.to_string_lossy().into_owned()];
-    let client = Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?;
+    let client = connect(&worker.at.to_string_lossy())?;
     let dataset = client.create_dataset(&"memory".parse()?, ChunkShape::default())?;
     wait_for_go()?;
     for path in paths {
@@ -218,7 +193,7 @@ fn put_diesel(worker: &Worker, paths: &[String], data: &[u8]) -> Result<()> {
         dataset.put(&path, Attributes::default(), data)?;
     }
     dataset.close()?;
-    done()
+    Ok(())
 }
 
 fn put_memcached(worker: &Worker, paths: &[String], data: &[u8]) -> Result<()> {
@@ -236,7 +211,7 @@ fn put_memcached(worker: &Worker, paths: &[String], data: &[u8]) -> Result<()> {
         server.read_exact(&mut answer)?;
         ensure!(&answer == b"STORED\r\n", "memcached did not store {path}");
     }
-    done()
+    Ok(())
 }
 
 fn put_files(worker: &Worker, paths: &[String], data: &[u8]) -> Result<()> {
@@ -245,7 +220,7 @@ fn put_files(worker: &Worker, paths: &[String], data: &[u8]) -> Result<()> {
     for path in paths {
         File::create_new(worker.at.join(path))?.write_all(data)?;
     }
-    done()
+    Ok(())
 }
 
 fn put_chunks(worker: &Worker) -> Result<()> {
@@ -264,5 +239,5 @@ fn put_chunks(worker: &Worker) -> Result<()> {
         left -= length;
     }
     File::open(&folder)?.sync_all()?;
-    done()
+    Ok(())
 }

@@ -19,14 +19,47 @@ mod tier;
 mod tree;
 
 use anyhow::Result;
-use clap::Subcommand;
+use clap::{Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
 
 use crate::measure::Bench;
 use crate::setup::Settings;
-pub use agent::{AgentParts, AgentReader, read_cached};
-pub use memory::{Worker, work};
-pub use peers::{PeersParts, PeersReader, Stream, stream, trace};
-pub use snapshot::{Reader, read};
+pub use agent::AgentPart;
+pub use peers::PeersPart;
+
+/// The role of another process of the program.
+#[derive(Debug, Serialize, Deserialize)]
+enum Role {
+    Put(memory::Worker),
+    Query(snapshot::Reader),
+    Read(agent::AgentReader),
+    Stream(peers::Stream),
+    Trace(peers::PeersReader),
+}
+
+/// Body of a process that a workload has started; `role` is JSON.
+///
+/// # Errors
+/// The work of the process fails.
+pub fn play(role: &str) -> Result<()> {
+    match serde_json::from_str(role)? {
+        Role::Put(worker) => memory::work(&worker),
+        Role::Query(reader) => snapshot::read(&reader),
+        Role::Read(reader) => agent::read_cached(&reader),
+        Role::Stream(stream) => peers::stream(&stream),
+        Role::Trace(reader) => peers::trace(&reader),
+    }
+}
+
+/// Measures the parts of a workload, or only one.
+fn run_parts<Part: ValueEnum + PartialEq>(
+    only: Option<Part>,
+    run: impl Fn(&Part) -> Result<Vec<Bench>>,
+) -> Result<Vec<Bench>> {
+    let is_wanted = |part: &&Part| only.as_ref().is_none_or(|only| only == *part);
+    let parts = Part::value_variants().iter().filter(is_wanted).map(run);
+    Ok(parts.collect::<Result<Vec<_>>>()?.concat())
+}
 
 /// One workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
@@ -60,10 +93,16 @@ pub enum Workload {
     /// Reads of a warm fast store before a slow one, beside the fast store alone
     Tier,
     /// Reads from the cache of a node (paper, 4.2), beside memcpy, memcached and the server
-    Agent(AgentParts),
+    Agent {
+        /// Part of the rows; default: all rows
+        part: Option<AgentPart>,
+    },
     /// Chunks between the caches of several nodes (paper, 4.2), beside TCP, each node alone,
     /// memcached
-    Peers(PeersParts),
+    Peers {
+        /// Part of the rows; default: all rows
+        part: Option<PeersPart>,
+    },
     /// Commits of packed chunks into a Redis Cluster, beside SET of redis-benchmark
     RedisCommit,
     /// Path queries through one server over Redis (paper, Figure 10a), beside GET
@@ -90,8 +129,8 @@ impl Workload {
         Self::Order,
         Self::OrderRead,
         Self::Tier,
-        Self::Agent(AgentParts::ALL),
-        Self::Peers(PeersParts::ALL),
+        Self::Agent { part: None },
+        Self::Peers { part: None },
         Self::RedisCommit,
         Self::Stat,
         Self::Servers,
@@ -117,8 +156,8 @@ impl Workload {
             Self::Order => order::run(settings),
             Self::OrderRead => order_read::run(settings),
             Self::Tier => tier::run(settings),
-            Self::Agent(parts) => agent::run(parts, settings),
-            Self::Peers(parts) => peers::run(parts, settings),
+            Self::Agent { part } => agent::run(part, settings),
+            Self::Peers { part } => peers::run(part, settings),
             Self::RedisCommit => commit::run(settings),
             Self::Stat => stat::run(settings),
             Self::Servers => stat::servers(settings),

@@ -8,7 +8,7 @@ use anyhow::Result;
 use libdiesel::order::{Cursor, Order};
 use libdiesel::{OrderSettings, Selection};
 
-use crate::measure::{Bar, Bench, Side, Stopwatch};
+use crate::measure::{Bar, Bench, in_turns, time};
 use crate::setup::{Settings, shuffle};
 
 const CHUNKS: u32 = 10_000;
@@ -22,43 +22,24 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let group = settings.scaled(GROUP);
     let first_files: Arc<[u32]> = (0..=chunks).map(|chunk| chunk * FILES_OF_A_CHUNK).collect();
     let selection = Arc::new(Selection::all(files));
-    let mut making = (
-        Side::new("make the order of an epoch"),
-        Side::new("shuffle the numbers of all files, as a list"),
-    );
-    let mut seeking = (
-        Side::new("go to a random position and give a file"),
-        Side::new("shuffle the numbers of as many files as a group has"),
-    );
-    let mut giving = (Side::new("give the next file, one core"), Side::new("walk through a list"));
     let dataset = Dataset { first_files, selection, files, group };
-    for round in 0..=settings.runs() {
-        let [set_up, seek, next] = dataset.measure(round as u64)?;
-        if round > 0 {
-            add(&mut making, set_up.map(|seconds| seconds * 1e3));
-            add(&mut seeking, seek.map(|seconds| seconds * 1e3));
-            add(&mut giving, next.map(|seconds| f64::from(files) / seconds));
-        }
-    }
-    let bench = |name: &str, unit, (ours, theirs), bar| Bench {
-        name: name.to_owned(),
-        settings: format!("{files} files in {chunks} chunks, groups of {group} chunks"),
-        unit,
-        ours,
-        theirs,
-        bar,
-    };
+    let names = [
+        "make the order of an epoch",
+        "shuffle the numbers of all files, as a list",
+        "go to a random position and give a file",
+        "shuffle the numbers of as many files as a group has",
+        "give the next file, one core",
+        "walk through a list",
+    ];
+    let sides = in_turns(settings.runs(), names, |round| dataset.measure(round))?;
+    let [making, listing, seeking, shuffling, giving, walking] = sides;
+    let settings = format!("{files} files in {chunks} chunks, groups of {group} chunks");
+    let bench = |name, unit, sides, bar| Bench::new(name, &settings, unit, sides, bar);
     Ok(vec![
-        bench("order set-up", "ms", making, Bar::AtMost(50.0)),
-        bench("order seek", "ms", seeking, Bar::AtMost(5.0)),
-        bench("order next", "files/s", giving, Bar::AtLeast(50e6)),
+        bench("order set-up", "ms", [making, listing], Bar::AtMost(50.0)),
+        bench("order seek", "ms", [seeking, shuffling], Bar::AtMost(5.0)),
+        bench("order next", "files/s", [giving, walking], Bar::AtLeast(50e6)),
     ])
-}
-
-/// Adds the figures of one run to both sides.
-fn add((ours, theirs): &mut (Side, Side), [our_figure, their_figure]: [f64; 2]) {
-    ours.samples.push(our_figure);
-    theirs.samples.push(their_figure);
 }
 
 /// Shape of a dataset without bytes.
@@ -70,36 +51,39 @@ struct Dataset {
 }
 
 impl Dataset {
-    /// Seconds of set-up, seek and a whole epoch, each for the order and for the reference.
-    fn measure(&self, epoch: u64) -> Result<[[f64; 2]; 3]> {
+    /// Milliseconds of set-up and seek, and files a second of a whole epoch, each for the order and
+    /// for the reference.
+    fn measure(&self, epoch: u64) -> Result<[f64; 6]> {
         let Self { first_files, selection, files, group } = self;
-        let stopwatch = Stopwatch::new();
         let of = OrderSettings::new(7, epoch, *group);
-        let (order, made) = stopwatch
-            .time(|| Ok(Order::new(Arc::clone(first_files), Arc::clone(selection), of)?))?;
+        let (order, made) =
+            time(|| Ok(Order::new(Arc::clone(first_files), Arc::clone(selection), of)?))?;
         let mut all: Vec<u32> = (0..*files).collect();
-        let ((), listed) = stopwatch.time(|| {
+        let ((), listed) = time(|| {
             shuffle(&mut all, epoch);
             Ok(())
         })?;
 
         let mut cursor = Cursor::new(Arc::new(order), 0)?;
         let position = u64::from(all.first().copied().unwrap_or_default());
-        let (_, sought) = stopwatch.time(|| {
+        let (_, sought) = time(|| {
             cursor.seek(position);
             Ok(black_box(cursor.next()))
         })?;
         let mut some: Vec<u32> = (0..(group * FILES_OF_A_CHUNK).min(*files)).collect();
-        let ((), shuffled) = stopwatch.time(|| {
+        let ((), shuffled) = time(|| {
             shuffle(&mut some, epoch);
             Ok(())
         })?;
 
         cursor.seek(0);
         let sum = |numbers: &mut dyn Iterator<Item = u32>| Ok(numbers.map(u64::from).sum::<u64>());
-        let (given, gave) = stopwatch.time(|| Ok(cursor.map(u64::from).sum::<u64>()))?;
-        let (walked, walk) = stopwatch.time(|| sum(&mut black_box(&all).iter().copied()))?;
+        let (given, gave) = time(|| Ok(cursor.map(u64::from).sum::<u64>()))?;
+        let (walked, walk) = time(|| sum(&mut black_box(&all).iter().copied()))?;
         anyhow::ensure!(given == walked, "the order leaves files out");
-        Ok([[made, listed], [sought, shuffled], [gave, walk]])
+        let [made, listed, sought, shuffled] =
+            [made, listed, sought, shuffled].map(|seconds| seconds * 1e3);
+        let [gave, walk] = [gave, walk].map(|seconds| f64::from(*files) / seconds);
+        Ok([made, listed, sought, shuffled, gave, walk])
     }
 }

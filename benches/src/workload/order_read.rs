@@ -4,20 +4,19 @@
 //! The store is slow: 400 requests a second, 5 ms, 200 MB/s, 16 calls at a time. The server runs in
 //! this process, so that both sides use the same store in the same state.
 
+use std::net::Ipv4Addr;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_format::{Attributes, ChunkShape, DatasetName, FilePath, dataset_prefix, parse_object_key};
 use dl_store::{ByteRange, ObjectRange, Prefix, StoreExt, Throttle};
 use futures::{StreamExt, stream};
-use libdiesel::{Client, ConnectOptions, Dataset, ShuffleOptions, SnapshotCache};
+use libdiesel::{Dataset, ShuffleOptions, SnapshotCache};
 
-use crate::measure::{Bar, Bench, Side, Stopwatch};
-use crate::setup::{Settings, SlowServer, bytes, shuffle};
+use crate::measure::{Bar, Bench, in_turns, time};
+use crate::setup::{Settings, SlowServer, bytes, connect, in_threads, shuffle};
 
 const SLOW: Throttle = Throttle {
     latency: Duration::from_millis(5),
@@ -46,47 +45,43 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         let setup = Setup::new(settings, name, length)?;
         let single = settings.scaled(SINGLE) as usize;
         let chunkwise = "files in the order of an epoch, in whole chunks";
-        let mut ours = (Side::new(chunkwise), Side::new(chunkwise));
-        let mut random = Side::new(format!("random files one by one, {IN_FLIGHT} threads"));
-        let mut sequential =
-            Side::new(format!("whole chunks from the store, {IN_FLIGHT} at a time"));
-        let stopwatch = Stopwatch::new();
-        for round in 0..=settings.runs() {
-            let (read, reading) = stopwatch.time(|| setup.epoch(round as u64))?;
-            let (_, one_by_one) = stopwatch.time(|| setup.one_by_one(single, round as u64))?;
-            let (chunk_bytes, streaming) = stopwatch.time(|| setup.stream())?;
-            if round > 0 {
-                ours.0.samples.push(read as f64 / reading);
-                ours.1.samples.push((read * length) as f64 / reading / 1e6);
-                random.samples.push(single as f64 / one_by_one);
-                sequential.samples.push(chunk_bytes as f64 / streaming / 1e6);
-            }
-        }
+        let names = [
+            chunkwise.to_owned(),
+            format!("random files one by one, {IN_FLIGHT} threads"),
+            chunkwise.to_owned(),
+            format!("whole chunks from the store, {IN_FLIGHT} at a time"),
+        ];
+        let sides = in_turns(settings.runs(), names, |round| {
+            let (read, reading) = time(|| setup.epoch(round))?;
+            let (_, one_by_one) = time(|| setup.one_by_one(single, round))?;
+            let (chunk_bytes, streaming) = time(|| setup.stream())?;
+            Ok([
+                read as f64 / reading,
+                single as f64 / one_by_one,
+                (read * length) as f64 / reading / 1e6,
+                chunk_bytes as f64 / streaming / 1e6,
+            ])
+        })?;
+        let [files, random, bytes, sequential] = sides;
         let settings = format!(
             "{} files of {name}, groups of {GROUP} chunks, a store of 400 requests/s, 5 ms, \
              200 MB/s, {IN_FLIGHT} in flight",
             setup.paths.len()
         );
-        let bench = |what: &str, unit, ours, theirs, bar| Bench {
-            name: format!("order-read {name} {what}"),
-            settings: settings.clone(),
-            unit,
-            ours,
-            theirs,
-            bar: Bar::AtLeastTimes(bar),
+        let bench = |what: &str, unit, sides, bar| {
+            let name = format!("order-read {name} {what}");
+            Bench::new(name, &settings, unit, sides, Bar::AtLeastTimes(bar))
         };
-        benches.push(bench("beside single files", "files/s", ours.0, random, bar));
-        benches.push(bench("beside the store", "MB/s", ours.1, sequential, 0.85));
+        benches.push(bench("beside single files", "files/s", [files, random], bar));
+        benches.push(bench("beside the store", "MB/s", [bytes, sequential], 0.85));
     }
     Ok(benches)
 }
 
 impl Setup {
     fn new(settings: &Settings, name: &str, length: usize) -> Result<Self> {
-        let server = SlowServer::start(IN_FLIGHT)?;
-        let options =
-            ConnectOptions { servers: vec![server.address.clone()], ..ConnectOptions::default() };
-        let client = Client::connect(options)?;
+        let server = SlowServer::start(Ipv4Addr::LOCALHOST, IN_FLIGHT)?;
+        let client = connect(&server.address)?;
         let of = DatasetName::new("slow")?;
         let writer = client.create_dataset(&of, ChunkShape::default())?;
         let data = bytes(length);
@@ -122,20 +117,12 @@ impl Setup {
         shuffle(&mut paths, seed);
         let paths = paths.get(..count).context("there are enough files")?;
         let next = AtomicUsize::new(0);
-        let failed = Mutex::new(None);
-        thread::scope(|scope| {
-            for _ in 0..IN_FLIGHT {
-                scope.spawn(|| {
-                    while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        if let Err(error) = self.dataset.get(path) {
-                            *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                        }
-                    }
-                });
+        in_threads(0..IN_FLIGHT, |_| {
+            while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.dataset.get(path)?;
             }
-        });
-        let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-        failed.map_or(Ok(()), |error| Err(error.into()))
+            Ok(())
+        })
     }
 
     /// Reads all chunks from the store itself; returns their bytes.

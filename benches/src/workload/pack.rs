@@ -8,7 +8,7 @@ use anyhow::Result;
 use dl_format::{Attributes, ChunkId, ChunkShape, ChunkWriter, DatasetId, FilePath};
 use dl_runtime::copy_checked;
 
-use crate::measure::{Bar, Bench, Side, Stopwatch};
+use crate::measure::{Bar, Bench, in_turns, time};
 use crate::setup::{Settings, bytes};
 
 const TOTAL: usize = 256 << 20;
@@ -33,15 +33,13 @@ fn bench(settings: &Settings, total: usize, length: usize, bar: Bar) -> Result<B
     let shape = ChunkShape::default();
     let mut scratch = vec![0; shape.size() as usize];
     let mut buffer = Vec::new();
-    let mut ours = Side::new("packed into chunks of 4 MiB");
-    let mut theirs = Side::new("memcpy of the same bytes into 4 MiB");
-    let stopwatch = Stopwatch::new();
+    let count = files.len() as f64;
     // The first round only maps memory.
-    for round in 0..=settings.runs() {
-        let (used, packing) =
-            stopwatch.time(|| pack(&files, shape, std::mem::take(&mut buffer)))?;
+    let names = ["packed into chunks of 4 MiB", "memcpy of the same bytes into 4 MiB"];
+    let sides = in_turns(settings.runs(), names, |_| {
+        let (used, packing) = time(|| pack(&files, shape, std::mem::take(&mut buffer)))?;
         buffer = used;
-        let (_, copying) = stopwatch.time(|| {
+        let (_, copying) = time(|| {
             let per_chunk = scratch.len() / length;
             for files in files.chunks(per_chunk) {
                 for ((_, data), place) in files.iter().zip(scratch.chunks_exact_mut(length)) {
@@ -51,15 +49,10 @@ fn bench(settings: &Settings, total: usize, length: usize, bar: Bar) -> Result<B
             }
             Ok(())
         })?;
-        if round > 0 {
-            let count = files.len() as f64;
-            ours.samples.push(count / packing);
-            theirs.samples.push(count / copying);
-        }
-    }
+        Ok([count / packing, count / copying])
+    })?;
     let settings = format!("{} files of {} KiB from memory, one core", files.len(), length >> 10);
-    let name = format!("pack {} KiB", length >> 10);
-    Ok(Bench { name, settings, unit: "files/s", ours, theirs, bar })
+    Ok(Bench::new(format!("pack {} KiB", length >> 10), settings, "files/s", sides, bar))
 }
 
 fn pack(files: &[(FilePath, &[u8])], shape: ChunkShape, buffer: Vec<u8>) -> Result<Vec<u8>> {

@@ -9,12 +9,12 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use dl_format::FilePath;
 use libdiesel::admin::RecoverRequest;
-use libdiesel::{Client, ConnectOptions, StatItem};
+use libdiesel::{Client, StatItem};
 use redb::{Database, TableDefinition};
 
 use super::tree::with_small;
-use crate::measure::{Bar, Bench, Side, Stopwatch};
-use crate::setup::{Server, Settings, bytes};
+use crate::measure::{Bar, Bench, in_turns, time};
+use crate::setup::{Server, Settings, bytes, connect};
 
 const FILES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("files");
 /// Approximate bytes of a file in the metadata.
@@ -28,29 +28,24 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let data = settings.on_disk("recover");
     let mut paths: Vec<String> = tree.paths().collect();
     paths.sort_unstable();
-    let mut ours = Side::new("recover, until the first lookup is answered");
-    let mut theirs = Side::new("redb: the same rows in order, durable commits of 20,000");
-    let stopwatch = Stopwatch::new();
-    for round in 0..=settings.runs() {
+    let names = [
+        "recover, until the first lookup is answered",
+        "redb: the same rows in order, durable commits of 20,000",
+    ];
+    let sides = in_turns(settings.runs(), names, |_| {
         remove_dir_all(data.join("meta"))?;
         let server = Server::start(&data)?;
-        let options =
-            ConnectOptions { servers: vec![server.address.clone()], ..ConnectOptions::default() };
-        let client = Client::connect(options)?;
-        let (recovered, recovering) = stopwatch.time(|| recover(&client, &paths[0]))?;
+        let client = connect(&server.address)?;
+        let (recovered, recovering) = time(|| recover(&client, &paths[0]))?;
         ensure!(recovered == u64::from(tree.files()), "recovered {recovered} files");
         drop(server);
         let file = settings.on_disk("rows.redb");
-        let (_, inserting) = stopwatch.time(|| insert(&file, &paths))?;
+        let (_, inserting) = time(|| insert(&file, &paths))?;
         std::fs::remove_file(&file)?;
-        if round > 0 {
-            ours.samples.push(paths.len() as f64 / recovering);
-            theirs.samples.push(paths.len() as f64 / inserting);
-        }
-    }
+        Ok([recovering, inserting].map(|seconds| paths.len() as f64 / seconds))
+    })?;
     let settings = format!("{} files of 4 KiB, empty metadata, chunks warm", paths.len());
-    let (name, bar) = ("recover".to_owned(), Bar::AtLeast(300e3));
-    Ok(vec![Bench { name, settings, unit: "files/s", ours, theirs, bar }])
+    Ok(vec![Bench::new("recover", settings, "files/s", sides, Bar::AtLeast(300e3))])
 }
 
 fn recover(client: &Client, path: &str) -> Result<u64> {

@@ -7,14 +7,13 @@
 //! has a handle for each thread. With several servers there are four handles, as of four processes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use dl_format::{Attributes, ChunkShape, FilePath};
 use libdiesel::{Client, ConnectOptions, Dataset, StatItem};
 
-use crate::measure::{Bar, Bench, Curve, Plot, Side, Stopwatch};
-use crate::setup::{Redis, Server, Settings, processor_seconds, shuffle};
+use crate::measure::{Bar, Bench, Curve, Plot, Side, in_turns, time};
+use crate::setup::{Redis, Server, Settings, connect, in_threads, processor_seconds, shuffle};
 
 const NAME: &str = "stat";
 const IN_FLIGHT: usize = 64;
@@ -23,6 +22,7 @@ const SERVERS: [usize; 3] = [1, 2, 3];
 /// Handles of the rows with several servers.
 const HANDLES: usize = 4;
 const PER_FOLDER: u32 = 1_000;
+const GET: &str = "redis-benchmark GET, 64 connections, no pipelining";
 
 /// A Redis, servers over it, and a dataset on all servers.
 struct Setup {
@@ -38,10 +38,8 @@ impl Setup {
         let data = settings.on_disk("stat");
         let servers = (0..servers).map(|_| Server::start_on(&data, &["--meta", &url], &[]));
         let servers = servers.collect::<Result<Vec<_>>>()?;
-        let first = servers.first().context("there is a server")?;
-        let options = ConnectOptions { servers: vec![first.address.clone()], ..Default::default() };
-        let dataset =
-            Client::connect(options)?.create_dataset(&NAME.parse()?, ChunkShape::default())?;
+        let first = connect(&servers.first().context("there is a server")?.address)?;
+        let dataset = first.create_dataset(&NAME.parse()?, ChunkShape::default())?;
         let mut paths = Vec::new();
         for file in 0..settings.scaled(100_000) {
             let folder = 1_440_764 + file / PER_FOLDER * 7;
@@ -72,16 +70,9 @@ impl Setup {
         let handles: Vec<Dataset> = (0..handles).map(handle).collect::<Result<_>>()?;
         let next = AtomicU32::new(0);
         let before = self.seconds()?;
-        let ((), seconds) = Stopwatch::new().time(|| {
-            thread::scope(|scope| {
-                let asking = handles.iter().cycle().take(IN_FLIGHT);
-                let next = &next;
-                let ask = |dataset| move || ask(dataset, &self.paths, next, batch, requests);
-                let threads: Vec<_> = asking.map(|dataset| scope.spawn(ask(dataset))).collect();
-                let mut ended = threads.into_iter().map(|thread| thread.join());
-                ended.try_for_each(|ended| ended.unwrap_or_else(|_| bail!("a thread panicked")))
-            })
-        })?;
+        let asking = handles.iter().cycle().take(IN_FLIGHT);
+        let ask = |dataset| ask(dataset, &self.paths, &next, batch, requests);
+        let ((), seconds) = time(|| in_threads(asking, ask))?;
         let after = self.seconds()?;
         let used = std::array::from_fn(|of| (after[of] - before[of]) / seconds);
         Ok(Measured { rate: f64::from(requests) * batch as f64 / seconds, used })
@@ -138,38 +129,31 @@ fn ask(
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let setup = Setup::new(settings, 1)?;
     let (ones, batches) = (settings.scaled(100_000), settings.scaled(10_000));
-    let side = |what: &str| Side::new(what);
-    let mut one = side("stat of one path, through one server");
-    let mut alone = side("the same from a handle each, as of processes of one thread");
-    let mut many = side("stat of 64 paths, through one server");
-    let mut theirs = side("redis-benchmark GET, 64 connections, no pipelining");
-    let mut cores = (String::new(), String::new(), String::new());
-    for round in 0..=settings.runs() {
+    let names = [
+        "stat of one path, through one server",
+        "the same from a handle each, as of processes of one thread",
+        "stat of 64 paths, through one server",
+        GET,
+    ];
+    let mut cores = [String::new(), String::new(), String::new()];
+    let [one, alone, many, theirs] = in_turns(settings.runs(), names, |_| {
         let singly = setup.ask((1, 1), 1, ones)?;
         let get = setup.get(settings)?;
         let by_itself = setup.ask((1, IN_FLIGHT), 1, ones)?;
         let together = setup.ask((1, 1), BATCH, batches)?;
-        if round > 0 {
-            one.samples.push(singly.rate);
-            theirs.samples.push(get);
-            alone.samples.push(by_itself.rate);
-            many.samples.push(together.rate);
-        }
-        cores = (singly.cores(), by_itself.cores(), together.cores());
-    }
+        cores = [&singly, &by_itself, &together].map(Measured::cores);
+        Ok([singly.rate, by_itself.rate, together.rate, get])
+    })?;
     let files = setup.paths.len();
-    let bench = |name: &str, ours, cores, bar| Bench {
-        name: name.to_owned(),
-        settings: format!("{files} files, one Redis, {IN_FLIGHT} questions at a time; {cores}"),
-        unit: "paths/s",
-        ours,
-        theirs: theirs.clone(),
-        bar,
+    let bench = |name, ours, cores: &str, bar| {
+        let settings =
+            format!("{files} files, one Redis, {IN_FLIGHT} questions at a time; {cores}");
+        Bench::new(name, settings, "paths/s", [ours, theirs.clone()], bar)
     };
     Ok(vec![
-        bench("stat", one, cores.0, Bar::AtLeastTimes(0.5)),
-        bench("stat alone", alone, cores.1, Bar::None),
-        bench("stat in batches", many, cores.2, Bar::AtLeastTimes(2.5)),
+        bench("stat", one, &cores[0], Bar::AtLeastTimes(0.5)),
+        bench("stat alone", alone, &cores[1], Bar::None),
+        bench("stat in batches", many, &cores[2], Bar::AtLeastTimes(2.5)),
     ])
 }
 
@@ -177,22 +161,16 @@ pub(super) fn servers(settings: &Settings) -> Result<Vec<Bench>> {
     let setup = Setup::new(settings, SERVERS.into_iter().max().unwrap_or(1))?;
     let requests = settings.scaled(60_000);
     let limit = setup.redis.lookups(settings.scaled(1_000_000))?;
-    let mut benches: Vec<Bench> = Vec::new();
-    for count in SERVERS {
-        let files = setup.paths.len();
-        benches.push(Bench {
-            name: format!("{count} servers"),
-            settings: format!(
-                "{files} files, one Redis, {IN_FLIGHT} questions at a time of {HANDLES} handles; Redis \
-                 alone answers {:.0} k such lookups/s in pipelines",
-                limit / 1e3
-            ),
-            unit: "paths/s",
-            ours: Side::new("stat of one path"),
-            theirs: Side::new("redis-benchmark GET, 64 connections, no pipelining"),
-            bar: Bar::None,
-        });
-    }
+    let files = setup.paths.len();
+    let described = format!(
+        "{files} files, one Redis, {IN_FLIGHT} questions at a time of {HANDLES} handles; Redis alone \
+         answers {:.0} k such lookups/s in pipelines",
+        limit / 1e3
+    );
+    let mut benches = SERVERS.map(|count| {
+        let sides = ["stat of one path", GET].map(Side::new);
+        Bench::new(format!("{count} servers"), &described, "paths/s", sides, Bar::None)
+    });
     for round in 0..=settings.runs() {
         for (bench, count) in benches.iter_mut().zip(SERVERS) {
             let measured = setup.ask((count, HANDLES), 1, requests)?;
@@ -219,5 +197,5 @@ pub(super) fn servers(settings: &Settings) -> Result<Vec<Bench>> {
         let file = folder.join("servers.svg");
         std::fs::write(&file, svg).with_context(|| format!("write {}", file.display()))?;
     }
-    Ok(benches)
+    Ok(benches.into())
 }

@@ -8,13 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use dl_runtime::{Clock, Random, SeededRandom, SystemClock};
 use dl_store::{ByteRange, Key, ObjectRange, Store, Throttle, ThrottleStore, TierStore};
-use tokio::runtime::Runtime;
 
-use crate::measure::{Bar, Bench, Side, Stopwatch};
-use crate::setup::{Settings, bytes};
+use crate::measure::{Bar, Bench, in_turns, time};
+use crate::setup::{Settings, bytes, runtime};
 
 const CHUNK: u64 = 4 << 20;
 const RANGE: u64 = 4096;
@@ -31,67 +30,28 @@ type Request = Vec<ObjectRange>;
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let (chunks, requests) = (settings.scaled(64), settings.scaled(4_000));
-    let rig = Rig::new(settings, chunks)?;
-    let warmed = rig.tier.counts().misses;
-    let [ours, theirs] = rig.compare(settings.runs(), |round| wanted(chunks, requests, round))?;
-    let misses = rig.tier.counts().misses - warmed;
+    // Dropped after the stores.
+    let runtime = runtime()?;
+    let clock = Arc::new(SystemClock::new());
+    let (tier, alone) = runtime.block_on(stores(settings, chunks, clock))?;
+    let warmed = tier.counts().misses;
+    let names = ["fast store, warm, before a store of 20 ms and 50 MB/s", "the fast store alone"];
+    let sides = in_turns(settings.runs(), names, |round| {
+        let requests = wanted(chunks, requests, round)?;
+        let ranges: usize = requests.iter().map(Vec::len).sum();
+        let rate = |store: &dyn Store| {
+            let ((), seconds) = time(|| runtime.block_on(read(store, &requests)))?;
+            anyhow::Ok(ranges as f64 / seconds)
+        };
+        Ok([rate(&tier)?, rate(&*alone)?])
+    })?;
+    let misses = tier.counts().misses - warmed;
     ensure!(misses == 0, "{misses} ranges came from the slow store");
-    let what = "fast store, warm, before a store of 20 ms and 50 MB/s".to_owned();
-    Ok(vec![Bench {
-        name: "tier".to_owned(),
-        settings: format!(
-            "{requests} requests of {TOGETHER} random ranges of 4 KiB in {chunks} chunks of 4 MiB, \
-             one after the other"
-        ),
-        unit: "ranges/s",
-        ours: Side { what, samples: ours },
-        theirs: Side { what: "the fast store alone".to_owned(), samples: theirs },
-        bar: Bar::AtLeastTimes(0.9),
-    }])
-}
-
-/// A tier that has all chunks in its fast store, and another such store.
-struct Rig {
-    tier: TierStore,
-    alone: Arc<dyn Store>,
-    /// Dropped after what runs on it.
-    runtime: Runtime,
-}
-
-impl Rig {
-    fn new(settings: &Settings, chunks: u32) -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .context("start the threads of the stores")?;
-        let clock = Arc::new(SystemClock::new());
-        let (tier, alone) = runtime.block_on(stores(settings, chunks, clock))?;
-        Ok(Self { tier, alone, runtime })
-    }
-
-    /// Lets both stores read the requests of each round in turns; gives the ranges a second of each.
-    fn compare(
-        &self,
-        runs: usize,
-        wanted: impl Fn(u64) -> Result<Vec<Request>>,
-    ) -> Result<[Vec<f64>; 2]> {
-        let (stopwatch, mut rates) = (Stopwatch::new(), [Vec::new(), Vec::new()]);
-        for round in 0..=runs {
-            let requests = wanted(round as u64)?;
-            let ranges: usize = requests.iter().map(Vec::len).sum();
-            let sides: [&dyn Store; 2] = [&self.tier, &*self.alone];
-            for (store, rates) in sides.into_iter().zip(&mut rates) {
-                let ((), seconds) =
-                    stopwatch.time(|| self.runtime.block_on(read(store, &requests)))?;
-                // The first round warms up.
-                if round > 0 {
-                    rates.push(ranges as f64 / seconds);
-                }
-            }
-        }
-        Ok(rates)
-    }
+    let settings = format!(
+        "{requests} requests of {TOGETHER} random ranges of 4 KiB in {chunks} chunks of 4 MiB, one \
+         after the other"
+    );
+    Ok(vec![Bench::new("tier", settings, "ranges/s", sides, Bar::AtLeastTimes(0.9))])
 }
 
 async fn stores(

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::measure::{Bar, Bench, Side, Stopwatch};
+use crate::measure::{Bar, Bench, in_turns, time};
 use crate::setup::{Server, Settings, Tree, dlcmd, finish, shell};
 
 pub(super) fn put_small(settings: &Settings) -> Result<Vec<Bench>> {
@@ -31,30 +31,25 @@ fn put(settings: &Settings, tree: &Tree, name: &str, what: String, bar: Bar) -> 
     let data = settings.on_disk(name);
     let server = Server::start(&data)?;
     let archive = settings.on_disk("archive.tar");
-    let mut ours = Side::new("dlcmd put, durable");
-    let mut theirs = Side::new("tar cf, then sync of the archive");
-    let stopwatch = Stopwatch::new();
     // The first round only brings the source into the page cache.
-    for round in 0..=settings.runs() {
+    let names = ["dlcmd put, durable", "tar cf, then sync of the archive"];
+    let sides = in_turns(settings.runs(), names, |round| {
         let mut put = dlcmd(&server)?;
         put.arg("put").arg(&tree.root).arg(format!("dl://run{round}"));
         // Earlier writes must not count on a side of the ratio.
         rustix::fs::sync();
-        let (_, putting) = stopwatch.time(|| finish(&mut put))?;
+        let (_, putting) = time(|| finish(&mut put))?;
         rustix::fs::sync();
         let mut tar = shell(TAR, [archive.as_path(), &tree.root]);
-        let (_, packing) = stopwatch.time(|| finish(&mut tar))?;
+        let (_, packing) = time(|| finish(&mut tar))?;
         remove_file(&archive)?;
-        if round > 0 {
-            ours.samples.push(putting);
-            theirs.samples.push(packing);
-        }
         finish(dlcmd(&server)?.args(["delete-dataset", &format!("dl://run{round}")]))?;
-    }
+        Ok([putting, packing])
+    })?;
     drop(server);
     remove_dir_all(&data)?;
     let settings = format!("{what}; one dlserver on the same machine");
-    Ok(vec![Bench { name: name.to_owned(), settings, unit: "s", ours, theirs, bar }])
+    Ok(vec![Bench::new(name, settings, "s", sides, bar)])
 }
 
 /// Starts a server with the small tree in dataset `small`.
@@ -70,51 +65,38 @@ pub(super) fn get(settings: &Settings) -> Result<Vec<Bench>> {
     let archive = settings.on_disk("archive.tar");
     finish(&mut shell(TAR, [archive.as_path(), &tree.root]))?;
     let target = settings.in_memory("got");
-    let mut ours = Side::new("dlcmd get");
-    let mut theirs = Side::new("tar xf");
-    let stopwatch = Stopwatch::new();
-    for round in 0..=settings.runs() {
+    let sides = in_turns(settings.runs(), ["dlcmd get", "tar xf"], |_| {
         let mut get = dlcmd(&server)?;
         get.args(["get", "dl://small"]).arg(&target);
-        let (_, getting) = stopwatch.time(|| finish(&mut get))?;
+        let (_, getting) = time(|| finish(&mut get))?;
         remove_dir_all(&target)?;
         create_dir(&target)?;
         let mut tar = Command::new("tar");
         tar.arg("xf").arg(&archive).arg("-C").arg(&target);
-        let (_, unpacking) = stopwatch.time(|| finish(&mut tar))?;
+        let (_, unpacking) = time(|| finish(&mut tar))?;
         remove_dir_all(&target)?;
-        if round > 0 {
-            ours.samples.push(getting);
-            theirs.samples.push(unpacking);
-        }
-    }
+        Ok([getting, unpacking])
+    })?;
     remove_file(&archive)?;
     let settings = format!("{} files of 4 KiB into a tmpfs, sources warm", tree.files());
-    let (name, bar) = ("get".to_owned(), Bar::AtMostTimes(1.0));
-    Ok(vec![Bench { name, settings, unit: "s", ours, theirs, bar }])
+    Ok(vec![Bench::new("get", settings, "s", sides, Bar::AtMostTimes(1.0))])
 }
 
 pub(super) fn ls(settings: &Settings) -> Result<Vec<Bench>> {
     let (server, tree) = with_small(settings, "ls")?;
-    let mut ours = Side::new("dlcmd ls -lR");
-    let mut theirs = Side::new("ls -lR of the source tree, warm");
-    let stopwatch = Stopwatch::new();
     let listing = settings.in_memory("listing");
-    for round in 0..=settings.runs() {
-        let mut listed = dlcmd(&server)?;
-        listed.args(["ls", "-lR", "dl://small"]);
-        let (_, listing_ours) = stopwatch.time(|| to_file(&mut listed, &listing))?;
-        let mut listed = Command::new("ls");
-        listed.arg("-lR").arg(&tree.root);
-        let (_, listing_theirs) = stopwatch.time(|| to_file(&mut listed, &listing))?;
-        if round > 0 {
-            ours.samples.push(listing_ours);
-            theirs.samples.push(listing_theirs);
-        }
-    }
+    let names = ["dlcmd ls -lR", "ls -lR of the source tree, warm"];
+    let sides = in_turns(settings.runs(), names, |_| {
+        let mut ours = dlcmd(&server)?;
+        ours.args(["ls", "-lR", "dl://small"]);
+        let mut theirs = Command::new("ls");
+        theirs.arg("-lR").arg(&tree.root);
+        let (_, listing_ours) = time(|| to_file(&mut ours, &listing))?;
+        let (_, listing_theirs) = time(|| to_file(&mut theirs, &listing))?;
+        Ok([listing_ours, listing_theirs])
+    })?;
     let settings = format!("{} files, into a file in a tmpfs", tree.files());
-    let (name, bar) = ("ls".to_owned(), Bar::AtMost(0.5));
-    Ok(vec![Bench { name, settings, unit: "s", ours, theirs, bar }])
+    Ok(vec![Bench::new("ls", settings, "s", sides, Bar::AtMost(0.5))])
 }
 
 fn to_file(command: &mut Command, file: &Path) -> Result<()> {

@@ -3,6 +3,7 @@
 //! Must hold: every run uses a new agent, and so untouched memory. The other side reads the same
 //! files in the same order from the same server.
 
+use std::net::Ipv4Addr;
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::thread::sleep;
@@ -13,9 +14,9 @@ use dl_store::Throttle;
 use libdiesel::agent::{Arena, Shape};
 
 use super::node::{Node, put};
-use super::reader::{AgentReader, Command, ReaderProcess};
+use super::reader::{AgentReader, Command, ReaderProcess, epoch, together};
 use super::{BYTES, runs};
-use crate::measure::{Bar, Bench, Side, Stopwatch};
+use crate::measure::{Bar, Bench, Side, add, in_turns, time};
 use crate::setup::{Server, Settings, SlowServer, take_from_the_host};
 
 const LENGTH: usize = 4 << 10;
@@ -54,73 +55,53 @@ fn room(files: u32) -> u64 {
 
 /// First epoch of four processes, beside the same order straight from the server.
 fn epochs(settings: &Settings, server: &str, folder: &Path, files: u32) -> Result<Vec<Bench>> {
-    let mut shared = Side::new("through a new agent, policy on-demand");
-    let mut straight = Side::new("straight from the server");
-    let mut reads = Side::new("chunks and files that the server was asked for");
-    let mut chunks = Side::new("chunks");
-    let stopwatch = Stopwatch::new();
-    for round in 0..=runs(settings) {
+    let names = [
+        "through a new agent, policy on-demand",
+        "straight from the server",
+        "chunks and files that the server was asked for",
+        "chunks",
+    ];
+    let sides = in_turns(runs(settings), names, |round| {
         take_from_the_host(files as usize * LENGTH);
         let node = Node::start("epoch", server, DATASET, folder, room(files), "on-demand")?;
         let of_node = node.reader(LENGTH, 0);
         let past_node = AgentReader { task: None, ..of_node.clone() };
-        let mut rates = Vec::new();
-        for reader in [of_node, past_node] {
+        let [shared, straight] = [of_node, past_node].map(|reader| {
             let readers = (0..PROCESSES).map(|_| ReaderProcess::start(&reader));
             let mut readers = readers.collect::<Result<Vec<_>>>()?;
             // The answer comes from a ready process.
-            for reader in &mut readers {
-                reader.run(Command::Ready)?;
-            }
-            let (read, seconds) = stopwatch.time(|| epoch(&mut readers, round as u64))?;
+            together(&mut readers, Command::Ready)?;
+            let (read, seconds) = time(|| epoch(&mut readers, round, GROUP))?;
             ensure!(read == u64::from(files), "the readers read {read} files");
-            rates.push(read as f64 / seconds);
-        }
-        if round == 0 {
-            continue;
-        }
-        for (side, rate) in [&mut shared, &mut straight].into_iter().zip(rates) {
-            side.samples.push(rate);
-        }
+            Ok(read as f64 / seconds)
+        });
         let status = node.status()?;
-        reads.samples.push(status.store_reads() as f64);
-        chunks.samples.push(status.chunks as f64);
-    }
+        Ok([shared?, straight?, status.store_reads() as f64, status.chunks as f64])
+    })?;
+    let [shared, straight, reads, chunks] = sides;
     let settings = format!(
         "{files} files of 4 KiB, {PROCESSES} processes with a quarter each of one order, groups of \
          {GROUP} chunks, the server on the same cores"
     );
-    let bench = |name: &str, unit, ours, theirs, bar| Bench {
-        name: format!("agent {name}"),
-        settings: settings.clone(),
-        unit,
-        ours,
-        theirs,
-        bar,
+    let bench = |name: &str, unit, sides, bar| {
+        Bench::new(format!("agent {name}"), &settings, unit, sides, bar)
     };
     Ok(vec![
-        bench("first epoch", "files/s", shared, straight, Bar::AtLeastTimes(0.95)),
-        bench("first epoch, store reads", "reads", reads, chunks, Bar::AtMostTimes(1.02)),
+        bench("first epoch", "files/s", [shared, straight], Bar::AtLeastTimes(0.95)),
+        bench("first epoch, store reads", "reads", [reads, chunks], Bar::AtMostTimes(1.02)),
     ])
-}
-
-/// Runs an epoch, one share for each process; returns the number of files.
-fn epoch(readers: &mut [ReaderProcess], epoch: u64) -> Result<u64> {
-    for (rank, reader) in (0..).zip(readers.iter_mut()) {
-        reader.send(Command::Epoch { epoch, rank, world: PROCESSES, group: GROUP, rest: 0 })?;
-    }
-    readers.iter_mut().try_fold(0, |files, reader| Ok(files + reader.answer()?.files))
 }
 
 /// Fill of a whole dataset, beside a copy of as many bytes into fresh memory.
 fn oneshot(settings: &Settings, server: &str, folder: &Path, files: u32) -> Result<Bench> {
-    let mut ours = Side::new("dlcmd agent start --policy oneshot, until all is there");
-    let mut theirs = Side::new("memcpy into a new memfd, one thread");
-    let stopwatch = Stopwatch::new();
+    let names = [
+        "dlcmd agent start --policy oneshot, until all is there",
+        "memcpy into a new memfd, one thread",
+    ];
     let mut source = Vec::new();
-    for round in 0..=runs(settings) {
+    let sides = in_turns(runs(settings), names, |_| {
         take_from_the_host(files as usize * LENGTH);
-        let (node, filling) = stopwatch.time(|| {
+        let (node, filling) = time(|| {
             let node = Node::start("oneshot", server, DATASET, folder, room(files), "oneshot")?;
             node.wait()?;
             Ok(node)
@@ -128,21 +109,16 @@ fn oneshot(settings: &Settings, server: &str, folder: &Path, files: u32) -> Resu
         let status = node.status()?;
         drop(node);
         let chunk = status.bytes_from_servers.div_ceil(status.chunks) as u32;
-        if source.is_empty() {
-            source = vec![1; status.chunks as usize * chunk as usize];
-        }
+        source.resize(status.chunks as usize * chunk as usize, 1);
         take_from_the_host(files as usize * LENGTH);
-        let ((), copying) = stopwatch.time(|| copy(&source, chunk))?;
-        if round > 0 {
-            ours.samples.push(status.bytes_from_servers as f64 / filling / 1e6);
-            theirs.samples.push(source.len() as f64 / copying / 1e6);
-        }
-    }
+        let ((), copying) = time(|| copy(&source, chunk))?;
+        let rates = [status.bytes_from_servers as f64 / filling, source.len() as f64 / copying];
+        Ok(rates.map(|rate| rate / 1e6))
+    })?;
     let settings = format!(
         "{files} files of 4 KiB, the start of the agent included, the server on the same cores"
     );
-    let (name, bar) = ("agent oneshot fill".to_owned(), Bar::AtLeastTimes(0.80));
-    Ok(Bench { name, settings, unit: "MB/s", ours, theirs, bar })
+    Ok(Bench::new("agent oneshot fill", settings, "MB/s", sides, Bar::AtLeastTimes(0.80)))
 }
 
 /// Copies chunks into new memory.
@@ -158,7 +134,7 @@ fn copy(source: &[u8], chunk: u32) -> Result<()> {
 /// First reads of absent chunks from a slow store.
 fn first_reads(settings: &Settings) -> Result<Bench> {
     let folder = settings.on_disk("agent-first");
-    let server = SlowServer::start(IN_FLIGHT)?;
+    let server = SlowServer::start(Ipv4Addr::LOCALHOST, IN_FLIGHT)?;
     let files = settings.scaled(FIRST_BYTES) / LENGTH as u32;
     put(&server.address, DATASET, files, LENGTH)?;
     let node = Node::start("first", &server.address, DATASET, &folder, room(files), "on-demand")?;
@@ -169,8 +145,8 @@ fn first_reads(settings: &Settings) -> Result<Bench> {
     past.run(Command::Ready)?;
     server.set_throttle(SLOW);
     let chunks = node.status()?.chunks as usize;
-    let mut ours = Side::new("get_into through the agent");
-    let mut theirs = Side::new("the same straight from the server");
+    let mut sides =
+        ["get_into through the agent", "the same straight from the server"].map(Side::new);
     let rounds = runs(settings);
     for (round, number) in
         (0..=rounds).flat_map(|round| (0..FIRST_READS).map(move |of| (round, of)))
@@ -182,18 +158,15 @@ fn first_reads(settings: &Settings) -> Result<Bench> {
         let command = Command::First { chunk: at * (chunks / ((rounds + 1) * FIRST_READS)).max(1) };
         let answers = [through.run(command)?, quiet(&node).and_then(|()| past.run(command))?];
         if round > 0 {
-            for (side, answer) in [&mut ours, &mut theirs].into_iter().zip(answers) {
-                side.samples.push(answer.seconds * 1e3);
-            }
+            add(&mut sides, answers.map(|answer| answer.seconds * 1e3));
         }
     }
     let settings = format!(
         "one file of 4 KiB from the middle of each of {} absent chunks, a store with 20 ms and \
          50 MB/s",
-        ours.samples.len()
+        sides[0].samples.len()
     );
-    let (name, bar) = ("agent first read".to_owned(), Bar::AtMostTimes(1.5));
-    Ok(Bench { name, settings, unit: "ms", ours, theirs, bar })
+    Ok(Bench::new("agent first read", settings, "ms", sides, Bar::AtMostTimes(1.5)))
 }
 
 /// Waits until the agent has no running fetch.

@@ -8,7 +8,7 @@ use super::memcached::Listener;
 use super::node::{Node, put};
 use super::reader::{AgentReader, Answer, BATCH, Command, Kind, ReaderProcess, together};
 use super::{BYTES, runs};
-use crate::measure::{Bar, Bench, Side};
+use crate::measure::{Bar, Bench, Side, add};
 use crate::setup::{Server, Settings, memcached_at};
 
 /// Duration of a turn of one side, and turns of a run.
@@ -102,10 +102,8 @@ impl Setup {
     }
 
     fn bench(&self, name: &str, unit: &'static str, sides: [Side; 2], bar: f64) -> Bench {
-        let [ours, theirs] = sides;
         let name = format!("agent {} KiB, {name}", self.length >> 10);
-        let (settings, bar) = (self.settings.clone(), Bar::AtLeastTimes(bar));
-        Bench { name, settings, unit, ours, theirs, bar }
+        Bench::new(name, &self.settings, unit, sides, Bar::AtLeastTimes(bar))
     }
 
     /// Measures both sides of each row in one process, in turns.
@@ -126,9 +124,7 @@ impl Setup {
                         sums[side] += reader.run(Command::Read(kinds[side], MILLISECONDS))?;
                     }
                 }
-                for (side, sum) in sides.iter_mut().zip(sums) {
-                    side.samples.push(sum.rate());
-                }
+                add(&mut sides, sums.map(Answer::rate));
             }
             benches.push(self.bench(row.name, "files/s", sides, row.bar));
         }
@@ -153,15 +149,11 @@ impl Setup {
                     let command = Command::Read(kinds[side], MILLISECONDS);
                     let [alone, both] = &mut sums[side];
                     *alone += readers[turn / 2 % 2].run(command)?;
-                    let mut answers = together(&mut readers, command)?;
-                    *both += answers.remove(0);
-                    *both += answers.remove(0);
+                    together(&mut readers, command)?.into_iter().for_each(|answer| *both += answer);
                 }
             }
-            for (side, [alone, both]) in sides.iter_mut().zip(sums) {
-                // Each process reads for the whole duration.
-                side.samples.push(2.0 * both.rate() / alone.rate());
-            }
+            // Each process reads for the whole duration.
+            add(&mut sides, sums.map(|[alone, both]| 2.0 * both.rate() / alone.rate()));
         }
         Ok(self.bench("two workers", "x", sides, 0.95))
     }

@@ -2,40 +2,20 @@
 //!
 //! Must hold: the client only sends keys and receives answers. Every answer is whole.
 
-use std::convert::Infallible;
-use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use anyhow::{Result, ensure};
 use dl_format::FilePath;
+use serde::{Deserialize, Serialize};
 
 /// Address of a memcached.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Listener {
     Unix(PathBuf),
     Tcp(SocketAddr),
-}
-
-impl Listener {
-    /// Address as a process argument.
-    pub(super) fn argument(&self) -> OsString {
-        match self {
-            Self::Unix(socket) => socket.into(),
-            Self::Tcp(address) => address.to_string().into(),
-        }
-    }
-}
-
-impl FromStr for Listener {
-    type Err = Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(text.parse().map_or_else(|_| Self::Unix(text.into()), Self::Tcp))
-    }
 }
 
 /// A bidirectional connection.

@@ -12,11 +12,12 @@ pub(super) mod reader;
 mod small;
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 
+use super::run_parts;
 use crate::measure::Bench;
 use crate::setup::Settings;
-pub use reader::{AgentReader, read_cached};
+pub(super) use reader::{AgentReader, read_cached};
 
 /// Bytes of a dataset.
 const BYTES: u32 = 2 << 30;
@@ -24,20 +25,9 @@ const BYTES: u32 = 2 << 30;
 /// Least number of runs of each side.
 const RUNS_MIN: usize = 5;
 
-/// Options of the agent workload.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
-pub struct AgentParts {
-    /// Part of the rows; default: all rows
-    part: Option<Part>,
-}
-
-impl AgentParts {
-    pub(super) const ALL: Self = Self { part: None };
-}
-
-/// A part of the rows.
+/// A part of the rows of the agent workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
+pub enum AgentPart {
     /// Reads from a filled cache
     Hot,
     /// Reads while the cache is filled
@@ -46,21 +36,15 @@ enum Part {
     Small,
 }
 
-pub(super) fn run(parts: AgentParts, settings: &Settings) -> Result<Vec<Bench>> {
-    let mut benches = Vec::new();
-    for part in Part::value_variants() {
-        if parts.part.is_none_or(|only| only == *part) {
-            benches.extend(match part {
-                Part::Hot => hot::run(settings)?,
-                Part::Fill => fill::run(settings)?,
-                Part::Small => small::run(settings)?,
-            });
-        }
-    }
-    Ok(benches)
+pub(super) fn run(part: Option<AgentPart>, settings: &Settings) -> Result<Vec<Bench>> {
+    run_parts(part, |part| match part {
+        AgentPart::Hot => hot::run(settings),
+        AgentPart::Fill => fill::run(settings),
+        AgentPart::Small => small::run(settings),
+    })
 }
 
 /// Runs of each side.
-fn runs(settings: &Settings) -> usize {
+pub(super) fn runs(settings: &Settings) -> usize {
     settings.runs().max(RUNS_MIN)
 }

@@ -3,16 +3,17 @@
 //! Must hold: the agent ends with the bench; every wait for the agent ends.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use dl_format::{Attributes, ChunkShape, FilePath};
-use libdiesel::{Client, ConnectOptions, TaskOptions, agent};
+use libdiesel::{Client, ConnectOptions, Dataset, SnapshotCache, TaskOptions, agent};
 use serde::Deserialize;
 
 use super::reader::AgentReader;
-use crate::setup::{bytes, dlcmd_at, finish, within};
+use crate::setup::{bytes, connect, dlcmd_at, finish, within};
 
 /// Limit of the wait for a whole dataset, in steps of [`LOOK`].
 const LOOKS: u32 = 60_000;
@@ -89,8 +90,7 @@ pub(crate) fn put_chunks(
     per_chunk: u32,
     shape: ChunkShape,
 ) -> Result<()> {
-    let options = ConnectOptions { servers: vec![server.to_owned()], ..Default::default() };
-    let writer = Client::connect(options)?.create_dataset(&dataset.parse()?, shape)?;
+    let writer = connect(server)?.create_dataset(&dataset.parse()?, shape)?;
     let data = bytes(length);
     for file in 0..files {
         let folder = 1_440_764 + file / PER_FOLDER * 7;
@@ -102,6 +102,30 @@ pub(crate) fn put_chunks(
         }
     }
     Ok(writer.close()?)
+}
+
+/// Opens a dataset through the agent of a job, or straight from the server.
+pub(crate) fn open(
+    server: &str,
+    dataset: &str,
+    folder: &Path,
+    task: Option<&str>,
+) -> Result<Dataset> {
+    let dataset = dataset.parse()?;
+    if let Some(task) = task {
+        let (options, task) = options(server, task, folder)?;
+        return Ok(
+            Client::connect(ConnectOptions { task: Some(task), ..options })?.dataset(&dataset)?
+        );
+    }
+    let cache = SnapshotCache::new(folder.join("snapshots"), 4 << 30);
+    Ok(connect(server)?.dataset(&dataset)?.with_snapshot(&cache)?)
+}
+
+fn options(server: &str, task: &str, folder: &Path) -> Result<(ConnectOptions, TaskOptions)> {
+    let options = ConnectOptions { servers: vec![server.to_owned()], ..Default::default() };
+    let task = TaskOptions::named(task).context("a legal name")?;
+    Ok((options, TaskOptions { folder: folder.join("run"), ..task }))
 }
 
 impl Node {
@@ -129,8 +153,8 @@ impl Node {
         let (server, folder) = (server.to_owned(), folder.to_owned());
         let namespace = start.namespace.clone();
         let node = Self { server, dataset, folder, task, namespace };
-        let mut command = within(node.namespace.as_deref(), &dlcmd_at(&node.server)?);
-        command.args(["--task", task, "agent", "start", &format!("dl://{dataset}")]);
+        let mut command = node.dlcmd()?;
+        command.args(["start", &format!("dl://{dataset}")]);
         command.args(["--memory", &start.memory.to_string(), "--policy", start.policy]);
         // After a kill of the bench, the agent ends soon by itself.
         command.args(["--idle", "5m"]);
@@ -140,8 +164,6 @@ impl Node {
         if start.has_tls {
             command.args(["--peer-tls", "on"]);
         }
-        command.env("DIESEL_RUNTIME_DIR", node.folder.join("run"));
-        command.env("XDG_CACHE_HOME", node.folder.join("cache"));
         std::fs::create_dir_all(&node.folder)?;
         finish(&mut command)?;
         Ok(node)
@@ -149,12 +171,8 @@ impl Node {
 
     /// Makes the agent fetch the whole dataset, as far as its memory suffices.
     pub(crate) fn prefetch(&self) -> Result<()> {
-        let mut command = within(self.namespace.as_deref(), &dlcmd_at(&self.server)?);
         let dataset = format!("dl://{}", self.dataset);
-        command.args(["--task", self.task, "agent", "prefetch", "--wait", &dataset]);
-        command.env("DIESEL_RUNTIME_DIR", self.folder.join("run"));
-        command.env("XDG_CACHE_HOME", self.folder.join("cache"));
-        finish(&mut command)
+        finish(self.dlcmd()?.args(["prefetch", "--wait", &dataset]))
     }
 
     /// Description of a process that reads files of `length` bytes through the agent.
@@ -166,10 +184,16 @@ impl Node {
     }
 
     fn options(&self) -> Result<(ConnectOptions, TaskOptions)> {
-        let options =
-            ConnectOptions { servers: vec![self.server.clone()], ..ConnectOptions::default() };
-        let task = TaskOptions::named(self.task).context("a legal name")?;
-        Ok((options, TaskOptions { folder: self.folder.join("run"), ..task }))
+        options(&self.server, self.task, &self.folder)
+    }
+
+    /// A dlcmd command about the agent.
+    fn dlcmd(&self) -> Result<Command> {
+        let mut command = within(self.namespace.as_deref(), &dlcmd_at(&self.server)?);
+        command.args(["--task", self.task, "agent"]);
+        command.env("DIESEL_RUNTIME_DIR", self.folder.join("run"));
+        command.env("XDG_CACHE_HOME", self.folder.join("cache"));
+        Ok(command)
     }
 
     pub(crate) fn status(&self) -> Result<Status> {

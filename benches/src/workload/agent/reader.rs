@@ -3,24 +3,22 @@
 //! Must hold: a process times only reads; lists, memory and connections exist before. Both sides
 //! read the files in the same random order.
 
-use std::ffi::OsString;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Write, stdin, stdout};
 use std::ops::Range;
 use std::path::PathBuf;
-use std::process::ChildStdout;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
 use dl_format::FilePath;
 use dl_runtime::{Clock, SystemClock};
-use libdiesel::{Client, ConnectOptions, Dataset, ShuffleOptions, SnapshotCache, TaskOptions};
+use libdiesel::{Dataset, ShuffleOptions};
 use serde::{Deserialize, Serialize};
 
 use super::memcached::{Connection, Listener};
+use super::node::open;
 use super::plain::Plain;
-use crate::setup::{Process, shuffle, start_own};
+use crate::setup::{OwnProcess, answer, commands, shuffle};
+use crate::workload::Role;
 
 /// Files of a batch.
 pub(crate) const BATCH: usize = 64;
@@ -29,60 +27,22 @@ pub(crate) const BATCH: usize = 64;
 const SEED: u64 = 7;
 
 /// One process that reads a dataset.
-#[derive(Debug, Clone, Args)]
-pub struct AgentReader {
-    /// Address of the server
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct AgentReader {
+    /// Address of the server.
     pub(crate) server: String,
-    /// Name of the dataset
     pub(crate) dataset: String,
-    /// Folder of the agent's sockets and of the snapshots
+    /// Folder of the agent's sockets and of the snapshots.
     pub(crate) folder: PathBuf,
-    /// Length of each file in bytes
+    /// Length of each file in bytes.
     pub(crate) length: usize,
-    /// Seed of the order
+    /// Seed of the order.
     pub(crate) seed: u64,
-    /// Job of the agent; default: read from the server
-    #[arg(long)]
+    /// Job of the agent; `None` to read from the server.
     pub(crate) task: Option<String>,
-    /// Socket or address of a memcached
-    #[arg(long)]
     pub(crate) memcached: Option<Listener>,
-    /// Network namespace of the process
-    #[arg(skip)]
+    /// Network namespace of the process.
     pub(crate) namespace: Option<String>,
-}
-
-impl AgentReader {
-    /// Description as process arguments.
-    fn arguments(&self) -> Vec<OsString> {
-        let mut arguments: Vec<OsString> =
-            ["agent-reader", &self.server, &self.dataset].map(OsString::from).into();
-        arguments.push(self.folder.clone().into());
-        arguments.extend([self.length.to_string(), self.seed.to_string()].map(OsString::from));
-        if let Some(task) = &self.task {
-            arguments.extend(["--task", task].map(OsString::from));
-        }
-        if let Some(memcached) = &self.memcached {
-            arguments.extend(["--memcached".into(), memcached.argument()]);
-        }
-        arguments
-    }
-
-    /// Opens the dataset for the reads.
-    fn open(&self) -> Result<Dataset> {
-        let task = self.task.as_deref().map(|name| {
-            let task = TaskOptions::named(name).context("a legal name")?;
-            anyhow::Ok(TaskOptions { folder: self.folder.join("run"), ..task })
-        });
-        let servers = vec![self.server.clone()];
-        let options = ConnectOptions { servers, task: task.transpose()?, ..Default::default() };
-        let dataset = Client::connect(options)?.dataset(&self.dataset.parse()?)?;
-        if self.task.is_some() {
-            return Ok(dataset);
-        }
-        let cache = SnapshotCache::new(self.folder.join("snapshots"), 4 << 30);
-        Ok(dataset.with_snapshot(&cache)?)
-    }
 }
 
 /// Kind of a read.
@@ -166,47 +126,41 @@ impl std::ops::AddAssign for Answer {
 
 /// A process that waits for commands.
 #[derive(Debug)]
-pub(crate) struct ReaderProcess(Process, BufReader<ChildStdout>);
+pub(crate) struct ReaderProcess(OwnProcess);
 
 impl ReaderProcess {
     pub(crate) fn start(reader: &AgentReader) -> Result<Self> {
-        let arguments = reader.arguments();
-        let (process, stdout) =
-            start_own(reader.namespace.as_deref(), arguments.iter().map(OsString::as_os_str))?;
-        Ok(Self(process, stdout))
-    }
-
-    pub(crate) fn send(&mut self, command: Command) -> Result<()> {
-        let stdin = self.0.0.stdin.as_mut().context("take its input")?;
-        Ok(writeln!(stdin, "{}", serde_json::to_string(&command)?)?)
-    }
-
-    pub(crate) fn answer(&mut self) -> Result<Answer> {
-        let mut line = String::new();
-        self.1.read_line(&mut line)?;
-        serde_json::from_str(&line).context("a process that reads has failed")
+        let namespace = reader.namespace.as_deref();
+        Ok(Self(OwnProcess::start(namespace, &Role::Read(reader.clone()))?))
     }
 
     pub(crate) fn run(&mut self, command: Command) -> Result<Answer> {
-        self.send(command)?;
-        self.answer()
+        self.0.send(command)?;
+        self.0.answer()
     }
 }
 
 /// Sends the same command to all readers at the same time.
 pub(crate) fn together(readers: &mut [ReaderProcess], command: Command) -> Result<Vec<Answer>> {
-    readers.iter_mut().try_for_each(|reader| reader.send(command))?;
-    readers.iter_mut().map(ReaderProcess::answer).collect()
+    readers.iter_mut().try_for_each(|reader| reader.0.send(command))?;
+    readers.iter_mut().map(|reader| reader.0.answer()).collect()
+}
+
+/// Reads an epoch, one share for each process; returns the number of files.
+pub(crate) fn epoch(readers: &mut [ReaderProcess], epoch: u64, group: u32) -> Result<u64> {
+    let world = readers.len() as u32;
+    for (rank, reader) in (0..).zip(readers.iter_mut()) {
+        reader.0.send(Command::Epoch { epoch, rank, world, group, rest: 0 })?;
+    }
+    let answers = readers.iter_mut().map(|reader| reader.0.answer::<Answer>());
+    answers.map(|answer| Ok(answer?.files)).sum()
 }
 
 /// Body of a process: executes the commands of its input until the input ends.
-///
-/// # Errors
-/// A command fails.
-pub fn read_cached(reader: &AgentReader) -> Result<()> {
+pub(crate) fn read_cached(reader: &AgentReader) -> Result<()> {
     let mut state = State::new(reader)?;
-    for line in stdin().lines() {
-        let answer = match serde_json::from_str(&line?)? {
+    for command in commands() {
+        answer(match command? {
             Command::Ready => Answer::default(),
             Command::Prepare(kind) => {
                 state.prepare(kind, reader)?;
@@ -224,8 +178,7 @@ pub fn read_cached(reader: &AgentReader) -> Result<()> {
                 let options = ShuffleOptions::new(SEED, epoch, group).of_worker(0, step, 1);
                 state.epoch(options, Duration::ZERO)?
             }
-        };
-        writeln!(stdout(), "{}", serde_json::to_string(&answer)?)?;
+        })?;
     }
     Ok(())
 }
@@ -279,7 +232,8 @@ impl Passes {
 
 impl State {
     fn new(reader: &AgentReader) -> Result<Self> {
-        let dataset = reader.open()?;
+        let dataset =
+            open(&reader.server, &reader.dataset, &reader.folder, reader.task.as_deref())?;
         let files = dataset.snapshot().context("there is a snapshot")?.files();
         let mut order: Vec<u32> = (0..files).collect();
         shuffle(&mut order, reader.seed);

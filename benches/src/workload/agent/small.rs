@@ -3,6 +3,7 @@
 //! Must hold: the epochs of one cache follow without a pause, because the agent would fetch ahead
 //! in it. The first epoch fills the cache and does not count.
 
+use std::net::Ipv4Addr;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
@@ -12,7 +13,7 @@ use dl_store::Throttle;
 use super::BYTES;
 use super::node::{Node, put};
 use super::reader::{BATCH, Command, ReaderProcess};
-use crate::measure::{Bar, Bench, Side};
+use crate::measure::{Bar, Bench, Side, in_turns};
 use crate::setup::{Settings, SlowServer};
 
 const LENGTH: usize = 4 << 10;
@@ -59,7 +60,7 @@ struct Whole {
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let folder = settings.on_disk("agent-small");
-    let server = SlowServer::start(IN_FLIGHT)?;
+    let server = SlowServer::start(Ipv4Addr::LOCALHOST, IN_FLIGHT)?;
     let files = settings.scaled(BYTES) / LENGTH as u32;
     put(&server.address, DATASET, files, LENGTH)?;
     let setup = Setup { settings, server, folder, files };
@@ -82,13 +83,9 @@ impl Setup<'_> {
         let node = self.node("whole", memory, "oneshot")?;
         node.wait()?;
         let mut reader = ReaderProcess::start(&node.reader(LENGTH, 0))?;
-        let mut rates = Side::new("all chunks in memory");
-        for number in 0..=self.settings.runs() {
-            let rate = epoch(&mut reader, number)?;
-            if number > 0 {
-                rates.samples.push(rate);
-            }
-        }
+        let [rates] = in_turns(self.settings.runs(), ["all chunks in memory"], |number| {
+            Ok([epoch(&mut reader, number)?])
+        })?;
         let status = node.status()?;
         ensure!(status.misses == 0, "the dataset was not cached: {status:?}");
         let slot = status.memory_used / status.chunks_present;
@@ -106,21 +103,19 @@ impl Setup<'_> {
         let store = cached.median() * LENGTH as f64 * row.store;
         let bytes_per_second = NonZeroU64::new(store as u64);
         self.server.set_throttle(Throttle { bytes_per_second, ..Throttle::default() });
-        let mut ours = Side::new("the cache of a part, from the second epoch on");
-        let mut reads = Side::new("chunks and files read from the store in an epoch");
-        let mut bound = Side::new("chunks that are not cached, two groups and 1 %");
+        let names = [
+            "the cache of a part, from the second epoch on",
+            "chunks and files read from the store in an epoch",
+            "chunks that are not cached, two groups and 1 %",
+        ];
+        let missing = (chunks - slots) as f64 + f64::from(2 * GROUP);
         let mut before = 0;
-        for number in 0..=self.settings.runs() {
+        let [ours, reads, bound] = in_turns(self.settings.runs(), names, |number| {
             let rate = epoch(&mut reader, number)?;
             let after = node.status()?.store_reads();
-            if number > 0 {
-                ours.samples.push(rate);
-                reads.samples.push((after - before) as f64);
-                let missing = (chunks - slots) as f64 + f64::from(2 * GROUP);
-                bound.samples.push(missing + *chunks as f64 / 100.0);
-            }
-            before = after;
-        }
+            let reads = (after - std::mem::replace(&mut before, after)) as f64;
+            Ok([rate, reads, missing + *chunks as f64 / 100.0])
+        })?;
         let settings = format!(
             "{} files of 4 KiB in {chunks} chunks, groups of {GROUP} chunks, {slots} slots; one \
              reader that rests for {REST} us after each {BATCH} files, so that it takes {:.0} MB/s \
@@ -129,25 +124,19 @@ impl Setup<'_> {
             cached.median() * LENGTH as f64 / 1e6,
             store / 1e6,
         );
-        let bench = |name: &str, unit, ours, theirs, bar| Bench {
-            name: format!("agent {}{name}", row.name),
-            settings: settings.clone(),
-            unit,
-            ours,
-            theirs,
-            bar,
+        let bench = |name: &str, unit, sides, bar| {
+            Bench::new(format!("agent {}{name}", row.name), &settings, unit, sides, bar)
         };
         let bar = if row.cached == 0.25 { Bar::AtMostTimes(1.0) } else { Bar::None };
         Ok([
-            bench("", "files/s", ours, cached.clone(), Bar::AtLeastTimes(row.bar)),
-            bench(", store reads", "reads", reads, bound, bar),
+            bench("", "files/s", [ours, cached.clone()], Bar::AtLeastTimes(row.bar)),
+            bench(", store reads", "reads", [reads, bound], bar),
         ])
     }
 }
 
 /// Reads an epoch; returns files a second.
-fn epoch(reader: &mut ReaderProcess, number: usize) -> Result<f64> {
-    let epoch = number as u64;
+fn epoch(reader: &mut ReaderProcess, epoch: u64) -> Result<f64> {
     let command = Command::Epoch { epoch, rank: 0, world: 1, group: GROUP, rest: REST };
     Ok(reader.run(command)?.rate())
 }

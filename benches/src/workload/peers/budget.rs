@@ -5,11 +5,11 @@
 
 use anyhow::{Result, ensure};
 
-use super::cluster::{Cluster, FILES, Job, LENGTH, memory, put_files};
+use super::cluster::{Cluster, FILES, Job, memory, put_files};
 use crate::measure::{Bar, Bench, Side};
 use crate::setup::{Server, Settings};
 use crate::workload::agent::node::Start;
-use crate::workload::agent::reader::{Command, ReaderProcess};
+use crate::workload::agent::reader::{self, ReaderProcess};
 
 const DATASET: &str = "peers-budget";
 const NODES: usize = 4;
@@ -25,33 +25,16 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let server = Server::start(&folder.join("data"))?;
     let files = settings.scaled(FILES);
     put_files(&server.address, DATASET, files)?;
-    let job = Job {
-        task: "budget",
-        server: &server.address,
-        dataset: DATASET,
-        folder: &folder,
-        nodes: NODES,
-        network: None,
-    };
+    let job = Job::new("budget", &server.address, DATASET, &folder, NODES);
     Ok(vec![whole(settings, &job, files)?, half(settings, &job, files)?])
 }
 
 /// Reads an epoch, one share for each node; returns the store reads.
 fn epoch(cluster: &Cluster, readers: &mut [ReaderProcess], epoch: u64, files: u32) -> Result<u64> {
     let before = cluster.store_reads()?;
-    for (rank, reader) in (0..).zip(readers.iter_mut()) {
-        reader.send(Command::Epoch { epoch, rank, world: NODES as u32, group: GROUP, rest: 0 })?;
-    }
-    let mut read = 0;
-    for reader in readers {
-        read += reader.answer()?.files;
-    }
+    let read = reader::epoch(readers, epoch, GROUP)?;
     ensure!(read == u64::from(files), "the readers read {read} files");
     Ok(cluster.store_reads()? - before)
-}
-
-fn readers(cluster: &Cluster) -> Result<Vec<ReaderProcess>> {
-    cluster.nodes.iter().map(|node| ReaderProcess::start(&node.reader(LENGTH, 0))).collect()
 }
 
 /// Four nodes with memory for more than the dataset: only the first epoch reads the store.
@@ -63,7 +46,7 @@ fn whole(settings: &Settings, job: &Job<'_>, files: u32) -> Result<Bench> {
         let start =
             Start { memory: memory(files, 1.3, NODES), policy: "on-demand", ..Start::default() };
         let cluster = job.start(&start)?;
-        let mut readers = readers(&cluster)?;
+        let mut readers = cluster.readers()?;
         theirs.samples.push(epoch(&cluster, &mut readers, 0, files)? as f64);
         let before = cluster.peer_reads()?;
         let later = (1..=EPOCHS).map(|number| epoch(&cluster, &mut readers, number, files));
@@ -80,8 +63,8 @@ fn whole(settings: &Settings, job: &Job<'_>, files: u32) -> Result<Bench> {
          agents",
         EPOCHS + 1
     );
-    let (name, bar) = ("peers, all held together".to_owned(), Bar::AtMost(0.0));
-    Ok(Bench { name, settings, unit: "reads", ours, theirs, bar })
+    let name = "peers, all held together";
+    Ok(Bench::new(name, settings, "reads", [ours, theirs], Bar::AtMost(0.0)))
 }
 
 /// Four nodes with memory for a half, with peers and without.
@@ -95,7 +78,7 @@ fn half(settings: &Settings, job: &Job<'_>, files: u32) -> Result<Bench> {
             let start = Start { memory, policy: "on-demand", is_alone, ..Start::default() };
             let cluster = job.start(&start)?;
             chunks = cluster.nodes[0].status()?.chunks;
-            let mut readers = readers(&cluster)?;
+            let mut readers = cluster.readers()?;
             let mut steady = 0;
             for number in 0..FILLING + EPOCHS {
                 let reads = epoch(&cluster, &mut readers, number, files)?;
@@ -109,6 +92,6 @@ fn half(settings: &Settings, job: &Job<'_>, files: u32) -> Result<Bench> {
          {EPOCHS} epochs behind {FILLING} others, groups of {GROUP} chunks, each node reads another \
          random quarter in each epoch"
     );
-    let (name, bar) = ("peers, half held together".to_owned(), Bar::AtMost(0.60));
-    Ok(Bench { name, settings, unit: "of the dataset", ours, theirs, bar })
+    let name = "peers, half held together";
+    Ok(Bench::new(name, settings, "of the dataset", [ours, theirs], Bar::AtMost(0.60)))
 }

@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use crate::setup::Network;
 use crate::workload::agent::node::{Node, Start, Status, put_chunks};
+use crate::workload::agent::reader::ReaderProcess;
 
 /// Files of the dataset, their length, and files of a chunk.
 pub(super) const FILES: u32 = 100_000;
@@ -67,7 +68,18 @@ pub(super) fn memory(files: u32, part: f64, nodes: usize) -> u64 {
     (chunks * part / nodes as f64) as u64 * u64::from(SLOT)
 }
 
-impl Job<'_> {
+impl<'a> Job<'a> {
+    /// A job in this machine's network.
+    pub(super) fn new(
+        task: &'static str,
+        server: &'a str,
+        dataset: &'static str,
+        folder: &'a Path,
+        nodes: usize,
+    ) -> Self {
+        Self { task, server, dataset, folder, nodes, network: None }
+    }
+
     /// Starts the agent of one node.
     pub(super) fn start_node(&self, node: usize, start: &Start) -> Result<Node> {
         let folder = self.folder.join(format!("node{node}"));
@@ -93,6 +105,21 @@ impl Job<'_> {
 }
 
 impl Cluster {
+    /// Starts an agent with the whole dataset, and another with `memory` bytes for chunks.
+    pub(super) fn of_giver_and_taker(job: &Job<'_>, giving: &Start, memory: u64) -> Result<Self> {
+        let giver = job.start_node(0, giving)?;
+        giver.wait()?;
+        let taking = Start { memory, policy: "on-demand", ..giving.clone() };
+        let pair = Self { nodes: vec![giver, job.start_node(1, &taking)?] };
+        pair.wait_for_peers()?;
+        Ok(pair)
+    }
+
+    /// A reader of each node.
+    pub(super) fn readers(&self) -> Result<Vec<ReaderProcess>> {
+        self.nodes.iter().map(|node| ReaderProcess::start(&node.reader(LENGTH, 0))).collect()
+    }
+
     /// Waits until each agent has a connection to each other agent.
     pub(super) fn wait_for_peers(&self) -> Result<()> {
         until("the agents don't find each other", || self.has_all_peers())

@@ -10,10 +10,10 @@ use anyhow::{Result, ensure};
 use dl_store::Throttle;
 
 use super::cluster::{FILES, Job, LENGTH, PER_CHUNK, memory, put_files};
-use crate::measure::{Bar, Bench, Side, Stopwatch};
+use crate::measure::{Bar, Bench, Side, time};
 use crate::setup::{Network, Settings, SlowServer};
 use crate::workload::agent::node::Start;
-use crate::workload::agent::reader::{AgentReader, Command, ReaderProcess};
+use crate::workload::agent::reader::{self, AgentReader, Command, ReaderProcess, together};
 
 const DATASET: &str = "peers-first";
 pub(super) const NODES: usize = 4;
@@ -49,16 +49,12 @@ const MODES: [(Mode, &str); 4] = [
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let Some(network) = Network::start(NODES, LINK)? else { return Ok(Vec::new()) };
     let folder = settings.on_disk("peers-first");
-    let server = SlowServer::start_at(network.address(), IN_FLIGHT)?;
+    let server = SlowServer::start(network.address(), IN_FLIGHT)?;
     let files = settings.scaled(FILES);
     put_files(&server.address, DATASET, files)?;
     let job = Job {
-        task: "first",
-        server: &server.address,
-        dataset: DATASET,
-        folder: &folder,
-        nodes: NODES,
         network: Some(&network),
+        ..Job::new("first", &server.address, DATASET, &folder, NODES)
     };
     server.set_throttle(SLOW);
     let mut sides = MODES.map(|(_, name)| Side::new(name));
@@ -73,13 +69,9 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         files.div_ceil(PER_CHUNK)
     );
     let [straight, alone, peers, oneshot] = sides;
-    let bench = |name: &str, ours, bar| Bench {
-        name: format!("peers first epoch{name}"),
-        settings: settings.clone(),
-        unit: "files/s",
-        ours,
-        theirs: straight.clone(),
-        bar,
+    let bench = |name: &str, ours, bar| {
+        let name = format!("peers first epoch{name}");
+        Bench::new(name, &settings, "files/s", [ours, straight.clone()], bar)
     };
     Ok(vec![
         bench("", peers, Bar::AtLeastTimes(0.95)),
@@ -103,18 +95,10 @@ fn epoch(job: &Job<'_>, mode: Mode, files: u32, number: u64) -> Result<f64> {
         }
     });
     let mut readers = readers.collect::<Result<Vec<_>>>()?;
-    for reader in &mut readers {
-        reader.run(Command::Ready)?;
-    }
+    together(&mut readers, Command::Ready)?;
     // With oneshot, agents begin before their readers.
     let had = cluster.server_chunks()? * u64::from(PER_CHUNK);
-    let (read, seconds) = Stopwatch::new().time(|| {
-        for (rank, reader) in (0..).zip(&mut readers) {
-            let world = job.nodes as u32;
-            reader.send(Command::Epoch { epoch: number, rank, world, group: GROUP, rest: 0 })?;
-        }
-        readers.iter_mut().try_fold(0, |all, reader| Ok(all + reader.answer()?.files))
-    })?;
+    let (read, seconds) = time(|| reader::epoch(&mut readers, number, GROUP))?;
     ensure!(read == u64::from(files), "the readers read {read} files");
     Ok((read - had) as f64 / seconds)
 }

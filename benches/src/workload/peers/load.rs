@@ -13,12 +13,12 @@ use anyhow::{Context, Result, bail};
 use dl_runtime::since_boot;
 use dl_store::Throttle;
 
-use super::cluster::{Cluster, FILES, Job, LENGTH, PER_CHUNK, memory, put_files};
+use super::cluster::{Cluster, FILES, Job, PER_CHUNK, memory, put_files};
 use super::figure::Figure;
 use super::first::{IN_FLIGHT, LINK, NODES};
 use super::loss::{finish_all, instances, kill};
 use super::trace::{PeersReader, Report, TracedReader, Work, files_at};
-use crate::measure::{Bar, Bench, Curve, Plot, Side};
+use crate::measure::{Bar, Bench, Curve, Plot, Side, add};
 use crate::setup::{Network, Settings, SlowServer};
 use crate::workload::agent::node::Start;
 
@@ -49,17 +49,13 @@ struct Load(Vec<(f64, f64)>);
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let Some(network) = Network::start(NODES, LINK)? else { return Ok(Vec::new()) };
     let folder = settings.on_disk("peers-load");
-    let server = SlowServer::start_at(network.address(), IN_FLIGHT)?;
+    let server = SlowServer::start(network.address(), IN_FLIGHT)?;
     let files = settings.scaled(FILES);
     put_files(&server.address, DATASET, files)?;
     server.set_throttle(SLOW);
     let job = Job {
-        task: "load",
-        server: &server.address,
-        dataset: DATASET,
-        folder: &folder,
-        nodes: NODES,
         network: Some(&network),
+        ..Job::new("load", &server.address, DATASET, &folder, NODES)
     };
     let mut loading = [Side::new("agents with the policy oneshot"), Side::new(MEMCACHED)];
     let mut recovery =
@@ -71,9 +67,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         for (sides, loads) in
             [(&mut loading, [&load, &known_load]), (&mut recovery, [&recover, &known_recover])]
         {
-            for (side, load) in sides.iter_mut().zip(loads) {
-                side.samples.push(load.seconds());
-            }
+            add(sides, loads.map(Load::seconds));
         }
         last = Some(([load, recover, known_load, known_recover], reads));
     }
@@ -86,13 +80,8 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         loads[0].count(),
         loads[1].count()
     );
-    let bench = |name: &str, [ours, theirs]: [Side; 2]| Bench {
-        name: format!("peers {name}"),
-        settings: described.clone(),
-        unit: "s",
-        ours,
-        theirs,
-        bar: Bar::AtMostTimes(0.1),
+    let bench = |name: &str, sides| {
+        Bench::new(format!("peers {name}"), &described, "s", sides, Bar::AtMostTimes(0.1))
     };
     let benches = vec![bench("load", loading), bench("recovery", recovery)];
     draw(settings, &described, &loads, &benches)?;
@@ -190,35 +179,21 @@ fn of_agents(job: &Job<'_>, files: u32) -> Result<(Load, Load, u64)> {
 /// Load and recovery of memcached; the recovery replaces one lost instance.
 fn of_memcached(job: &Job<'_>, network: &Network) -> Result<(Load, Load)> {
     let mut instances = instances(network)?;
-    let load = fill(job, network, &instances, None)?;
+    let load = fill(job, &instances, None)?;
     let last = instances.len() - 1;
     drop(instances.pop());
     instances.push(super::loss::instance(network, last)?);
-    Ok((load, fill(job, network, &instances, Some(last))?))
+    Ok((load, fill(job, &instances, Some(last))?))
 }
 
 /// Fills all instances, or only one.
-fn fill<P>(
-    job: &Job<'_>,
-    network: &Network,
-    instances: &[(P, SocketAddr)],
-    only: Option<usize>,
-) -> Result<Load> {
+fn fill<P>(job: &Job<'_>, instances: &[(P, SocketAddr)], only: Option<usize>) -> Result<Load> {
     let fillers = (0..NODES as u32).map(|rank| {
         TracedReader::start(&PeersReader {
-            server: job.server.to_owned(),
-            dataset: job.dataset.to_owned(),
-            folder: job.folder.join(format!("node{rank}")),
-            length: LENGTH,
-            rank,
-            world: NODES as u32,
-            work: Work::Fill,
             threads: THREADS,
-            rest: 0,
-            task: None,
             memcached: instances.iter().map(|(_, address)| *address).collect(),
             only,
-            namespace: Some(network.namespace(rank as usize)),
+            ..PeersReader::of(job, rank, NODES as u32, Work::Fill)
         })
     });
     let fillers = fillers.collect::<Result<Vec<_>>>()?;

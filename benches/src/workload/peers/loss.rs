@@ -14,14 +14,14 @@ use dl_runtime::since_boot;
 use dl_store::Throttle;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::cluster::{Cluster, FILES, Job, LENGTH, memory, put_files};
+use super::cluster::{FILES, Job, LENGTH, memory, put_files};
 use super::figure::Figure;
 use super::first::{IN_FLIGHT, LINK, NODES};
 use super::trace::{PeersReader, Report, TracedReader, Work, files_at};
-use crate::measure::{Bar, Bench, Curve, Plot, Side};
-use crate::setup::{Memcached, Network, Process, Settings, SlowServer};
+use crate::measure::{Bar, Bench, Curve, Plot, Side, add};
+use crate::setup::{Network, Process, Settings, SlowServer, memcached};
 use crate::workload::agent::node::{Start, Status};
-use crate::workload::agent::reader::{Command, ReaderProcess};
+use crate::workload::agent::reader;
 
 const DATASET: &str = "peers-loss";
 const GROUP: u32 = 10;
@@ -62,31 +62,24 @@ struct Course {
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let Some(network) = Network::start(NODES, LINK)? else { return Ok(Vec::new()) };
     let folder = settings.on_disk("peers-loss");
-    let server = SlowServer::start_at(network.address(), IN_FLIGHT)?;
+    let server = SlowServer::start(network.address(), IN_FLIGHT)?;
     let files = settings.scaled(FILES);
     put_files(&server.address, DATASET, files)?;
     let job = Job {
-        task: "loss",
-        server: &server.address,
-        dataset: DATASET,
-        folder: &folder,
-        nodes: NODES,
         network: Some(&network),
+        ..Job::new("loss", &server.address, DATASET, &folder, NODES)
     };
-    let mut dips =
-        [Side::new("deepest dip of the speed, by a second"), Side::new("lost share and a tenth")];
-    let mut theirs = dips[0].clone();
-    let mut back =
-        [Side::new("seconds until the speed is back"), Side::new("memcached, which is never back")];
+    let dip = "deepest dip of the speed, by a second";
+    let back = ["seconds until the speed is back", "memcached, which is never back"];
+    let mut sides = [dip, "lost share and a tenth", dip, back[0], back[1]].map(Side::new);
     let mut courses = None;
     for _ in 0..settings.runs() {
         let ours = of_agents(&job, &server, files)?;
         let known = of_memcached(&job, &network, &server)?;
-        dips[0].samples.push(ours.dip());
-        dips[1].samples.push(ours.lost_share + MORE);
-        theirs.samples.push(known.dip());
-        back[0].samples.push(ours.back());
-        back[1].samples.push(known.back());
+        add(
+            &mut sides,
+            [ours.dip(), ours.lost_share + MORE, known.dip(), ours.back(), known.back()],
+        );
         courses = Some((ours, known));
     }
     let (ours, known) = courses.context("there is a run")?;
@@ -97,18 +90,14 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
         ours.before
     );
     draw(settings, &described, &ours, &known)?;
-    let bench = |name: &str, unit, ours: &Side, theirs: &Side, bar| Bench {
-        name: format!("peers loss of a node{name}"),
-        settings: described.clone(),
-        unit,
-        ours: ours.clone(),
-        theirs: theirs.clone(),
-        bar,
+    let [dip, bound, known_dip, back, known_back] = sides;
+    let bench = |name: &str, unit, sides, bar| {
+        Bench::new(format!("peers loss of a node{name}"), &described, unit, sides, bar)
     };
     Ok(vec![
-        bench(", dip", "of the speed", &dips[0], &dips[1], Bar::AtMostTimes(1.0)),
-        bench(", dip beside memcached", "of the speed", &dips[0], &theirs, Bar::None),
-        bench(", back", "s", &back[0], &back[1], Bar::AtMost(BEHIND - 2.0 * WINDOW)),
+        bench(", dip", "of the speed", [dip.clone(), bound], Bar::AtMostTimes(1.0)),
+        bench(", dip beside memcached", "of the speed", [dip, known_dip], Bar::None),
+        bench(", back", "s", [back, known_back], Bar::AtMost(BEHIND - 2.0 * WINDOW)),
     ])
 }
 
@@ -190,22 +179,8 @@ fn slow(files_per_second: f64, lost_share: f64) -> Throttle {
 }
 
 /// Reader of a node with the common pause.
-fn reader(job: &Job<'_>, network: &Network, rank: u32, work: Work) -> PeersReader {
-    PeersReader {
-        server: job.server.to_owned(),
-        dataset: job.dataset.to_owned(),
-        folder: job.folder.join(format!("node{rank}")),
-        length: LENGTH,
-        rank,
-        world: READERS,
-        work,
-        threads: 1,
-        rest: REST,
-        task: None,
-        memcached: Vec::new(),
-        only: None,
-        namespace: Some(network.namespace(rank as usize)),
-    }
+fn paused(job: &Job<'_>, rank: u32, work: Work) -> PeersReader {
+    PeersReader { rest: REST, ..PeersReader::of(job, rank, READERS, work) }
 }
 
 /// Approximate speed of all readers without a loss.
@@ -215,10 +190,12 @@ fn of_agents(job: &Job<'_>, server: &SlowServer, files: u32) -> Result<Course> {
     server.set_throttle(Throttle::default());
     let memory = memory(files, HELD, NODES);
     let cluster = job.start(&Start { memory, policy: "on-demand", ..Start::default() })?;
-    warm(&cluster)?;
-    let network = job.network.context("there is a network")?;
+    // After two epochs the nodes hold all chunks.
+    let mut readers = cluster.readers()?;
+    (0..2).try_for_each(|number| reader::epoch(&mut readers, number, GROUP).map(|_| ()))?;
+    drop(readers);
     let readers = (0..READERS).map(|rank| {
-        let reader = reader(job, network, rank, Work::Epochs);
+        let reader = paused(job, rank, Work::Epochs);
         TracedReader::start(&PeersReader { task: Some(job.task.to_owned()), ..reader })
     });
     let mut readers = readers.collect::<Result<Vec<_>>>()?;
@@ -229,35 +206,11 @@ fn of_agents(job: &Job<'_>, server: &SlowServer, files: u32) -> Result<Course> {
     Ok(Course::of(&traces, lost_at, lost_share))
 }
 
-/// Reads two epochs, after which the nodes hold all chunks.
-fn warm(cluster: &Cluster) -> Result<()> {
-    let readers = cluster.nodes.iter().map(|node| ReaderProcess::start(&node.reader(LENGTH, 0)));
-    let mut readers = readers.collect::<Result<Vec<_>>>()?;
-    for epoch in 0..2 {
-        for (rank, reader) in (0..).zip(&mut readers) {
-            reader.send(Command::Epoch {
-                epoch,
-                rank,
-                world: NODES as u32,
-                group: GROUP,
-                rest: 0,
-            })?;
-        }
-        for reader in &mut readers {
-            reader.answer()?;
-        }
-    }
-    Ok(())
-}
-
 fn of_memcached(job: &Job<'_>, network: &Network, server: &SlowServer) -> Result<Course> {
     server.set_throttle(Throttle::default());
     let mut instances = instances(network)?;
     let addresses: Vec<SocketAddr> = instances.iter().map(|(_, address)| *address).collect();
-    let of = |rank, work| PeersReader {
-        memcached: addresses.clone(),
-        ..reader(job, network, rank, work)
-    };
+    let of = |rank, work| PeersReader { memcached: addresses.clone(), ..paused(job, rank, work) };
     let fillers = (0..READERS).map(|rank| {
         TracedReader::start(&PeersReader { rest: 0, threads: 4, ..of(rank, Work::Store) })
     });
@@ -282,7 +235,7 @@ pub(super) fn instances(network: &Network) -> Result<Vec<(Process, SocketAddr)>>
 /// Starts the memcached of one node.
 pub(super) fn instance(network: &Network, node: usize) -> Result<(Process, SocketAddr)> {
     let address = SocketAddr::from((network.address_of(node), 11_211));
-    Ok((Memcached::start_in(&network.namespace(node), address)?, address))
+    Ok((memcached(Some(&network.namespace(node)), address)?, address))
 }
 
 /// Kills an agent.

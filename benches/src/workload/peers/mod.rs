@@ -20,27 +20,17 @@ mod trace;
 mod transfer;
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 
+use super::run_parts;
 use crate::measure::Bench;
 use crate::setup::Settings;
-pub use stream::{Stream, stream};
-pub use trace::{PeersReader, trace};
+pub(super) use stream::{Stream, stream};
+pub(super) use trace::{PeersReader, trace};
 
-/// Options of the peers workload.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
-pub struct PeersParts {
-    /// Part of the rows; default: all rows
-    part: Option<Part>,
-}
-
-impl PeersParts {
-    pub(super) const ALL: Self = Self { part: None };
-}
-
-/// A part of the rows.
+/// A part of the rows of the peers workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
+pub enum PeersPart {
     /// Chunks between two agents, beside a TCP stream
     Transfer,
     /// Random files of 4 KiB from another agent, beside memcached
@@ -57,20 +47,14 @@ enum Part {
     Speed,
 }
 
-pub(super) fn run(parts: PeersParts, settings: &Settings) -> Result<Vec<Bench>> {
-    let mut benches = Vec::new();
-    for part in Part::value_variants() {
-        if parts.part.is_none_or(|only| only == *part) {
-            benches.extend(match part {
-                Part::Transfer => transfer::run(settings, reuse::run)?,
-                Part::Small => small::run(settings)?,
-                Part::Budget => budget::run(settings)?,
-                Part::First => first::run(settings)?,
-                Part::Loss => loss::run(settings)?,
-                Part::Load => load::run(settings)?,
-                Part::Speed => speed::run(settings)?,
-            });
-        }
-    }
-    Ok(benches)
+pub(super) fn run(part: Option<PeersPart>, settings: &Settings) -> Result<Vec<Bench>> {
+    run_parts(part, |part| match part {
+        PeersPart::Transfer => transfer::run(settings, reuse::run),
+        PeersPart::Small => small::run(settings),
+        PeersPart::Budget => budget::run(settings),
+        PeersPart::First => first::run(settings),
+        PeersPart::Loss => loss::run(settings),
+        PeersPart::Load => load::run(settings),
+        PeersPart::Speed => speed::run(settings),
+    })
 }

@@ -7,11 +7,12 @@ use anyhow::Result;
 
 use super::cluster::{Cluster, Job, until};
 use super::stream::StreamPair;
-use super::transfer::{CHUNK, LENGTH, MEMORY, received, runs};
-use crate::measure::{Bar, Bench, Side};
+use super::transfer::{CHUNK, LENGTH, MEMORY, received};
+use crate::measure::{Bar, Bench, in_turns};
 use crate::setup::{Settings, processor_seconds};
 use crate::workload::agent::node::Start;
 use crate::workload::agent::reader::{Command, ReaderProcess};
+use crate::workload::agent::runs;
 
 /// Slots of the receiver, and chunks of a group. The chunks of two groups pass through these slots.
 const SLOTS: u32 = 48;
@@ -24,53 +25,43 @@ const STEP: u32 = 16;
 pub(super) fn run(settings: &Settings, job: &Job<'_>, bytes: u32) -> Result<Vec<Bench>> {
     let giving = Start { memory: MEMORY, policy: "oneshot", ..Start::default() };
     let memory = u64::from(SLOTS) * u64::from(CHUNK);
-    let taking = Start { memory, policy: "on-demand", ..giving.clone() };
-    let giver = job.start_node(0, &giving)?;
-    giver.wait()?;
-    let pair = Cluster { nodes: vec![giver, job.start_node(1, &taking)?] };
-    pair.wait_for_peers()?;
+    let pair = Cluster::of_giver_and_taker(job, &giving, memory)?;
     let mut reader = ReaderProcess::start(&pair.nodes[1].reader(LENGTH, 0))?;
     let times = (bytes / CHUNK).div_ceil(SLOTS);
     let mut stream = StreamPair::start(SLOTS, CHUNK, times)?;
     let sent = f64::from(times) * f64::from(SLOTS) * f64::from(CHUNK);
-    let mut rates = [
-        Side::new("chunks from one agent to another, each file checked"),
-        Side::new("a plain TCP stream, writes of 4 MiB into as many slots again and again"),
-    ];
-    let mut processor = rates.clone();
-    for round in 0..=runs(settings) {
+    let ours = "chunks from one agent to another, each file checked";
+    let theirs = "a plain TCP stream, writes of 4 MiB into as many slots again and again";
+    let sides = in_turns(runs(settings), [ours, theirs, ours, theirs], |round| {
         until("the agents don't come to rest", || pair.is_idle())?;
         let before = pair.statuses()?;
         let processes: Vec<u32> = before.iter().map(|status| status.pid).collect();
         let processor_before = processor_seconds(&processes)?;
-        let epoch = Command::Sparse { epoch: round as u64, group: GROUP, step: STEP };
+        let epoch = Command::Sparse { epoch: round, group: GROUP, step: STEP };
         let seconds = reader.run(epoch)?.seconds;
         // Chunks of the next epoch arrive from now on.
         let received = received(&before[1], &pair.nodes[1].status()?)?;
         let processor_seconds = processor_seconds(&processes)? - processor_before;
         let (stream_seconds, stream_processor) = stream.run(false)?;
-        if round > 0 {
-            rates[0].samples.push(received.from_peer / seconds / 1e6);
-            rates[1].samples.push(sent / stream_seconds / 1e6);
-            processor[0].samples.push(processor_seconds / received.all * 1e9);
-            processor[1].samples.push(stream_processor / sent * 1e9);
-        }
-    }
+        Ok([
+            received.from_peer / seconds / 1e6,
+            sent / stream_seconds / 1e6,
+            processor_seconds / received.all * 1e9,
+            stream_processor / sent * 1e9,
+        ])
+    })?;
+    let [ours, theirs, our_processor, their_processor] = sides;
     let described = format!(
         "{} MiB in chunks of 4 MiB with files of 64 KiB, {SLOTS} slots at the receiving end, an epoch with groups of \
          {GROUP} chunks and a reader of each {STEP}th file, loopback",
         bytes >> 20
     );
-    let bench = |name: &str, unit, [ours, theirs]: [Side; 2], bar| Bench {
-        name: format!("peers {name}"),
-        settings: described.clone(),
-        unit,
-        ours,
-        theirs,
-        bar,
+    let bench = |name: &str, unit, sides, bar| {
+        Bench::new(format!("peers {name}"), &described, unit, sides, bar)
     };
+    let processor = [our_processor, their_processor];
     Ok(vec![
-        bench("chunks into used slots", "MB/s", rates, Bar::AtLeastTimes(0.65)),
+        bench("chunks into used slots", "MB/s", [ours, theirs], Bar::AtLeastTimes(0.65)),
         bench("processor time into used slots", "s/GB", processor, Bar::None),
     ])
 }

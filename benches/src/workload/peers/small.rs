@@ -7,8 +7,8 @@ use anyhow::{Result, ensure};
 
 use super::cluster::{Cluster, FILES, Job, LENGTH, PER_CHUNK, SLOT, put_files};
 use super::transfer::MEMORY;
-use crate::measure::{Bar, Bench, Side};
-use crate::setup::{Memcached, Server, Settings};
+use crate::measure::{Bar, Bench, Side, add};
+use crate::setup::{Server, Settings, free_address, memcached};
 use crate::workload::agent::memcached::Listener;
 use crate::workload::agent::node::Start;
 use crate::workload::agent::reader::{AgentReader, BATCH, Command, Kind, ReaderProcess, together};
@@ -33,23 +33,13 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let server = Server::start(&folder.join("data"))?;
     let files = settings.scaled(FILES);
     put_files(&server.address, DATASET, files)?;
-    let job = Job {
-        task: "small",
-        server: &server.address,
-        dataset: DATASET,
-        folder: &folder,
-        nodes: 2,
-        network: None,
-    };
+    let job = Job::new("small", &server.address, DATASET, &folder, 2);
     let giving = Start { memory: MEMORY, policy: "oneshot", ..Start::default() };
     let memory = u64::from(SLOTS) * u64::from(SLOT);
-    let taking = Start { memory, policy: "on-demand", ..giving.clone() };
-    let giver = job.start_node(0, &giving)?;
-    giver.wait()?;
-    let pair = Cluster { nodes: vec![giver, job.start_node(1, &taking)?] };
-    pair.wait_for_peers()?;
-    let memcached = Memcached::start()?;
-    let at = Some(Listener::Tcp(memcached.address));
+    let pair = Cluster::of_giver_and_taker(&job, &giving, memory)?;
+    let address = free_address()?;
+    let _memcached = memcached(None, address)?;
+    let at = Some(Listener::Tcp(address));
     let reader = |seed| AgentReader { memcached: at.clone(), ..pair.nodes[1].reader(LENGTH, seed) };
     let readers = (1..=u64::from(READERS)).map(|seed| ReaderProcess::start(&reader(seed)));
     let mut readers = readers.collect::<Result<Vec<_>>>()?;
@@ -86,9 +76,7 @@ fn measure(
                 }
             }
         }
-        for (side, rate) in sides.iter_mut().zip(rates) {
-            side.samples.push(rate / TURNS as f64);
-        }
+        add(&mut sides, rates.map(|rate| rate / TURNS as f64));
     }
     let after = pair.nodes[1].status()?;
     let alone = after.files_from_peers - before.files_from_peers;
@@ -102,8 +90,6 @@ fn measure(
          processes with a batch of {BATCH} random files each; sides change every {MILLISECONDS} ms; {shares}; loopback",
         files.div_ceil(PER_CHUNK)
     );
-    let [ours, theirs] = sides;
     let name = format!("peers {BATCH} x 4 KiB from a peer's memory");
-    let bar = Bar::AtLeastTimes(0.8);
-    Ok(vec![Bench { name, settings: described, unit: "files/s", ours, theirs, bar }])
+    Ok(vec![Bench::new(name, described, "files/s", sides, Bar::AtLeastTimes(0.8))])
 }

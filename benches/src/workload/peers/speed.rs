@@ -11,12 +11,12 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use dl_runtime::since_boot;
 
-use super::cluster::{FILES, Job, LENGTH, PER_CHUNK, memory, put_files, until};
+use super::cluster::{FILES, Job, PER_CHUNK, memory, put_files, until};
 use super::figure::Figure;
 use super::first::{LINK, NODES};
 use super::loss::{finish_all, instances};
 use super::trace::{PeersReader, TracedReader, Work, files_at};
-use crate::measure::{Bar, Bench, Curve, Plot, Side};
+use crate::measure::{Bar, Bench, Curve, Plot, Side, add};
 use crate::setup::{Network, Server, Settings};
 use crate::workload::agent::node::{Node, Start};
 
@@ -36,23 +36,16 @@ const SIDES: [&str; 4] =
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let Some(network) = Network::start(NODES, LINK)? else { return Ok(Vec::new()) };
     let folder = settings.on_disk("peers-speed");
-    let server = Server::start_at(&folder.join("data"), network.address())?;
+    let data = folder.join("data");
+    let server = Server::start_as(&data, network.address(), &["--without-keys"], &[])?;
     let files = settings.scaled(FILES);
     put_files(&server.address, DATASET, files)?;
     let mut sides = vec![SIDES.map(Side::new); NODES];
     for _ in 0..settings.runs() {
         for (index, sides) in sides.iter_mut().enumerate() {
-            let job = Job {
-                task: "speed",
-                server: &server.address,
-                dataset: DATASET,
-                folder: &folder,
-                nodes: index + 1,
-                network: Some(&network),
-            };
-            for (side, speed) in sides.iter_mut().zip(speeds(&job, &network, files)?) {
-                side.samples.push(speed);
-            }
+            let job = Job::new("speed", &server.address, DATASET, &folder, index + 1);
+            let job = Job { network: Some(&network), ..job };
+            add(sides, speeds(&job, &network, files)?);
         }
     }
     let described = format!(
@@ -69,13 +62,9 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
 }
 
 fn benches(nodes: usize, described: &str, [random, known, epochs, alone]: [Side; 4]) -> [Bench; 3] {
-    let bench = |ours: Side, theirs: &Side| Bench {
-        name: format!("peers speed, {nodes} nodes"),
-        settings: described.to_owned(),
-        unit: "files/s",
-        ours,
-        theirs: theirs.clone(),
-        bar: Bar::None,
+    let bench = |ours: Side, theirs: &Side| {
+        let name = format!("peers speed, {nodes} nodes");
+        Bench::new(name, described, "files/s", [ours, theirs.clone()], Bar::None)
     };
     [bench(random, &known), bench(epochs, &known), bench(known.clone(), &alone)]
 }
@@ -152,23 +141,15 @@ fn readers(
     task: Option<&str>,
     memcached: &[SocketAddr],
 ) -> Vec<PeersReader> {
-    let reader = |rank: usize| PeersReader {
-        server: job.server.to_owned(),
-        dataset: job.dataset.to_owned(),
-        folder: job.folder.join(format!("node{rank}")),
-        length: LENGTH,
-        rank: rank as u32,
-        world: job.nodes as u32,
-        work,
+    let world = job.nodes as u32;
+    let reader = |rank| PeersReader {
         // Threads of one process share the order of an epoch.
         threads: if work == Work::Epochs { 1 } else { THREADS },
-        rest: 0,
         task: task.map(str::to_owned),
         memcached: memcached.to_vec(),
-        only: None,
-        namespace: job.network.map(|network| network.namespace(rank)),
+        ..PeersReader::of(job, rank, world, work)
     };
-    (0..job.nodes).map(reader).collect()
+    (0..world).map(reader).collect()
 }
 
 /// Files a second of all readers together.

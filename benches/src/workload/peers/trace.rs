@@ -3,9 +3,8 @@
 //! Must hold: the times of all processes come from one clock. A process ends with its input or with
 //! the bench.
 
-use std::ffi::OsString;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Write, stdin, stdout};
+use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ChildStdout;
@@ -15,12 +14,15 @@ use std::thread::{sleep, spawn};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use clap::{Args, ValueEnum};
 use dl_runtime::since_boot;
-use libdiesel::{Client, ConnectOptions, Dataset, ShuffleOptions, SnapshotCache, TaskOptions};
+use libdiesel::{Dataset, ShuffleOptions};
+use serde::{Deserialize, Serialize};
 
+use super::cluster::{Job, LENGTH};
 use super::keys::Instances;
-use crate::setup::{Process, shuffle, start_own};
+use crate::setup::{OwnProcess, Process, answer, commands, shuffle};
+use crate::workload::Role;
+use crate::workload::agent::node::open;
 
 /// Interval of the reports.
 const TICK: Duration = Duration::from_millis(100);
@@ -32,116 +34,71 @@ const SEED: u64 = 11;
 const GROUP: u32 = 10;
 
 /// A process of one node.
-#[derive(Debug, Clone, Args)]
-pub struct PeersReader {
-    /// Address of the server
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(in crate::workload) struct PeersReader {
     pub(super) server: String,
-    /// Name of the dataset
     pub(super) dataset: String,
-    /// Folder of the agent's sockets and of the snapshots
+    /// Folder of the agent's sockets and of the snapshots.
     pub(super) folder: PathBuf,
-    /// Length of each file in bytes
-    pub(super) length: usize,
-    /// Number of the node
+    /// Number of the node, and of all nodes.
     pub(super) rank: u32,
-    /// Number of nodes
     pub(super) world: u32,
-    /// Work of the process
-    #[arg(value_enum)]
     pub(super) work: Work,
-    /// Threads, each with an equal part
-    #[arg(long, default_value_t = 1)]
+    /// Threads, each with an equal part.
     pub(super) threads: u32,
-    /// Pause after each batch in microseconds
-    #[arg(long, default_value_t = 0)]
+    /// Pause after each batch in microseconds.
     pub(super) rest: u64,
-    /// Job of the agent; default: read from the server
-    #[arg(long)]
+    /// Job of the agent; `None` to read from the server.
     pub(super) task: Option<String>,
-    /// Addresses of the memcached instances
-    #[arg(long, value_delimiter = ',')]
+    /// Addresses of the memcached instances.
     pub(super) memcached: Vec<SocketAddr>,
-    /// Number of the only instance to fill; default: all
-    #[arg(long)]
+    /// Number of the only instance to fill; `None` for all.
     pub(super) only: Option<usize>,
-    /// Network namespace of the process
-    #[arg(skip)]
+    /// Network namespace of the process.
     pub(super) namespace: Option<String>,
 }
 
 /// Work of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Work {
-    /// Read its share of one epoch after the other
+    /// Read its share of one epoch after the other.
     Epochs,
-    /// Read its share of one epoch
-    Epoch,
-    /// Read files of the whole dataset at random
+    /// Read files of the whole dataset at random.
     Random,
-    /// Read its share from the server, file by file, and store each file in memcached
+    /// Read its share from the server, file by file, and store each file in memcached.
     Fill,
-    /// Store values for its share in memcached, without a read
+    /// Store values for its share in memcached, without a read.
     Store,
     /// Read its share from memcached in a random order repeatedly; missing files come from the
-    /// server
+    /// server.
     Keys,
 }
 
-impl Work {
-    fn name(self) -> String {
-        let value = self.to_possible_value();
-        value.map(|value| value.get_name().to_owned()).unwrap_or_default()
-    }
-}
-
 impl PeersReader {
-    fn arguments(&self) -> Vec<OsString> {
-        let mut arguments: Vec<OsString> =
-            ["peers-reader", &self.server, &self.dataset].map(OsString::from).into();
-        arguments.push(self.folder.clone().into());
-        let numbers = [self.length.to_string(), self.rank.to_string(), self.world.to_string()];
-        arguments.extend(numbers.map(OsString::from));
-        arguments.push(self.work.name().into());
-        let (threads, rest) = (self.threads.to_string(), self.rest.to_string());
-        arguments.extend(["--threads", &threads, "--rest", &rest].map(OsString::from));
-        if let Some(task) = &self.task {
-            arguments.extend(["--task", task].map(OsString::from));
+    /// A process with one thread and without agent and memcached.
+    pub(super) fn of(job: &Job<'_>, rank: u32, world: u32, work: Work) -> Self {
+        Self {
+            server: job.server.to_owned(),
+            dataset: job.dataset.to_owned(),
+            folder: job.folder.join(format!("node{rank}")),
+            rank,
+            world,
+            work,
+            threads: 1,
+            rest: 0,
+            task: None,
+            memcached: Vec::new(),
+            only: None,
+            namespace: job.network.map(|network| network.namespace(rank as usize)),
         }
-        if !self.memcached.is_empty() {
-            let instances: Vec<_> = self.memcached.iter().map(SocketAddr::to_string).collect();
-            arguments.extend(["--memcached", &instances.join(",")].map(OsString::from));
-        }
-        if let Some(only) = self.only {
-            arguments.extend(["--only", &only.to_string()].map(OsString::from));
-        }
-        arguments
-    }
-
-    fn open(&self) -> Result<Dataset> {
-        let task = self.task.as_deref().map(|name| {
-            let task = TaskOptions::named(name).context("a legal name")?;
-            anyhow::Ok(TaskOptions { folder: self.folder.join("run"), ..task })
-        });
-        let servers = vec![self.server.clone()];
-        let options = ConnectOptions { servers, task: task.transpose()?, ..Default::default() };
-        let dataset = Client::connect(options)?.dataset(&self.dataset.parse()?)?;
-        if self.task.is_some() {
-            return Ok(dataset);
-        }
-        let cache = SnapshotCache::new(self.folder.join("snapshots"), 4 << 30);
-        Ok(dataset.with_snapshot(&cache)?)
     }
 }
 
 /// Body of a process of one node.
-///
-/// # Errors
-/// A read or a connection fails.
-pub fn trace(reader: &PeersReader) -> Result<()> {
-    let dataset = reader.open()?;
-    writeln!(stdout(), "ready")?;
-    let mut line = String::new();
-    stdin().read_line(&mut line)?;
+pub(in crate::workload) fn trace(reader: &PeersReader) -> Result<()> {
+    let dataset = open(&reader.server, &reader.dataset, &reader.folder, reader.task.as_deref())?;
+    answer(())?;
+    commands::<()>().next().context("there is a command")??;
     let files = Arc::new(AtomicU64::new(0));
     let threads = (0..reader.threads).map(|thread| {
         let (reader, dataset, files) = (reader.clone(), dataset.clone(), Arc::clone(&files));
@@ -159,8 +116,7 @@ pub fn trace(reader: &PeersReader) -> Result<()> {
 }
 
 fn report(files: &AtomicU64) -> Result<()> {
-    let files = files.load(Ordering::Relaxed);
-    Ok(writeln!(stdout(), "{} {files}", since_boot().as_secs_f64())?)
+    answer((since_boot().as_secs_f64(), files.load(Ordering::Relaxed)))
 }
 
 /// Part of one thread.
@@ -175,7 +131,6 @@ impl Part<'_> {
     fn work(&self) -> Result<()> {
         match self.reader.work {
             Work::Epochs => (0..).try_for_each(|epoch| self.epoch(epoch)),
-            Work::Epoch => self.epoch(0),
             Work::Random => self.random(),
             Work::Fill => self.fill(true),
             Work::Store => self.fill(false),
@@ -194,7 +149,7 @@ impl Part<'_> {
         let options = ShuffleOptions::new(SEED, epoch, GROUP);
         let epoch = self.dataset.shuffle(options.of_rank(self.reader.rank, self.reader.world))?;
         while let Some(file) = epoch.next()? {
-            ensure!(file.bytes?.len() == self.reader.length, "{} has another length", file.path);
+            ensure!(file.bytes?.len() == LENGTH, "{} has another length", file.path);
             self.count();
         }
         Ok(())
@@ -215,7 +170,7 @@ impl Part<'_> {
 
     fn random(&self) -> Result<()> {
         let seed = u64::from(self.reader.rank * self.reader.threads + self.thread);
-        let (order, mut buffer) = (self.order(seed, true)?, vec![0; self.reader.length]);
+        let (order, mut buffer) = (self.order(seed, true)?, vec![0; LENGTH]);
         let keys = self.paths(&order)?;
         let mut instances = self.instances()?;
         loop {
@@ -235,8 +190,8 @@ impl Part<'_> {
     }
 
     fn instances(&self) -> Result<Option<Instances>> {
-        let PeersReader { memcached, length, .. } = &self.reader;
-        (!memcached.is_empty()).then(|| Instances::open(memcached, *length)).transpose()
+        let memcached = &self.reader.memcached;
+        (!memcached.is_empty()).then(|| Instances::open(memcached, LENGTH)).transpose()
     }
 
     /// Memcached keys of the files; empty without memcached.
@@ -256,7 +211,7 @@ impl Part<'_> {
             self.reader.only.is_none_or(|only| Instances::of(*number, all) == only)
         });
         let mut instances = self.instances()?.context("there is a memcached")?;
-        let mut buffer = vec![0; self.reader.length];
+        let mut buffer = vec![0; LENGTH];
         for (number, key) in order.iter().zip(self.paths(&order)?) {
             if is_read {
                 self.dataset.get_into(*number, &mut buffer)?;
@@ -269,7 +224,7 @@ impl Part<'_> {
 
     fn keys(&self) -> Result<()> {
         let order = self.order(SEED, false)?;
-        let (keys, mut buffer) = (self.paths(&order)?, vec![0; self.reader.length]);
+        let (keys, mut buffer) = (self.paths(&order)?, vec![0; LENGTH]);
         let mut instances = self.instances()?.context("there is a memcached")?;
         loop {
             for (number, key) in order.iter().zip(&keys) {
@@ -296,12 +251,10 @@ pub(super) struct TracedReader {
 impl TracedReader {
     /// Starts the process and waits until it is ready to read.
     pub(super) fn start(reader: &PeersReader) -> Result<Self> {
-        let arguments = reader.arguments();
-        let arguments = arguments.iter().map(OsString::as_os_str);
-        let (process, mut stdout) = start_own(reader.namespace.as_deref(), arguments)?;
-        let mut line = String::new();
-        stdout.read_line(&mut line)?;
-        ensure!(line == "ready\n", "a process that reads has failed");
+        let role = Role::Trace(reader.clone());
+        let mut own = OwnProcess::start(reader.namespace.as_deref(), &role)?;
+        own.answer::<()>()?;
+        let OwnProcess { process, stdout } = own;
         let (reports, has_ended) = (Arc::default(), Arc::default());
         let (kept, ended) = (Arc::clone(&reports), Arc::clone(&has_ended));
         spawn(move || listen(stdout, &kept, &ended));
@@ -311,7 +264,7 @@ impl TracedReader {
     /// Starts the reads.
     pub(super) fn begin(&mut self) -> Result<()> {
         let stdin = self.process.0.stdin.as_mut().context("take its input")?;
-        Ok(writeln!(stdin)?)
+        Ok(writeln!(stdin, "null")?)
     }
 
     /// Reports so far.
@@ -332,9 +285,7 @@ impl TracedReader {
 
 fn listen(stdout: BufReader<ChildStdout>, reports: &Mutex<Vec<Report>>, has_ended: &AtomicBool) {
     for line in stdout.lines().map_while(Result::ok) {
-        let report = line
-            .split_once(' ')
-            .and_then(|(at, files)| Some((at.parse().ok()?, files.parse().ok()?)));
+        let report = serde_json::from_str::<Report>(&line);
         reports.lock().unwrap_or_else(PoisonError::into_inner).extend(report);
     }
     has_ended.store(true, Ordering::Release);

@@ -3,11 +3,10 @@
 //! Must hold: the link has unlimited bandwidth, and delays each byte of a request by the same time.
 //! Processes end with the bench.
 
-use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
+use std::net::{SocketAddr, TcpStream as StdStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
-use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -17,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 
-use crate::setup::Process;
+use crate::setup::{Process, free_address};
 
 /// Bytes of one read, and such pieces in flight on one connection.
 const PIECE: usize = 64 << 10;
@@ -37,20 +36,13 @@ impl Bucket {
     /// Starts the server with its objects below `root`.
     pub(super) fn start(root: &Path) -> Result<Self> {
         std::fs::create_dir_all(root.join(BUCKET))?;
-        let address = StdListener::bind("127.0.0.1:0")?.local_addr()?;
+        let address = free_address()?;
         let mut command = Command::new("s3s-fs");
         command.args(["--host", "127.0.0.1", "--port", &address.port().to_string()]);
         command.args(["--access-key", "key", "--secret-key", "secret"]).arg(root);
-        command.env("RUST_LOG", "off").stdout(Stdio::null()).stderr(Stdio::null());
-        let process = command.spawn().context("start s3s-fs; `make buckets` installs it")?;
-        let process = Process(process);
-        for _ in 0..500 {
-            if StdStream::connect(address).is_ok() {
-                return Ok(Self { _process: process, address });
-            }
-            sleep(Duration::from_millis(10));
-        }
-        anyhow::bail!("s3s-fs does not listen on {address}")
+        command.env("RUST_LOG", "off");
+        let process = Process::listening(&mut command, || StdStream::connect(address).is_ok());
+        Ok(Self { _process: process.context("`make buckets` installs s3s-fs")?, address })
     }
 }
 

@@ -7,21 +7,19 @@ mod bucket;
 
 use std::fs::remove_dir_all;
 use std::net::SocketAddr;
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_format::{Attributes, ChunkShape, FilePath};
 use futures::{StreamExt, TryStreamExt, stream};
 use libdiesel::admin::RecoverRequest;
-use libdiesel::{Client, ConnectOptions};
 use object_store::aws::AmazonS3Builder;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 
 use self::bucket::{BUCKET, Bucket, Link, settings};
-use crate::measure::{Bar, Bench, Side, Stopwatch};
-use crate::setup::{Server, Settings, bytes};
+use crate::measure::{Bar, Bench, in_turns, time};
+use crate::setup::{Server, Settings, bytes, connect, in_threads, runtime};
 
 /// Latency of each request, one way.
 const LATENCY: Duration = Duration::from_millis(20);
@@ -44,70 +42,51 @@ pub(in crate::workload) fn run(bench: &Settings) -> Result<Vec<Bench>> {
     let plain = Plain::connect(line.address)?;
     let keys = plain.keys()?;
     ensure!(keys.len() as u64 >= u64::from(chunks), "{} objects were made", keys.len());
-    let mut ours = Side::new("recover --all into empty embedded metadata");
-    let mut theirs = Side::new("object_store: get_range of the same objects, 64 in flight");
-    let stopwatch = Stopwatch::new();
-    for round in 0..=bench.runs() {
+    let names = [
+        "recover --all into empty embedded metadata",
+        "object_store: get_range of the same objects, 64 in flight",
+    ];
+    let sides = in_turns(bench.runs(), names, |_| {
         let data = bench.on_disk("far");
         let server = Server::start_on(&data, &["--store", &store], &settings(line.address))?;
-        let client = connect(&server)?;
+        let client = connect(&server.address)?;
         let request = RecoverRequest { dataset: None, since: None };
-        let (reports, recovering) = stopwatch.time(|| Ok(client.recover(request, &mut |_| {})?))?;
+        let (reports, recovering) = time(|| Ok(client.recover(request, &mut |_| {})?))?;
         let adopted: u64 = reports.iter().map(|dataset| dataset.adopted).sum();
         ensure!(adopted == keys.len() as u64, "{adopted} of {} chunks came back", keys.len());
         drop(server);
         remove_dir_all(&data)?;
-        let (_, fetching) = stopwatch.time(|| plain.fetch(&keys))?;
-        if round > 0 {
-            ours.samples.push(keys.len() as f64 / recovering);
-            theirs.samples.push(keys.len() as f64 / fetching);
-        }
-    }
+        let (_, fetching) = time(|| plain.fetch(&keys))?;
+        Ok([recovering, fetching].map(|seconds| keys.len() as f64 / seconds))
+    })?;
     let settings = format!(
         "{} chunks of {FILES} files of {LENGTH} bytes in s3s-fs behind 20 ms, of each {} KiB read, all on \
          the same cores",
         keys.len(),
         RANGE >> 10
     );
-    let (name, bar) = ("recover-s3".to_owned(), Bar::AtLeastTimes(0.8));
-    Ok(vec![Bench { name, settings, unit: "headers/s", ours, theirs, bar }])
-}
-
-fn connect(server: &Server) -> Result<Client> {
-    let servers = vec![server.address.clone()];
-    Ok(Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?)
+    Ok(vec![Bench::new("recover-s3", settings, "headers/s", sides, Bar::AtLeastTimes(0.8))])
 }
 
 /// Puts `chunks` chunks, each with its own flush.
 fn fill(bench: &Settings, bucket: &Bucket, store: &str, chunks: u32) -> Result<()> {
     let data = bench.on_disk("near");
     let server = Server::start_on(&data, &["--store", store], &settings(bucket.address))?;
-    let client = connect(&server)?;
+    let client = connect(&server.address)?;
     let name = "far".parse()?;
     client.create_dataset(&name, ChunkShape::default())?;
     let body = bytes(LENGTH);
-    thread::scope(|scope| {
-        let writers: Vec<_> = (0..WRITERS)
-            .map(|writer| {
-                let (client, name, body) = (&client, &name, &body);
-                scope.spawn(move || {
-                    let dataset = client.dataset(name)?;
-                    for chunk in 0..chunks / WRITERS {
-                        for file in 0..FILES {
-                            let path = format!("train/{writer}/{chunk:06}/{file:08}.JPEG");
-                            dataset.put(&FilePath::new(path)?, Attributes::default(), body)?;
-                        }
-                        let flushed = dataset.flush()?.check()?;
-                        ensure!(flushed.files == FILES as u64, "{} files put", flushed.files);
-                    }
-                    anyhow::Ok(())
-                })
-            })
-            .collect();
-        for writer in writers {
-            writer.join().map_err(|_| anyhow::anyhow!("a writer ended early"))??;
+    in_threads(0..WRITERS, |writer| {
+        let dataset = client.dataset(&name)?;
+        for chunk in 0..chunks / WRITERS {
+            for file in 0..FILES {
+                let path = format!("train/{writer}/{chunk:06}/{file:08}.JPEG");
+                dataset.put(&FilePath::new(path)?, Attributes::default(), &body)?;
+            }
+            let flushed = dataset.flush()?.check()?;
+            ensure!(flushed.files == FILES as u64, "{} files put", flushed.files);
         }
-        anyhow::Ok(())
+        Ok(())
     })?;
     drop(server);
     Ok(remove_dir_all(&data)?)
@@ -128,12 +107,7 @@ impl Plain {
                 anyhow::Ok(builder.with_config(key, value))
             },
         )?;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .context("start the threads of the plain client")?;
-        Ok(Self { runtime, store: builder.build()? })
+        Ok(Self { runtime: runtime()?, store: builder.build()? })
     }
 
     /// Keys and lengths of the chunks of all datasets.

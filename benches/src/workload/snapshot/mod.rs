@@ -14,12 +14,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use dl_format::{Attributes, ChunkShape, FilePath};
-use libdiesel::{Client, ConnectOptions, Dataset, Snapshot, SnapshotCache};
+use libdiesel::{Client, Dataset, Snapshot, SnapshotCache};
 
-use crate::measure::{Bar, Bench, Side, Stopwatch};
-use crate::setup::{Redis, Server, Settings, dlcmd, finish, shuffle};
-use reader::{QueryProcess, Task};
-pub use reader::{Reader, read};
+use super::Role;
+use crate::measure::{Bar, Bench, Side, in_turns, time};
+use crate::setup::{OwnProcess, Redis, Server, Settings, connect, dlcmd, finish, shuffle};
+use reader::Task;
+pub(super) use reader::{Reader, read};
 
 const FILES: u32 = 1_281_167;
 const MANY_FILES: u32 = 10_000_000;
@@ -44,8 +45,7 @@ enum Put {
 }
 
 fn fill(server: &Server, files: u32, put: Put) -> Result<Client> {
-    let options = ConnectOptions { servers: vec![server.address.clone()], ..Default::default() };
-    let client = Client::connect(options)?;
+    let client = connect(&server.address)?;
     let mut order: Vec<u32> = (0..files).collect();
     let (shape, bytes) = match put {
         Put::Sorted => (ChunkShape::default(), 1),
@@ -66,8 +66,7 @@ fn fill(server: &Server, files: u32, put: Put) -> Result<Client> {
 /// Size of a snapshot of a dataset like ImageNet.
 fn like_imagenet(settings: &Settings, put: Put) -> Result<Bench> {
     let server = Server::start(&settings.on_disk(&format!("snapshot-like-imagenet-{put:?}")))?;
-    let options = ConnectOptions { servers: vec![server.address.clone()], ..Default::default() };
-    let dataset = Client::connect(options)?
+    let dataset = connect(&server.address)?
         .create_dataset(&DATASET.parse()?, ChunkShape::new(1 << 20, 64)?)?;
     // The files spread over as many folders as there are classes.
     let files = settings.scaled(LIKE_IMAGENET);
@@ -95,7 +94,7 @@ fn like_imagenet(settings: &Settings, put: Put) -> Result<Bench> {
 }
 
 /// Adds a file, which changes the next snapshot.
-fn touch(client: &Client, round: usize) -> Result<Dataset> {
+fn touch(client: &Client, round: u64) -> Result<Dataset> {
     let dataset = client.dataset(&DATASET.parse()?)?;
     dataset.put(&FilePath::new(format!("round/{round}"))?, Attributes::default(), b"x")?;
     let _ = dataset.flush()?.check()?;
@@ -157,37 +156,30 @@ fn build(
     let client = fill(server, files, put)?;
     let before = peak(server.id()).unwrap_or_default() >> 20;
     let cache = SnapshotCache::new(cache.to_owned(), 4 << 30);
-    let mut ours = Side::new(format!("build from {name}, store, fetch, check and map"));
-    let mut theirs = Side::new("put the same paths into a hash map, one thread");
+    let names = [
+        format!("build from {name}, store, fetch, check and map"),
+        "put the same paths into a hash map, one thread".to_owned(),
+    ];
     let mut newest = None;
-    for round in 0..=settings.runs() {
+    let sides = in_turns(settings.runs(), names, |round| {
         let dataset = touch(&client, round)?;
-        let (reader, building) = Stopwatch::new().time(|| Ok(dataset.with_snapshot(&cache)?))?;
+        let (reader, building) = time(|| Ok(dataset.with_snapshot(&cache)?))?;
         let paths: Vec<String> = (0..files).map(path).collect();
-        let (_, hashing) = Stopwatch::new().time(|| {
+        let (_, hashing) = time(|| {
             let map: HashMap<String, u32> = paths.into_iter().zip(0..).collect();
             Ok(black_box(map.len()))
         })?;
-        if round > 0 {
-            ours.samples.push(f64::from(files) / building);
-            theirs.samples.push(f64::from(files) / hashing);
-        }
         newest = Some(reader);
-    }
+        Ok([building, hashing].map(|seconds| f64::from(files) / seconds))
+    })?;
     let peak_after = peak(server.id()).unwrap_or_default() >> 20;
     let reader = newest.context("there was a run")?;
     let snapshot = reader.snapshot().context("it has a snapshot")?;
-    let built = Bench {
-        name: format!("snapshot from {name}"),
-        settings: format!(
-            "{files} files; most memory of the server so far: {peak_after} MiB, {before} MiB before it \
-             built any"
-        ),
-        unit: "files/s",
-        ours,
-        theirs,
-        bar,
-    };
+    let described = format!(
+        "{files} files; most memory of the server so far: {peak_after} MiB, {before} MiB before it \
+         built any"
+    );
+    let built = Bench::new(format!("snapshot from {name}"), described, "files/s", sides, bar);
     let bar = if put == Put::Sorted { Bar::AtMost(40.0) } else { Bar::None };
     Ok(vec![built, size(snapshot, 1, bar)])
 }
@@ -196,20 +188,13 @@ fn build(
 fn size(snapshot: &Snapshot, step: u32, bar: Bar) -> Bench {
     let files = snapshot.files();
     let paths: usize = (0..files).map(|file| path(file * step).len()).sum();
-    Bench {
-        name: "snapshot size".to_owned(),
-        settings: format!("{files} files"),
-        unit: "bytes a file",
-        ours: Side {
-            what: "bytes of the snapshot for each file".to_owned(),
-            samples: vec![snapshot.length() as f64 / f64::from(files)],
-        },
-        theirs: Side {
-            what: "bytes of the paths".to_owned(),
-            samples: vec![paths as f64 / f64::from(files)],
-        },
-        bar,
-    }
+    let side = |what: &str, bytes: u64| Side {
+        what: what.to_owned(),
+        samples: vec![bytes as f64 / f64::from(files)],
+    };
+    let ours = side("bytes of the snapshot for each file", snapshot.length());
+    let theirs = side("bytes of the paths", paths as u64);
+    Bench::new("snapshot size", format!("{files} files"), "bytes a file", [ours, theirs], bar)
 }
 
 /// Queries of one process and of two processes at once on the newest snapshot.
@@ -220,42 +205,32 @@ fn queries(
     files: u32,
     bar: f64,
 ) -> Result<Vec<Bench>> {
-    let mut first = QueryProcess::start(&server.address, cache, files)?;
-    let mut second = QueryProcess::start(&server.address, cache, files)?;
-    let mut map = Side::new("the same paths in a hash map in memory");
-    let mut alone = Side::new("path to record, name verified, one core");
-    let mut batches = Side::new("the same, 256 paths a question");
-    let mut numbers = Side::new("record by number, in order, one core");
-    let mut epoch = Side::new("record by number, as an epoch gives them, one core");
-    let mut two = Side::new("path to record, two processes at once");
-    let mut opening = Side::new("open the snapshot of the cache, a process that knows the version");
-    let mut added = Side::new("memory of the process that opening adds");
-    let mut further = Side::new("own memory of a second process once it asked for everything");
-    let mut filling = Side::new("put all paths into a hash map");
-    let mut filled = Side::new("memory of a hash map of all paths");
-    for round in 0..=settings.runs() {
-        let figures = measure(&mut first, &mut second)?;
-        if round == 0 {
-            continue;
-        }
-        filling.samples.push(figures.fill[0]);
-        filled.samples.push(figures.fill[1] / 1024.0);
-        opening.samples.push(figures.open[0]);
-        added.samples.push(figures.open[1] / 1024.0);
-        further.samples.push(figures.private / 1024.0);
-        two.samples.push(figures.both);
-        let sides = [&mut alone, &mut batches, &mut numbers, &mut epoch, &mut map];
-        for (side, rate) in sides.into_iter().zip(figures.rates) {
-            side.samples.push(rate);
-        }
-    }
-    let bench = |name: &str, unit, ours: Side, theirs: &Side, bar| Bench {
-        name: format!("snapshot {name}"),
-        settings: format!("{files} files, random paths one behind the other in memory"),
-        unit,
-        ours,
-        theirs: theirs.clone(),
-        bar,
+    let start = || {
+        let (server, cache) = (server.address.clone(), cache.to_owned());
+        let mut process = OwnProcess::start(None, &Role::Query(Reader { server, cache, files }))?;
+        process.answer::<()>()?;
+        anyhow::Ok(process)
+    };
+    let (mut first, mut second) = (start()?, start()?);
+    let names = [
+        "open the snapshot of the cache, a process that knows the version",
+        "memory of the process that opening adds",
+        "put all paths into a hash map",
+        "memory of a hash map of all paths",
+        "path to record, name verified, one core",
+        "the same, 256 paths a question",
+        "record by number, in order, one core",
+        "record by number, as an epoch gives them, one core",
+        "the same paths in a hash map in memory",
+        "path to record, two processes at once",
+        "own memory of a second process once it asked for everything",
+    ];
+    let sides = in_turns(settings.runs(), names, |_| measure(&mut first, &mut second))?;
+    let [opening, added, filling, filled, alone, batches, numbers, epoch, map, two, further] =
+        sides;
+    let settings = format!("{files} files, random paths one behind the other in memory");
+    let bench = |name: &str, unit, ours: Side, theirs: &Side, bar| {
+        Bench::new(format!("snapshot {name}"), &settings, unit, [ours, theirs.clone()], bar)
     };
     Ok(vec![
         bench("open", "ms", opening, &filling, Bar::AtMost(5.0)),
@@ -269,85 +244,72 @@ fn queries(
     ])
 }
 
-/// Figures of one round.
-struct Figures {
-    /// Milliseconds, and bytes of added memory; the larger value of both processes.
-    open: [f64; 2],
-    /// Milliseconds, and bytes of added memory.
-    fill: [f64; 2],
-    /// Records a second of one process, by task.
-    rates: [f64; 5],
-    /// Records a second of both processes together.
-    both: f64,
-    /// Private memory of the second process in bytes.
-    private: f64,
+/// Runs a task; returns its two figures.
+fn ask(process: &mut OwnProcess, task: Task) -> Result<[f64; 2]> {
+    process.send(task)?;
+    process.answer()
 }
 
-fn measure(first: &mut QueryProcess, second: &mut QueryProcess) -> Result<Figures> {
-    let (one, other) = (first.run(Task::Open)?, second.run(Task::Open)?);
-    let fill = first.run(Task::Fill)?;
+/// Figures of one round: milliseconds, and KiB of added memory, to open the snapshot and to fill a
+/// map; then records a second by task, of one process and of both together; then private KiB of
+/// the second process.
+fn measure(first: &mut OwnProcess, second: &mut OwnProcess) -> Result<[f64; 11]> {
+    let (one, other) = (ask(first, Task::Open)?, ask(second, Task::Open)?);
+    let [fill, filled] = ask(first, Task::Fill)?;
     // Both processes run their queries once before the measurement.
     for process in [&mut *first, &mut *second] {
-        process.run(Task::Lookup)?;
+        ask(process, Task::Lookup)?;
     }
-    let mut rates = [0.0; 5];
-    let tasks = [Task::Lookup, Task::Batches, Task::Numbers, Task::Epoch, Task::Map];
-    for (rate, task) in rates.iter_mut().zip(tasks) {
-        [*rate, _] = first.run(task)?;
-    }
+    let [alone, batches, numbers, epoch, map] =
+        [Task::Lookup, Task::Batches, Task::Numbers, Task::Epoch, Task::Map]
+            .map(|task| Ok::<_, anyhow::Error>(ask(first, task)?[0]));
     first.send(Task::Lookup)?;
     second.send(Task::Lookup)?;
-    let ([one_rate, _], [other_rate, private]) = (first.answer()?, second.answer()?);
-    let open = [one[0].max(other[0]), one[1].max(other[1])];
-    Ok(Figures { open, fill, rates, both: one_rate + other_rate, private })
+    let ([one_rate, _], [other_rate, private]): ([f64; 2], [f64; 2]) =
+        (first.answer()?, second.answer()?);
+    Ok([
+        one[0].max(other[0]),
+        one[1].max(other[1]) / 1024.0,
+        fill,
+        filled / 1024.0,
+        alone?,
+        batches?,
+        numbers?,
+        epoch?,
+        map?,
+        one_rate + other_rate,
+        private / 1024.0,
+    ])
 }
 
 /// `dlcmd ls` with the snapshot, beside `dlcmd ls` by the server.
 fn list(settings: &Settings, server: &Server, flags: &str, bar: Bar) -> Result<Bench> {
     let file = settings.on_disk(&format!("saved{flags}-{}.snapshot", server.id()));
     finish(dlcmd(server)?.args(["snapshot", "save", "dl://imagenet"]).arg(&file))?;
-    let mut ours = Side::new(format!("dlcmd ls {flags} --snapshot"));
-    let mut theirs = Side::new(format!("dlcmd ls {flags}"));
+    let names = [format!("dlcmd ls {flags} --snapshot"), format!("dlcmd ls {flags}")];
     let home = settings.on_disk("cache");
-    for round in 0..=settings.runs() {
+    let sides = in_turns(settings.runs(), names, |_| {
         let mut command = dlcmd(server)?;
         command.args(["ls", flags, "dl://imagenet", "--snapshot"]).arg(&file);
-        let (_, by_snapshot) =
-            Stopwatch::new().time(|| finish(command.env("XDG_CACHE_HOME", &home)))?;
-        let (_, by_server) = Stopwatch::new()
-            .time(|| finish(dlcmd(server)?.args(["ls", flags, "dl://imagenet"])))?;
-        if round > 0 {
-            ours.samples.push(by_snapshot);
-            theirs.samples.push(by_server);
-        }
-    }
-    let settings = "all files of the dataset".to_owned();
-    let name = format!("snapshot ls {flags}");
-    Ok(Bench { name, settings, unit: "s", ours, theirs, bar })
+        let (_, by_snapshot) = time(|| finish(command.env("XDG_CACHE_HOME", &home)))?;
+        let (_, by_server) = time(|| finish(dlcmd(server)?.args(["ls", flags, "dl://imagenet"])))?;
+        Ok([by_snapshot, by_server])
+    })?;
+    Ok(Bench::new(format!("snapshot ls {flags}"), "all files of the dataset", "s", sides, bar))
 }
 
 /// `dlcmd shuffle` with a report of the randomness, beside the plain command.
 fn report(settings: &Settings, server: &Server) -> Result<Bench> {
-    let mut ours = Side::new("dlcmd shuffle --report");
-    let mut theirs = Side::new("dlcmd shuffle");
     let home = settings.on_disk("cache");
     let shuffle = |more: &[&str]| {
         let mut command = dlcmd(server)?;
         command.args(["shuffle", "dl://imagenet", "--group-size", "10"]).args(more);
-        Stopwatch::new().time(|| finish(command.env("XDG_CACHE_HOME", &home)))
+        anyhow::Ok(time(|| finish(command.env("XDG_CACHE_HOME", &home)))?.1)
     };
-    for round in 0..=settings.runs() {
-        let (_, reporting) = shuffle(&["--report"])?;
-        let (_, printing) = shuffle(&[])?;
-        if round > 0 {
-            ours.samples.push(reporting);
-            theirs.samples.push(printing);
-        }
-    }
-    let settings =
-        "1.28 million files at full scale, 1,000 folders, groups of 10 chunks".to_owned();
-    let bar = Bar::AtMostTimes(2.0);
-    Ok(Bench { name: "shuffle --report".to_owned(), settings, unit: "s", ours, theirs, bar })
+    let names = ["dlcmd shuffle --report", "dlcmd shuffle"];
+    let sides = in_turns(settings.runs(), names, |_| Ok([shuffle(&["--report"])?, shuffle(&[])?]))?;
+    let settings = "1.28 million files at full scale, 1,000 folders, groups of 10 chunks";
+    Ok(Bench::new("shuffle --report", settings, "s", sides, Bar::AtMostTimes(2.0)))
 }
 
 /// Peak memory of a process.

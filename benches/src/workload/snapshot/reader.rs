@@ -4,23 +4,17 @@
 //! and after.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Write, stdin, stdout};
-use std::path::{Path, PathBuf};
-use std::process::ChildStdout;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
 use dl_format::FilePath;
-use libdiesel::{
-    Client, ConnectOptions, DEFAULT_GROUP, Dataset, ShuffleOptions, Snapshot, SnapshotCache,
-    StatItem,
-};
+use libdiesel::{DEFAULT_GROUP, Dataset, ShuffleOptions, Snapshot, SnapshotCache, StatItem};
+use serde::{Deserialize, Serialize};
 
 use super::{DATASET, path};
-use crate::measure::Stopwatch;
-use crate::setup::{Process, shuffle, start_own};
+use crate::measure::time;
+use crate::setup::{answer, commands, connect, shuffle};
 
 /// Lookups of one run, one after the other.
 const LOOKUPS: usize = 2_000_000;
@@ -28,18 +22,18 @@ const LOOKUPS: usize = 2_000_000;
 const BATCH: usize = 256;
 
 /// One process that queries a snapshot.
-#[derive(Debug, Clone, Args)]
-pub struct Reader {
-    /// Address of the server, which names the newest version
-    server: String,
-    /// Folder of the snapshot cache
-    cache: PathBuf,
-    /// Number of files of the dataset
-    files: u32,
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::workload) struct Reader {
+    /// Address of the server, which names the newest version.
+    pub(super) server: String,
+    /// Folder of the snapshot cache.
+    pub(super) cache: PathBuf,
+    /// Number of files of the dataset.
+    pub(super) files: u32,
 }
 
 /// Task of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Task {
     /// Open the snapshot: milliseconds, and bytes of memory added to the process.
     Open,
@@ -58,68 +52,16 @@ pub(super) enum Task {
     Map,
 }
 
-impl Task {
-    const ALL: [(Self, &'static str); 7] = [
-        (Self::Open, "open"),
-        (Self::Lookup, "lookup"),
-        (Self::Batches, "batches"),
-        (Self::Numbers, "numbers"),
-        (Self::Epoch, "epoch"),
-        (Self::Fill, "fill"),
-        (Self::Map, "map"),
-    ];
-}
-
-/// A process that waits for tasks.
-#[derive(Debug)]
-pub(super) struct QueryProcess(Process, BufReader<ChildStdout>);
-
-impl QueryProcess {
-    pub(super) fn start(server: &str, cache: &Path, files: u32) -> Result<Self> {
-        let files = files.to_string();
-        let [reader, server] = ["reader", server].map(OsStr::new);
-        let (process, stdout) =
-            start_own(None, [reader, server, cache.as_os_str(), files.as_ref()])?;
-        let mut process = Self(process, stdout);
-        process.answer()?;
-        Ok(process)
-    }
-
-    pub(super) fn send(&mut self, task: Task) -> Result<()> {
-        let (_, name) = Task::ALL.into_iter().find(|(of, _)| *of == task).context("has a name")?;
-        let stdin = self.0.0.stdin.as_mut().context("take its input")?;
-        Ok(writeln!(stdin, "{name}")?)
-    }
-
-    pub(super) fn answer(&mut self) -> Result<[f64; 2]> {
-        let mut line = String::new();
-        self.1.read_line(&mut line)?;
-        let (one, other) = line.trim().split_once(' ').context("a process that asks has failed")?;
-        Ok([one.parse()?, other.parse()?])
-    }
-
-    pub(super) fn run(&mut self, task: Task) -> Result<[f64; 2]> {
-        self.send(task)?;
-        self.answer()
-    }
-}
-
 /// Body of a process: makes its paths, reports, then executes tasks until its input ends.
-///
-/// # Errors
-/// A task fails.
-pub fn read(reader: &Reader) -> Result<()> {
-    let servers = vec![reader.server.clone()];
-    let client = Client::connect(ConnectOptions { servers, ..Default::default() })?;
+pub(in crate::workload) fn read(reader: &Reader) -> Result<()> {
+    let client = connect(&reader.server)?;
     let cache = SnapshotCache::new(reader.cache.clone(), 4 << 30);
     let paths = paths(reader.files)?;
     let mut map: HashMap<Vec<u8>, u64> = HashMap::new();
     let (mut opened, mut numbers) = (None, Vec::new());
-    writeln!(stdout(), "0 0")?;
-    for line in stdin().lines() {
-        let line = line?;
-        let task = Task::ALL.into_iter().find(|(_, name)| *name == line);
-        let (task, _) = task.context("no such task")?;
+    answer(())?;
+    for task in commands() {
+        let task = task?;
         if task == Task::Open {
             drop(opened.take());
             let dataset = client.dataset(&DATASET.parse()?)?;
@@ -127,29 +69,27 @@ pub fn read(reader: &Reader) -> Result<()> {
                 numbers = epoch(&dataset.with_snapshot(&cache)?)?;
             }
             let (before, own) = (memory("VmRSS:")?, own_memory()?);
-            let (dataset, seconds) =
-                Stopwatch::new().time(|| Ok(dataset.with_snapshot(&cache)?))?;
+            let (dataset, seconds) = time(|| Ok(dataset.with_snapshot(&cache)?))?;
             let added = memory("VmRSS:")?.saturating_sub(before);
             opened = Some((dataset, own));
-            writeln!(stdout(), "{} {added}", seconds * 1e3)?;
+            answer([seconds * 1e3, added as f64])?;
             continue;
         }
         if task == Task::Fill {
             drop(std::mem::take(&mut map));
             let before = memory("VmRSS:")?;
             let fill = || (0..reader.files).map(|file| (path(file).into_bytes(), 1)).collect();
-            let (filled, seconds) = Stopwatch::new().time(|| Ok(fill()))?;
+            let (filled, seconds) = time(|| Ok(fill()))?;
             map = filled;
             let added = memory("VmRSS:")?.saturating_sub(before);
-            writeln!(stdout(), "{} {added}", seconds * 1e3)?;
+            answer([seconds * 1e3, added as f64])?;
             continue;
         }
         let (dataset, own) = opened.as_ref().context("the snapshot is opened first")?;
         let snapshot = dataset.snapshot().context("it has a snapshot")?;
-        let stopwatch = Stopwatch::new();
-        let (count, seconds) = stopwatch.time(|| query(task, snapshot, &paths, &numbers, &map))?;
+        let (count, seconds) = time(|| query(task, snapshot, &paths, &numbers, &map))?;
         let added = own_memory()?.saturating_sub(*own);
-        writeln!(stdout(), "{} {added}", count as f64 / seconds)?;
+        answer([count as f64 / seconds, added as f64])?;
     }
     Ok(())
 }
