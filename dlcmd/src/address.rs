@@ -3,10 +3,11 @@
 //! Must hold: an address is bytes, since names need not be UTF-8. Nothing in an address is decoded.
 //! A refusal says how to write the address.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 
+use clap::builder::{OsStringValueParser, TypedValueParser, ValueParser, ValueParserFactory};
 use dl_format::{DatasetName, DirPath, FilePath};
 
 use crate::text::escaped;
@@ -62,15 +63,17 @@ impl Address {
         Ok(Self { dataset, path: Some(path), is_folder })
     }
 
-    /// For the argument parser.
-    #[expect(clippy::needless_pass_by_value, reason = "the parser hands over what it owns")]
-    pub(crate) fn from_argument(typed: OsString) -> Result<Self, InvalidAddress> {
-        Self::parse(&typed)
-    }
-
     /// The addressed folder.
     pub(crate) fn folder(&self) -> DirPath {
         self.path.clone().map_or(DirPath::ROOT, DirPath::from)
+    }
+}
+
+impl ValueParserFactory for Address {
+    type Parser = ValueParser;
+
+    fn value_parser() -> ValueParser {
+        OsStringValueParser::new().try_map(|typed| Self::parse(&typed)).into()
     }
 }
 

@@ -5,11 +5,9 @@
 use std::io::{self, Write};
 
 use clap::Args;
-use clap::builder::{OsStringValueParser, TypedValueParser};
-use dl_format::FilePath;
-use libdiesel::{ReadItem, StatItem};
+use libdiesel::ReadItem;
 
-use super::{not_a_folder, not_there};
+use super::file_at;
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
@@ -23,29 +21,8 @@ use crate::output::Output;
   dlcmd cat dl://imagenet/labels.csv | head")]
 pub(crate) struct Arguments {
     /// The file
-    #[arg(
-        value_name = "dl://DS/PATH",
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS/PATH")]
     file: Address,
-}
-
-#[derive(Debug)]
-struct CatPlan {
-    file: Address,
-    path: FilePath,
-}
-
-impl Arguments {
-    fn plan(self) -> Result<CatPlan, Failure> {
-        match &self.file.path {
-            Some(path) => Ok(CatPlan { path: path.clone(), file: self.file }),
-            None => Err(Failure::usage(format!(
-                "cat {}: it names a dataset; type dl://{}/PATH",
-                self.file, self.file.dataset
-            ))),
-        }
-    }
 }
 
 /// Prints the file.
@@ -54,23 +31,23 @@ pub(crate) fn run(
     context: &Context,
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
-    let plan = arguments.plan()?;
-    let dataset = context.dataset(&plan.file)?;
-    let record = match dataset.stat(&plan.path)? {
-        StatItem::File(_) if plan.file.is_folder => return Err(not_a_folder("cat", &plan.file)),
-        StatItem::File(record) => record,
-        StatItem::Missing => return Err(not_there("cat", &plan.file)),
-        StatItem::Folder => {
-            return Err(Failure::failed(format!(
-                "cat {}: it is a folder; dlcmd ls shows what is in it",
-                plan.file
-            )));
-        }
+    let file = arguments.file;
+    if file.path.is_none() {
+        return Err(Failure::usage(format!(
+            "cat {file}: it names a dataset; type dl://{}/PATH",
+            file.dataset
+        )));
+    }
+    let dataset = context.dataset(&file)?;
+    let Some((path, record)) = file_at("cat", &dataset, &file)? else {
+        return Err(Failure::failed(format!(
+            "cat {file}: it is a folder; dlcmd ls shows what is in it"
+        )));
     };
     let mut read = Ok(0);
     out.write(|out| {
         let mut sink = Sink { out, failed: None };
-        read = dataset.read_to(ReadItem::from((plan.path, record)), &mut sink);
+        read = dataset.read_to(ReadItem::from((path.clone(), record)), &mut sink);
         sink.failed.map_or(Ok(()), Err)
     })?;
     read?;

@@ -3,7 +3,6 @@
 //! Must hold: an address with a path is refused, so a typing error deletes nothing.
 
 use clap::Args;
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use libdiesel::admin::DeletedDataset;
 use serde::Serialize;
 
@@ -23,10 +22,7 @@ use crate::text::counted;
   dlcmd delete-dataset dl://imagenet")]
 pub(crate) struct Arguments {
     /// The dataset
-    #[arg(
-        value_name = "dl://DS",
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS")]
     dataset: Address,
 }
 

@@ -3,12 +3,11 @@
 //! Must hold: the sums are over the files that `ls -R` lists.
 
 use clap::Args;
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use indicatif::BinaryBytes;
-use libdiesel::{ListEntry, StatItem};
+use libdiesel::ListEntry;
 use serde::Serialize;
 
-use super::{not_a_folder, not_there};
+use super::file_at;
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
@@ -23,10 +22,7 @@ use crate::output::Output;
   dlcmd du dl://imagenet/train")]
 pub(crate) struct Arguments {
     /// The dataset, folder or file
-    #[arg(
-        value_name = "dl://DS[/DIR]",
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS[/DIR]")]
     folder: Address,
 }
 
@@ -48,23 +44,19 @@ pub(crate) fn run(
 ) -> Result<Exit, Failure> {
     let address = arguments.folder;
     let dataset = context.dataset(&address)?;
-    let found = address.path.as_ref().map_or(Ok(StatItem::Folder), |path| dataset.stat(path))?;
     let (mut bytes, mut files) = (0u64, 0u64);
-    match found {
-        StatItem::Folder => {
-            for entry in dataset.list(address.folder(), true, false)? {
-                if let ListEntry::File(_, Some(record)) = entry? {
-                    bytes = bytes.saturating_add(record.length);
-                    files += 1;
-                }
-                if context.shutdown.is_requested() {
-                    return Ok(Exit::Interrupted);
-                }
+    if let Some((_, record)) = file_at("du", &dataset, &address)? {
+        (bytes, files) = (record.length, 1);
+    } else {
+        for entry in dataset.list(address.folder(), true, false)? {
+            if let ListEntry::File(_, Some(record)) = entry? {
+                bytes = bytes.saturating_add(record.length);
+                files += 1;
+            }
+            if context.shutdown.is_requested() {
+                return Ok(Exit::Interrupted);
             }
         }
-        StatItem::File(record) if !address.is_folder => (bytes, files) = (record.length, 1),
-        StatItem::File(_) => return Err(not_a_folder("du", &address)),
-        StatItem::Missing => return Err(not_there("du", &address)),
     }
     if out.is_json() {
         let folder = address.folder();

@@ -6,11 +6,10 @@
 use std::io::{self, Write};
 
 use clap::Args;
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use dl_format::{FilePath, FileRecord};
-use libdiesel::{ListEntry, StatItem};
+use libdiesel::ListEntry;
 
-use super::{not_a_folder, not_there};
+use super::file_at;
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
@@ -30,10 +29,7 @@ use crate::time::mtime_text;
   dlcmd ls -R0 dl://photos | xargs -0 -n 1 echo")]
 pub(crate) struct Arguments {
     /// The dataset, folder or file
-    #[arg(
-        value_name = "dl://DS[/DIR]",
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS[/DIR]")]
     folder: Address,
 
     /// Put permissions, size in bytes and modification time (UTC) before each name
@@ -66,16 +62,9 @@ pub(crate) fn run(
     let Arguments { folder, long, recursive, null } = arguments;
     let shape = Shape { is_long: long, is_recursive: recursive, is_raw: null };
     let dataset = context.dataset(&folder)?;
-    if let Some(path) = &folder.path {
-        match dataset.stat(path)? {
-            StatItem::Folder => {}
-            StatItem::File(record) if !folder.is_folder => {
-                print(shape, &ListEntry::File(path.clone(), Some(record)), out)?;
-                return Ok(Exit::Done);
-            }
-            StatItem::File(_) => return Err(not_a_folder("ls", &folder)),
-            StatItem::Missing => return Err(not_there("ls", &folder)),
-        }
+    if let Some((path, record)) = file_at("ls", &dataset, &folder)? {
+        print(shape, &ListEntry::File(path.clone(), Some(record)), out)?;
+        return Ok(Exit::Done);
     }
     let names_only = !shape.is_long && !out.is_json();
     for entry in dataset.list(folder.folder(), shape.is_recursive, names_only)? {

@@ -23,8 +23,26 @@ pub(crate) mod user;
 pub(crate) mod verify;
 pub(crate) mod why;
 
+use dl_format::{FilePath, FileRecord};
+use libdiesel::{Dataset, StatItem};
+
 use crate::address::Address;
 use crate::exit::Failure;
+
+/// The file at an address; none for a folder.
+fn file_at<'a>(
+    action: &str,
+    dataset: &Dataset,
+    address: &'a Address,
+) -> Result<Option<(&'a FilePath, FileRecord)>, Failure> {
+    let Some(path) = &address.path else { return Ok(None) };
+    match dataset.stat(path)? {
+        StatItem::Folder => Ok(None),
+        StatItem::File(record) if !address.is_folder => Ok(Some((path, record))),
+        StatItem::File(_) => Err(not_a_folder(action, address)),
+        StatItem::Missing => Err(not_there(action, address)),
+    }
+}
 
 /// The failure for an address without a file or folder.
 fn not_there(action: &str, address: &Address) -> Failure {

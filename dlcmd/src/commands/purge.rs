@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgGroup, Args};
 use libdiesel::admin::{PurgeProgress, PurgeRequest};
 use serde::Serialize;
@@ -25,7 +24,6 @@ use crate::time;
 /// keep; --grace 0s waits for neither. Run purge again after that time. Versions leased by training
 /// jobs stay as long as these jobs run. A note names the jobs, and --grace 0s is refused without
 /// --force. --dry-run shows the bytes to reclaim.
-/// refused without --force. --dry-run shows the bytes to reclaim.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").args(["dataset", "all"]).required(true), after_help = "Examples:
   dlcmd purge --dry-run dl://imagenet
@@ -33,10 +31,7 @@ use crate::time;
   dlcmd purge --all --grace 1h")]
 pub(crate) struct Arguments {
     /// The dataset
-    #[arg(
-        value_name = "dl://DS",
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS")]
     dataset: Option<Address>,
 
     /// Every dataset, and the left-overs of deleted datasets

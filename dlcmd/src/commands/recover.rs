@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgGroup, Args};
 use dl_format::DatasetName;
 use libdiesel::admin::{RecoverProgress, RecoverRequest};
@@ -30,10 +29,7 @@ use crate::time;
   dlcmd recover dl://imagenet --since 2026-11-20T08:00:00Z")]
 pub(crate) struct Arguments {
     /// The dataset
-    #[arg(
-        value_name = "dl://DS",
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS")]
     dataset: Option<Address>,
 
     /// Every dataset found in the chunk store

@@ -4,13 +4,12 @@
 //! nothing is left below the folder, including files hidden by another file.
 
 use clap::Args;
-use clap::builder::{OsStringValueParser, TypedValueParser};
-use dl_format::{FilePath, Stamp};
+use dl_format::Stamp;
 use libdiesel::format::Deletions;
 use libdiesel::{Dataset, ListEntry, StatItem};
 use serde::Serialize;
 
-use super::not_there;
+use super::{file_at, not_there};
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
@@ -29,34 +28,12 @@ const COLLECTED: u64 = 1 << 20;
   dlcmd rm -r dl://photos/2019")]
 pub(crate) struct Arguments {
     /// The file, or with -r the folder or dataset
-    #[arg(
-        value_name = "dl://DS/PATH",
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS/PATH")]
     address: Address,
 
     /// Delete a folder with everything below it
     #[arg(short, long)]
     recursive: bool,
-}
-
-#[derive(Debug)]
-enum RmPlan {
-    File(FilePath),
-    Tree,
-}
-
-impl Arguments {
-    fn plan(&self) -> Result<RmPlan, Failure> {
-        match &self.address.path {
-            _ if self.recursive => Ok(RmPlan::Tree),
-            Some(path) if !self.address.is_folder => Ok(RmPlan::File(path.clone())),
-            _ => Err(Failure::usage(format!(
-                "rm {}: it names a folder; -r deletes all files below it, delete-dataset a dataset",
-                self.address
-            ))),
-        }
-    }
 }
 
 /// The line of `--json`.
@@ -71,24 +48,23 @@ pub(crate) fn run(
     context: &Context,
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
-    let plan = arguments.plan()?;
-    let address = arguments.address;
+    let Arguments { address, recursive } = arguments;
+    if !recursive && address.is_folder {
+        return Err(Failure::usage(format!(
+            "rm {address}: it names a folder; -r deletes all files below it, delete-dataset a dataset"
+        )));
+    }
     let dataset = context.dataset(&address)?;
-    let files = match plan {
-        RmPlan::Tree => delete_tree(&dataset, &address, context)?,
-        RmPlan::File(path) => match dataset.stat(&path)? {
-            StatItem::File(record) => {
-                let mut deletions = Deletions::default();
-                deletions.insert(&record.version);
-                dataset.delete_versions(deletions)?
-            }
-            StatItem::Missing => return Err(not_there("rm", &address)),
-            StatItem::Folder => {
-                return Err(Failure::failed(format!(
-                    "rm {address}: it is a folder; -r deletes all files below it"
-                )));
-            }
-        },
+    let files = if recursive {
+        delete_tree(&dataset, &address, context)?
+    } else if let Some((_, record)) = file_at("rm", &dataset, &address)? {
+        let mut deletions = Deletions::default();
+        deletions.insert(&record.version);
+        dataset.delete_versions(deletions)?
+    } else {
+        return Err(Failure::failed(format!(
+            "rm {address}: it is a folder; -r deletes all files below it"
+        )));
     };
     if out.is_json() {
         out.json("rm", &Summary { files })?;

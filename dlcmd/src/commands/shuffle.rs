@@ -11,7 +11,6 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use clap::Args;
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use libdiesel::order::{Cursor, Order, OrderError, Stage};
 use libdiesel::report::ReportOptions;
 use libdiesel::{
@@ -52,11 +51,7 @@ use crate::text::write_escaped;
   dlcmd shuffle dl://imagenet/train --group-size 50 --snapshot imagenet.snapshot")]
 pub(crate) struct Arguments {
     /// The dataset, or folders and files of a dataset
-    #[arg(
-        required = true,
-        value_name = "dl://DS[/DIR]",
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS[/DIR]", required = true)]
     folders: Vec<Address>,
 
     /// The seed of the task

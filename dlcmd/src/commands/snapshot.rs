@@ -5,7 +5,6 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use libdiesel::{Kind, Snapshot};
 
@@ -45,10 +44,7 @@ enum Action {
   dlcmd snapshot save dl://imagenet imagenet.snapshot")]
 struct Save {
     /// The dataset
-    #[arg(
-        value_name = "dl://DS",
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS")]
     dataset: Address,
 
     /// The destination file

@@ -3,11 +3,10 @@
 //! Must hold: one `name: value` per line; names are the JSON fields, with spaces.
 
 use clap::Args;
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use dl_format::FileRecord;
-use libdiesel::{Counts, DatasetInfo, StatItem};
+use libdiesel::{Counts, DatasetInfo};
 
-use super::{not_a_folder, not_there};
+use super::file_at;
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
@@ -23,10 +22,7 @@ use crate::time::{exact_text, stamp_text};
   dlcmd stat dl://imagenet/labels.csv")]
 pub(crate) struct Arguments {
     /// The dataset, folder or file
-    #[arg(
-        value_name = "dl://DS[/PATH]",
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS[/PATH]")]
     address: Address,
 }
 
@@ -44,14 +40,10 @@ pub(crate) fn run(
         show_dataset(&info, by_snapshot, out)?;
         return Ok(Exit::Done);
     };
-    match dataset.stat(path)? {
-        StatItem::File(record) if !address.is_folder => show_file(path.as_bytes(), &record, out)?,
-        StatItem::Folder if out.is_json() => {
-            out.json("folder", &json::Name::new(path.as_bytes()))?;
-        }
-        StatItem::Folder => lines(out, &[("type", "folder"), ("path", &path.to_string())])?,
-        StatItem::File(_) => return Err(not_a_folder("stat", &address)),
-        StatItem::Missing => return Err(not_there("stat", &address)),
+    match file_at("stat", &dataset, &address)? {
+        Some((path, record)) => show_file(path.as_bytes(), &record, out)?,
+        None if out.is_json() => out.json("folder", &json::Name::new(path.as_bytes()))?,
+        None => lines(out, &[("type", "folder"), ("path", &path.to_string())])?,
     }
     Ok(Exit::Done)
 }

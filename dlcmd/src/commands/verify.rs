@@ -3,7 +3,6 @@
 //! Must hold: one line for each finding, as found, with a remedy; findings are no success.
 
 use clap::Args;
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use libdiesel::admin::{Finding, VerifyProgress, VerifyRequest};
 use serde::Serialize;
 
@@ -24,10 +23,7 @@ use crate::text::{counted, sized};
   dlcmd verify --checksums dl://imagenet")]
 pub(crate) struct Arguments {
     /// The dataset
-    #[arg(
-        value_name = "dl://DS",
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS")]
     dataset: Address,
 
     /// Read every byte and compare it with its checksum

@@ -166,13 +166,12 @@ impl Folders {
     }
 }
 
-/// Names in one folder, with the way to open them.
+/// Names in one folder.
 #[derive(Debug, Default)]
 struct Names {
     /// Each ends with NUL, without an allocation for each.
     bytes: Vec<u8>,
     count: usize,
-    entry: Option<Entry>,
 }
 
 impl Walk {
@@ -262,7 +261,7 @@ impl Walk {
             match file_type(&folder, name, entry.file_type()) {
                 FileType::Directory => self.give_folder(root, &parent, name),
                 _ => {
-                    names.push(name, Entry::Found);
+                    names.push(name);
                     if names.count == HANDED_OVER {
                         let names = std::mem::take(&mut names);
                         if let Some(names) = self.hand_over(&folder, names) {
@@ -354,10 +353,9 @@ impl State {
 }
 
 impl Names {
-    fn push(&mut self, name: &CStr, entry: Entry) {
+    fn push(&mut self, name: &CStr) {
         self.bytes.extend_from_slice(name.to_bytes_with_nul());
         self.count += 1;
-        self.entry = Some(entry);
     }
 
     fn visit<E>(
@@ -365,7 +363,7 @@ impl Names {
         folder: &Folder,
         visit: &mut impl FnMut(Event<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Some(entry) = self.entry else { return Ok(()) };
+        let entry = Entry::Found;
         named(&self.bytes).try_for_each(|name| visit(Event::File { folder, name, entry }))
     }
 }

@@ -9,7 +9,7 @@ mod show;
 
 use std::time::Duration;
 
-use clap::builder::{OsStringValueParser, PossibleValue, TypedValueParser};
+use clap::builder::PossibleValue;
 use clap::{Args, Subcommand, ValueEnum};
 use dl_agent::{Budget, PeerAddress, PeerConfig, PeerTls, Policy, Status};
 use libdiesel::{TaskOptions, agent};
@@ -61,10 +61,7 @@ enum Action {
 #[derive(Debug, Args)]
 struct Start {
     /// The dataset
-    #[arg(
-        value_name = "dl://DS",
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS")]
     dataset: Address,
 
     #[command(flatten)]

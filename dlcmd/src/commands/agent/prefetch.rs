@@ -6,7 +6,6 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use libdiesel::{Client, ConnectOptions, Presence, Snapshot, TaskOptions};
 use serde::Serialize;
 
@@ -26,11 +25,7 @@ const STILL_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug, Args)]
 pub(super) struct Prefetch {
     /// The dataset, or folders and files of a dataset, in the order to fetch
-    #[arg(
-        required = true,
-        value_name = "dl://DS[/PATH]",
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS[/PATH]", required = true)]
     addresses: Vec<Address>,
 
     /// Return when everything is in memory, or no more fits

@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use dl_agent::{Config, Ended};
 use libdiesel::{TaskOptions, agent};
@@ -29,13 +30,7 @@ pub(super) fn in_foreground(
             task.name
         )));
     };
-    let idle = plan.idle.unwrap_or(IDLE);
-    let agent::Claim { listener, lock } = claim;
-    let shutdown = context.shutdown.clone();
-    let AgentPlan { memory, policy, peers, .. } = plan;
-    let task = name_of(task)?;
-    let config = Config { task, listener, lock, memory, policy, peers, idle, shutdown };
-    if serve(config)? == Ended::Idle {
+    if serve(plan, context, task, claim, IDLE)? == Ended::Idle {
         context.notes.note("no process of the task was there for a while: the agent ends");
     }
     Ok(Exit::Done)
@@ -70,19 +65,22 @@ pub(super) fn from_worker(
     let _ = rustix::process::setsid();
     let listener = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
     let lock = io::stdout().as_fd().try_clone_to_owned().map_err(failed)?;
-    let idle = plan.idle.unwrap_or(IDLE_OF_WORKERS);
-    let shutdown = context.shutdown.clone();
-    let AgentPlan { memory, policy, peers, .. } = plan;
-    let task = name_of(task)?;
-    serve(Config { task, listener, lock, memory, policy, peers, idle, shutdown })?;
+    serve(plan, context, task, agent::Claim { listener, lock }, IDLE_OF_WORKERS)?;
     Ok(Exit::Done)
 }
 
-fn name_of(task: &TaskOptions) -> Result<agent::TaskName, Failure> {
-    task.name.parse().map_err(|why| Failure::usage(format!("--task {}: {why}", task.name)))
-}
-
-fn serve(config: Config) -> Result<Ended, Failure> {
+fn serve(
+    plan: AgentPlan,
+    context: &Context,
+    task: &TaskOptions,
+    agent::Claim { listener, lock }: agent::Claim,
+    idle: Duration,
+) -> Result<Ended, Failure> {
+    let wrong = |why| Failure::usage(format!("--task {}: {why}", task.name));
+    let (task, shutdown) = (task.name.parse().map_err(wrong)?, context.shutdown.clone());
+    let AgentPlan { memory, policy, peers, idle: given } = plan;
+    let idle = given.unwrap_or(idle);
+    let config = Config { task, listener, lock, memory, policy, peers, idle, shutdown };
     let failed = |why| Failure::local("serve the processes of the task", why);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)

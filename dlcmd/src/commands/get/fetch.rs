@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use dl_format::{DirPath, FilePath, FileRecord};
 use libdiesel::{Dataset, Kind, ListEntry, ReadItem};
+use serde::Serialize;
 
 use crate::causes::Causes;
 use crate::context::Context;
@@ -37,10 +38,10 @@ pub(super) struct Batch {
 /// State shared by the threads.
 #[derive(Debug)]
 pub(super) struct GetState<'a> {
-    dataset: &'a Dataset,
+    pub(super) dataset: &'a Dataset,
     target: &'a Target,
     context: &'a Context,
-    progress: &'a Progress,
+    pub(super) progress: &'a Progress,
     files: AtomicU64,
     bytes: AtomicU64,
     unchanged: AtomicU64,
@@ -50,15 +51,13 @@ pub(super) struct GetState<'a> {
     is_stopped: AtomicBool,
 }
 
-/// The result of all threads.
-#[derive(Debug)]
-pub(super) struct Tally {
+/// The summary for `--json`.
+#[derive(Debug, Serialize)]
+pub(super) struct Summary {
     pub(super) files: u64,
     pub(super) bytes: u64,
     pub(super) unchanged: u64,
     pub(super) failed: u64,
-    /// The exit code of the first failed file.
-    pub(super) first: Option<Exit>,
 }
 
 impl<'a> GetState<'a> {
@@ -83,14 +82,6 @@ impl<'a> GetState<'a> {
         }
     }
 
-    pub(super) fn dataset(&self) -> &Dataset {
-        self.dataset
-    }
-
-    pub(super) fn progress(&self) -> &Progress {
-        self.progress
-    }
-
     /// Starts no more batches.
     pub(super) fn stop(&self) {
         self.is_stopped.store(true, Ordering::Relaxed);
@@ -100,14 +91,15 @@ impl<'a> GetState<'a> {
         self.is_stopped.load(Ordering::Relaxed) || self.context.shutdown.is_requested()
     }
 
-    pub(super) fn into_tally(self) -> Tally {
-        Tally {
+    /// The summary, and the exit code of the first failed file.
+    pub(super) fn into_summary(self) -> (Summary, Option<Exit>) {
+        let summary = Summary {
             files: self.files.into_inner(),
             bytes: self.bytes.into_inner(),
             unchanged: self.unchanged.into_inner(),
             failed: self.failed.into_inner(),
-            first: self.first.into_inner().unwrap_or_else(PoisonError::into_inner),
-        }
+        };
+        (summary, self.first.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Whether the file is missing or differs on this machine.
@@ -149,12 +141,6 @@ impl<'a> GetState<'a> {
     }
 }
 
-/// A fetching thread.
-#[derive(Debug)]
-pub(super) struct Fetcher<'a> {
-    shared: &'a GetState<'a>,
-}
-
 /// The destination of a streamed file, with the first local error.
 struct Sink<'a, 'b> {
     file: NewFile<'a>,
@@ -162,11 +148,7 @@ struct Sink<'a, 'b> {
     failed: Option<io::Error>,
 }
 
-impl<'a> Fetcher<'a> {
-    pub(super) fn new(shared: &'a GetState<'a>) -> Self {
-        Self { shared }
-    }
-
+impl<'a> GetState<'a> {
     /// Fetches and writes the files of a batch.
     ///
     /// # Errors
@@ -187,9 +169,9 @@ impl<'a> Fetcher<'a> {
         let items: Vec<ReadItem> =
             filled.iter().map(|file| (file.path.clone(), file.record).into()).collect();
         let mut ended = Ok(());
-        self.shared.dataset.read_files(items, &mut |item, read| {
+        self.dataset.read_files(items, &mut |item, read| {
             let Some(file) = filled.get(item).filter(|_| ended.is_ok()) else { return };
-            if self.shared.is_stopped() {
+            if self.is_stopped() {
                 return;
             }
             let written = read.map_err(FetchError::from).and_then(|bytes| self.write(file, bytes));
@@ -205,22 +187,22 @@ impl<'a> Fetcher<'a> {
     }
 
     fn stream(&self, file: &Wanted) -> Result<(), FetchError> {
-        let mut sink = Sink { file: self.begin(file)?, shared: self.shared, failed: None };
+        let mut sink = Sink { file: self.begin(file)?, shared: self, failed: None };
         let item = ReadItem::from((file.path.clone(), file.record));
-        match self.shared.dataset.read_to(item, &mut sink) {
+        match self.dataset.read_to(item, &mut sink) {
             Ok(_) => Ok(sink.file.finish(file.at.name(), file.record.attributes)?),
             Err(error) => Err(sink.failed.map_or_else(|| error.into(), FetchError::from)),
         }
     }
 
     fn begin(&self, file: &Wanted) -> io::Result<NewFile<'a>> {
-        let folder = self.shared.target.folder_of(&file.at)?;
-        self.shared.target.begin(&folder, file.record.attributes.mode)
+        let folder = self.target.folder_of(&file.at)?;
+        self.target.begin(&folder, file.record.attributes.mode)
     }
 
     /// Whether the dataset was deleted.
     fn is_gone(&self) -> bool {
-        let answer = self.shared.dataset.refresh();
+        let answer = self.dataset.refresh();
         answer.is_err_and(|error| error.kind() == Kind::NotFound)
     }
 
@@ -234,12 +216,12 @@ impl<'a> Fetcher<'a> {
         let length = file.record.length;
         let error = match written {
             Ok(()) => {
-                self.shared.files.fetch_add(1, Ordering::Relaxed);
-                self.shared.bytes.fetch_add(length, Ordering::Relaxed);
-                self.shared.progress.add(1, if is_streamed { 0 } else { length });
+                self.files.fetch_add(1, Ordering::Relaxed);
+                self.bytes.fetch_add(length, Ordering::Relaxed);
+                self.progress.add(1, if is_streamed { 0 } else { length });
                 return Ok(());
             }
-            Err(_) if self.shared.is_stopped() => return Ok(()),
+            Err(_) if self.is_stopped() => return Ok(()),
             Err(error) => error,
         };
         match error {
@@ -248,7 +230,7 @@ impl<'a> Fetcher<'a> {
                     let failure = Failure::failed(format_args!("write it: {why}; {advice}"));
                     return Err(failure.while_doing(format_args!("get {}", file.path)));
                 }
-                None => self.shared.fail(file, &format!("write it: {why}"), Exit::Failed),
+                None => self.fail(file, &format!("write it: {why}"), Exit::Failed),
             },
             FetchError::Remote(error) => {
                 let kind = error.kind();
@@ -256,7 +238,7 @@ impl<'a> Fetcher<'a> {
                     let action = format_args!("get {}", file.path);
                     return Err(Failure::from(error).while_doing(action));
                 }
-                self.shared.fail(file, &cause(&error), Exit::of(kind));
+                self.fail(file, &cause(&error), Exit::of(kind));
             }
         }
         Ok(())

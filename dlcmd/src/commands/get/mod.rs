@@ -17,14 +17,12 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use clap::Args;
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use dl_format::{FilePath, FileRecord};
 use libdiesel::{Dataset, ListEntry, StatItem};
 use rustix::fs::FileType;
-use serde::Serialize;
 
-use self::fetch::{Batch, Fetcher, GetState, Wanted};
-use super::{not_a_folder, not_there};
+use self::fetch::{Batch, GetState, Summary, Wanted};
+use super::file_at;
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
@@ -59,10 +57,7 @@ const WHOLE_BYTES: u64 = 4 << 20;
   dlcmd get dl://imagenet/labels.csv /tmp/labels.csv")]
 pub(crate) struct Arguments {
     /// The dataset, folder or file
-    #[arg(
-        value_name = "dl://DS[/PATH]",
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS[/PATH]")]
     source: Address,
 
     /// The destination on this machine
@@ -111,24 +106,17 @@ pub(crate) fn run(
     let plan = arguments.plan()?;
     let umask = own_umask();
     let dataset = context.dataset(&plan.source)?;
-    match &plan.source.path {
-        None => get_folder(&plan, &dataset, umask, context, out),
-        Some(path) => match dataset.stat(path)? {
-            StatItem::Folder => get_folder(&plan, &dataset, umask, context, out),
-            StatItem::File(record) if !plan.source.is_folder => {
-                let target = file_target(&plan.target, path, umask)?;
-                let wanted = Wanted { at: target.1, path: path.clone(), record };
-                transfer(&plan, &dataset, &target.0, context, out, |shared, give| {
-                    if shared.is_wanted(&wanted) {
-                        give(Batch::from(wanted))?;
-                    }
-                    Ok(())
-                })
-            }
-            StatItem::File(_) => Err(not_a_folder("get", &plan.source)),
-            StatItem::Missing => Err(not_there("get", &plan.source)),
-        },
-    }
+    let Some((path, record)) = file_at("get", &dataset, &plan.source)? else {
+        return get_folder(&plan, &dataset, umask, context, out);
+    };
+    let (target, at) = file_target(&plan.target, path, umask)?;
+    let wanted = Wanted { at, path: path.clone(), record };
+    transfer(&plan, &dataset, &target, context, out, |shared, give| {
+        if shared.is_wanted(&wanted) {
+            give(Batch::from(wanted))?;
+        }
+        Ok(())
+    })
 }
 
 fn get_folder(
@@ -264,29 +252,17 @@ impl From<Wanted> for Batch {
     }
 }
 
-/// The summary for `--json`.
-#[derive(Debug, Serialize)]
-struct Summary {
-    files: u64,
-    bytes: u64,
-    unchanged: u64,
-    failed: u64,
-}
-
-/// A listing: passes batches to its second argument until the first failure.
-trait List: FnOnce(&GetState<'_>, &mut Give<'_>) -> Result<(), Failure> {}
+/// Takes a batch of a listing.
 type Give<'a> = dyn FnMut(Batch) -> Result<(), Failure> + 'a;
 
-impl<F: FnOnce(&GetState<'_>, &mut Give<'_>) -> Result<(), Failure>> List for F {}
-
-/// Transfers the files of `list`, and prints the summary.
+/// Transfers the files that `list` gives until its first failure, and prints the summary.
 fn transfer(
     plan: &GetPlan,
     dataset: &Dataset,
     target: &Target,
     context: &Context,
     out: &mut Output<'_>,
-    list: impl List,
+    list: impl FnOnce(&GetState<'_>, &mut Give<'_>) -> Result<(), Failure>,
 ) -> Result<Exit, Failure> {
     let progress = Progress::new(context.notes.bar());
     let shared = GetState::new(dataset, target, context, &progress);
@@ -298,26 +274,29 @@ fn transfer(
             .map_err(|why| Failure::local(format!("sync {}", shown(&plan.target)), why))?;
     }
     shared.print_failures();
-    let tally = shared.into_tally();
-    let (files, unchanged, failed) = (tally.files, tally.unchanged, tally.failed);
-    report(&Summary { files, bytes: tally.bytes, unchanged, failed }, out)?;
+    let (summary, first) = shared.into_summary();
+    report(&summary, out)?;
     if context.shutdown.is_requested() {
         return Ok(Exit::Interrupted);
     }
     ended?;
-    Ok(match tally.first {
-        None => Exit::Done,
-        Some(exit) if files == 0 && unchanged == 0 && failed == 1 => exit,
-        Some(_) => Exit::Partly,
+    Ok(match (first, summary) {
+        (None, _) => Exit::Done,
+        (Some(exit), Summary { files: 0, unchanged: 0, failed: 1, .. }) => exit,
+        _ => Exit::Partly,
     })
 }
 
 /// Runs `list` in parallel with the fetching threads.
-fn fetch_all(plan: &GetPlan, shared: &GetState<'_>, list: impl List) -> Result<(), Failure> {
+fn fetch_all(
+    plan: &GetPlan,
+    shared: &GetState<'_>,
+    list: impl FnOnce(&GetState<'_>, &mut Give<'_>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let (give, taken) = sync_channel::<Batch>(plan.threads);
     let taken = Mutex::new(taken);
     thread::scope(|scope| {
-        if shared.progress().is_shown() {
+        if shared.progress.is_shown() {
             scope.spawn(|| count(plan, shared));
         }
         let work = || fetch_batches(shared, &taken);
@@ -341,13 +320,12 @@ fn fetch_all(plan: &GetPlan, shared: &GetState<'_>, list: impl List) -> Result<(
 /// Fetches batches until the channel ends. After a failure the thread still drains the channel, so
 /// that the producer never blocks.
 fn fetch_batches(shared: &GetState<'_>, batches: &Mutex<Receiver<Batch>>) -> Result<(), Failure> {
-    let fetcher = Fetcher::new(shared);
     let mut ended = Ok(());
     loop {
         let batch = batches.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(batch) = batch else { return ended };
         if !shared.is_stopped() {
-            let fetched = fetcher.fetch(&batch);
+            let fetched = shared.fetch(&batch);
             if fetched.is_err() {
                 shared.stop();
                 ended = fetched;
@@ -360,13 +338,13 @@ fn fetch_batches(shared: &GetState<'_>, batches: &Mutex<Receiver<Batch>>) -> Res
 fn count(plan: &GetPlan, shared: &GetState<'_>) {
     let bytes = match &plan.source.path {
         None => shared.bytes_below(&plan.source.folder()),
-        Some(path) => match shared.dataset().stat(path) {
+        Some(path) => match shared.dataset.stat(path) {
             Ok(StatItem::File(FileRecord { length, .. })) => Some(length),
             _ => shared.bytes_below(&plan.source.folder()),
         },
     };
     if let Some(bytes) = bytes {
-        shared.progress().expect(bytes);
+        shared.progress.expect(bytes);
     }
 }
 

@@ -17,17 +17,17 @@ use std::io::{self, Read};
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::thread;
 
 use clap::Args;
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use dl_format::ChunkShape;
 use libdiesel::{Dataset, FailedWrite, Flushed, Kind, StatItem};
 use serde::Serialize;
 
 use self::reports::Reports;
-use self::send::{PutState, Sender, Tally};
+use self::send::{PutState, Sender};
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure, cause};
@@ -66,11 +66,7 @@ pub(crate) struct Arguments {
     sources: Vec<OsString>,
 
     /// The target folder, or for a single file its new path
-    #[arg(
-        value_name = "dl://DS[/DIR]",
-        required = true,
-        value_parser = OsStringValueParser::new().try_map(Address::from_argument)
-    )]
+    #[arg(value_name = "dl://DS[/DIR]", required = true)]
     target: Address,
 
     /// The names on stdin end with NUL instead of a newline
@@ -194,7 +190,7 @@ pub(crate) fn run(
         || dataset.give_up(),
     );
     progress.end();
-    finish(ended, flushed, shared.into_tally(), &dataset, context, out)
+    finish(ended, flushed, shared, out)
 }
 
 /// The result of a command that stored nothing: a failure, unless Ctrl-C was the reason.
@@ -337,7 +333,7 @@ fn walk(inputs: &[Input]) -> Result<Walk, Failure> {
 fn transfer(inputs: &[Input], shared: &PutState<'_>, threads: usize) -> Result<(), Failure> {
     let files = walk(inputs)?;
     thread::scope(|scope| {
-        if shared.progress().is_shown() {
+        if shared.progress.is_shown() {
             scope.spawn(|| count(inputs, shared));
         }
         let work = || {
@@ -350,7 +346,7 @@ fn transfer(inputs: &[Input], shared: &PutState<'_>, threads: usize) -> Result<(
             let end = thread.join().expect("a sender gives its failures back");
             ended = ended.and(end);
         }
-        shared.end();
+        shared.has_ended.store(true, Ordering::Relaxed);
         ended
     })
 }
@@ -363,11 +359,15 @@ fn count(inputs: &[Input], shared: &PutState<'_>) {
             if let Event::File { folder, name, entry } = event {
                 bytes = bytes.saturating_add(folder.stat(name, entry).map_or(0, |(size, _)| size));
             }
-            if shared.has_ended() { Err(Failure::StdoutClosed) } else { Ok(()) }
+            if shared.has_ended.load(Ordering::Relaxed) {
+                Err(Failure::StdoutClosed)
+            } else {
+                Ok(())
+            }
         })
     });
     if counted.is_ok() {
-        shared.progress().expect(bytes);
+        shared.progress.expect(bytes);
     }
 }
 
@@ -385,12 +385,12 @@ struct Summary {
 fn finish(
     ended: Result<(), Failure>,
     last: Result<(), Failure>,
-    tally: Tally,
-    dataset: &Dataset,
-    context: &Context,
+    shared: PutState<'_>,
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
-    let Tally { flushed, reports, unchanged, empty_folders } = tally;
+    let PutState { dataset, context, flushed, reports, unchanged, empty_folders, .. } = shared;
+    let flushed = flushed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (unchanged, empty_folders) = (unchanged.into_inner(), empty_folders.into_inner());
     let is_interrupted = context.shutdown.is_requested();
     if let Err(failure) = last {
         reports.print(context, true);

@@ -40,30 +40,22 @@ const FRESH_MAX: usize = 1 << 16;
 /// State shared by the threads.
 #[derive(Debug)]
 pub(super) struct PutState<'a> {
-    dataset: &'a Dataset,
-    context: &'a Context,
-    progress: &'a Progress,
+    pub(super) dataset: &'a Dataset,
+    pub(super) context: &'a Context,
+    pub(super) progress: &'a Progress,
     /// Whether the dataset is empty, so that nothing is compared.
     is_empty: bool,
     checksum: bool,
     /// Files modified less than [`SETTLED`] before being read.
     fresh: Mutex<Vec<Candidate>>,
     /// The sum of all flushes.
-    flushed: Mutex<Flushed>,
-    reports: Reports,
-    unchanged: AtomicU64,
-    empty_folders: AtomicU64,
-    has_ended: AtomicBool,
-    has_noted_time: AtomicBool,
-}
-
-/// The results of all threads.
-#[derive(Debug)]
-pub(super) struct Tally {
-    pub(super) flushed: Flushed,
+    pub(super) flushed: Mutex<Flushed>,
     pub(super) reports: Reports,
-    pub(super) unchanged: u64,
-    pub(super) empty_folders: u64,
+    pub(super) unchanged: AtomicU64,
+    pub(super) empty_folders: AtomicU64,
+    /// Whether all sending threads have ended.
+    pub(super) has_ended: AtomicBool,
+    has_noted_time: AtomicBool,
 }
 
 impl<'a> PutState<'a> {
@@ -87,29 +79,6 @@ impl<'a> PutState<'a> {
             empty_folders: AtomicU64::new(0),
             has_ended: AtomicBool::new(false),
             has_noted_time: AtomicBool::new(false),
-        }
-    }
-
-    pub(super) fn progress(&self) -> &Progress {
-        self.progress
-    }
-
-    /// Notes the end of all sending threads.
-    pub(super) fn end(&self) {
-        self.has_ended.store(true, Ordering::Relaxed);
-    }
-
-    pub(super) fn has_ended(&self) -> bool {
-        self.has_ended.load(Ordering::Relaxed)
-    }
-
-    /// The final counts.
-    pub(super) fn into_tally(self) -> Tally {
-        Tally {
-            flushed: self.flushed.into_inner().unwrap_or_else(PoisonError::into_inner),
-            reports: self.reports,
-            unchanged: self.unchanged.into_inner(),
-            empty_folders: self.empty_folders.into_inner(),
         }
     }
 
