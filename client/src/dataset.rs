@@ -1,4 +1,4 @@
-//! //! The handle of a dataset: the calls of the paper's Table 3. An epoch or a snapshot answers a
+//! The handle of a dataset: the calls of the paper's Table 3. An epoch or a snapshot answers a
 //! call where possible, otherwise the servers do.
 //!
 //! Must hold: a handle means one dataset id for ever. After the name is deleted and created again,
@@ -15,7 +15,7 @@ use std::collections::HashSet;
 use std::io::Read;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use dl_format::{Attributes, Deletions, FilePath};
 use dl_proto::{Dataset as DatasetInfo, StatItem};
@@ -23,7 +23,7 @@ use dl_proto::{Dataset as DatasetInfo, StatItem};
 use crate::epoch::{Epoch, WeakEpoch};
 use crate::error::Error;
 use crate::path::AsPath;
-use crate::process::PerProcess;
+use crate::process::{PerProcess, locked};
 use crate::remote::{Flushed, RemoteDataset, Writer};
 use crate::snapshot::Snapshot;
 use crate::worker::Worker;
@@ -95,13 +95,13 @@ impl Dataset {
     /// Answers reads of the current process from an epoch, for as long as the epoch lives.
     fn set_epoch(&self, epoch: WeakEpoch) -> Result<(), Error> {
         let slot = self.0.epoch.get_or_make(|| Ok::<_, Error>(Mutex::default()))?;
-        *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(epoch);
+        *locked(slot) = Some(epoch);
         Ok(())
     }
 
     /// The epoch that answers reads of the current process, if the snapshot still holds.
     fn epoch(&self) -> Option<(Epoch, &Arc<Snapshot>)> {
-        let slot = self.0.epoch.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = locked(self.0.epoch.get()?);
         Some((slot.as_ref()?.upgrade()?, self.snapshot()?))
     }
 

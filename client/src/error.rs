@@ -94,19 +94,7 @@ pub enum Kind {
 impl Kind {
     /// Whether the same request may succeed later or at another server.
     pub fn is_retryable(self) -> bool {
-        match self {
-            Self::Unavailable | Self::TimedOut | Self::Unreachable => true,
-            Self::NotFound
-            | Self::Invalid
-            | Self::Conflict
-            | Self::NeedsRecovery
-            | Self::Full
-            | Self::Corrupt
-            | Self::Denied
-            | Self::Cancelled
-            | Self::Internal
-            | Self::Local => false,
-        }
+        matches!(self, Self::Unavailable | Self::TimedOut | Self::Unreachable)
     }
 
     /// The remedy, for the end of an error text; none where the cause names the remedy.

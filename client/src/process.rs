@@ -7,7 +7,12 @@ mod generation;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// The value of a lock, also after a panic of an earlier holder.
+pub(crate) fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A value for each process, made on first use.
 ///
@@ -38,19 +43,7 @@ impl<T> PerProcess<T> {
     /// The value of the process; `make` makes the first value. Two threads may both make a first
     /// value at the same time: one value is dropped.
     pub(crate) fn get_or_make<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
-        self.get_or_make_as(generation::current(), make)
-    }
-
-    /// The value of this process; none before the first request for a value.
-    pub(crate) fn get(&self) -> Option<&T> {
-        self.last()?.value.get_as(generation::current())
-    }
-
-    fn get_or_make_as<E>(
-        &self,
-        generation: u64,
-        make: impl FnOnce() -> Result<T, E>,
-    ) -> Result<&T, E> {
+        let generation = generation::current();
         let end = match self.last() {
             Some(link) if link.value.generation == generation => return Ok(link.value.made()),
             Some(link) => &link.next,
@@ -61,6 +54,11 @@ impl<T> PerProcess<T> {
         // The value of a faster thread wins.
         drop(end.0.set(made));
         Ok(end.0.get().expect("set by this thread or a faster thread").value.made())
+    }
+
+    /// The value of this process; none before the first request for a value.
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.last()?.value.get()
     }
 
     fn last(&self) -> Option<&Link<T>> {
@@ -82,13 +80,9 @@ impl<T> Owned<T> {
         self.value.as_mut().filter(|_| self.generation == generation::current())
     }
 
-    fn get_as(&self, generation: u64) -> Option<&T> {
-        self.value.as_ref().filter(|_| self.generation == generation)
-    }
-
     /// The value; none in a child of its process.
     pub(crate) fn get(&self) -> Option<&T> {
-        self.get_as(generation::current())
+        self.value.as_ref().filter(|_| self.generation == generation::current())
     }
 
     /// The value, in any process.

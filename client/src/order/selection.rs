@@ -59,9 +59,6 @@ impl Selection {
     }
 
     /// The beginning and end of each run of selected files; none for all files.
-    ///
-    /// # Errors
-    /// More than `most` runs.
     pub(crate) fn runs(&self, most: usize) -> Result<Option<Vec<(u32, u32)>>, usize> {
         if self.set.is_none() {
             return Ok(None);

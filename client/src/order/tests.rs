@@ -298,20 +298,6 @@ proptest! {
     }
 
     #[test]
-    fn global_batches_are_the_same_for_every_number_of_ranks(case in case(), world in 1_u32..7) {
-        let Case { counts, selected, mut settings } = case;
-        settings.partition = Partition::Global;
-        settings.tail = Tail::Drop;
-        let one = order(&counts, &selected, OrderSettings { world: 1, ..settings }, &[]).unwrap();
-        let several = order(&counts, &selected, OrderSettings { world, ..settings }, &[]).unwrap();
-        let (one, several) = (rank(&one, 0), ranks(&several));
-        for step in 0..several[0].len() {
-            let batch: Vec<u32> = several.iter().map(|rank| rank[step]).collect();
-            prop_assert_eq!(&batch, &one[step * world as usize..][..world as usize]);
-        }
-    }
-
-    #[test]
     fn two_nodes_share_only_chunks_at_the_ends_of_stretches(case in case()) {
         let Case { counts, selected, settings } = case;
         let settings = OrderSettings {
@@ -472,25 +458,6 @@ fn files_in_no_chunk_or_in_two_are_damage() {
         assert_eq!(error, wrong.map(|chunk| OrderError::Chunks { chunk }), "{first_files:?}");
         assert!(error.is_none_or(|error| error.kind() == Kind::Corrupt));
     }
-}
-
-#[test]
-fn a_padded_end_is_resumed_by_any_number_of_ranks() {
-    let global = OrderSettings { world: 4, tail: Tail::Pad, ..OrderSettings::new(1, 0, 1) };
-    let local =
-        |world| OrderSettings { world, partition: Partition::Local { nodes: world }, ..global };
-    let end = |counts: &[u32], from, settings, read| {
-        let all: Vec<u32> = (0..counts.iter().sum()).collect();
-        let whole = order(counts, &all, from, &[]).unwrap();
-        ranks(&order(counts, &all, settings, &whole.stages_after(read)).unwrap())
-    };
-    assert_eq!(end(&[4, 3, 3], global, global, 2), [[6], [4], [9], [8]]);
-    // Padding repeats the first reads; without any reads, the available files.
-    let six = OrderSettings { world: 6, ..global };
-    assert_eq!(end(&[4, 3, 3], global, six, 2), [[6], [4], [9], [8], [7], [0]]);
-    assert_eq!(end(&[4, 3, 3], global, local(3), 2), [[6], [6], [4]]);
-    assert_eq!(end(&[2, 1], local(2), local(2), 1), [[0], [2]]);
-    assert!(end(&[2, 1], local(2), local(2), 2).concat().is_empty());
 }
 
 #[test]

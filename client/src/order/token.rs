@@ -231,9 +231,7 @@ impl ResumeToken {
             }),
         }
     }
-}
 
-impl ResumeToken {
     /// The token after the reads of a task that began at `self`: `world` ranks on `nodes` nodes,
     /// each with `read` more files.
     ///

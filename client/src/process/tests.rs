@@ -1,13 +1,9 @@
-//! Values for given generations and across real forks.
+//! Values and generations across real forks.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-
-fn value_of(values: &PerProcess<u32>, generation: u64, made: u32) -> u32 {
-    *values.get_or_make_as(generation, || Ok::<_, Infallible>(made)).unwrap()
-}
 
 /// Whether `check` holds in a forked child, which ends at once.
 pub(crate) fn holds_in_a_child(check: impl FnOnce() -> bool) -> bool {
@@ -28,15 +24,6 @@ pub(crate) fn holds_in_a_child(check: impl FnOnce() -> bool) -> bool {
     let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(ended, child);
     status == 0
-}
-
-#[test]
-fn a_child_gets_its_own_value_and_the_parent_keeps_its() {
-    let values = PerProcess::new();
-    assert_eq!(value_of(&values, 1, 1), 1);
-    assert_eq!(value_of(&values, 1, 2), 1);
-    assert_eq!(value_of(&values, 2, 3), 3);
-    assert_eq!(value_of(&values, 2, 4), 3);
 }
 
 #[test]
@@ -90,8 +77,8 @@ fn concurrent_first_calls_in_a_child_get_one_generation() {
 #[test]
 fn a_failure_is_not_remembered() {
     let values = PerProcess::new();
-    assert_eq!(values.get_or_make_as(1, || Err("no")), Err("no"));
-    assert_eq!(value_of(&values, 1, 2), 2);
+    assert_eq!(values.get_or_make(|| Err("no")), Err("no"));
+    assert_eq!(values.get_or_make(|| Ok::<_, Infallible>(2)), Ok(&2));
 }
 
 #[test]

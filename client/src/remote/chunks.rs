@@ -4,7 +4,7 @@
 //! only for the missing bytes. Bytes outside the requested ranges are refused. No checksum is
 //! verified here.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,6 +14,7 @@ use dl_proto::{
 };
 
 use crate::error::{Error, Kind};
+use crate::process::locked;
 use crate::remote::connections::{Connection, Try};
 use crate::remote::dataset::RemoteDataset;
 use crate::remote::failure::Failure;
@@ -116,7 +117,7 @@ async fn get_batch(
     let progress = RangeProgress { ranges: states, moved: None, is_answered: false, take };
     let progress = Mutex::new(progress);
     let attempt = |server, this| attempt(server, this, info, (ranges, pass_copies), &progress);
-    let moved = || lock(&progress).moved.take();
+    let moved = || locked(&progress).moved.take();
     let of_all = || subject(info, ranges);
     let asked = session.connections.call_while_moving(ACTION, of_all, attempt, moved).await;
     let progress = progress.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -146,7 +147,7 @@ async fn attempt<Take: FnMut(usize, u64, Bytes)>(
     (ranges, pass_copies): (&[ChunkRange], bool),
     progress: &Mutex<RangeProgress<Take>>,
 ) -> Result<(), Failure> {
-    let (asked, missing) = lock(progress).begin(ranges);
+    let (asked, missing) = locked(progress).begin(ranges);
     // The last answer broke off after the last byte.
     if asked.is_empty() {
         return Ok(());
@@ -158,14 +159,14 @@ async fn attempt<Take: FnMut(usize, u64, Bytes)>(
     let mut stream = this.answer(server.get_chunks(request)).await?;
     while let Some(shown) = this.message(&mut stream).await? {
         let message = replies.next().unwrap_or(shown);
-        let (mut progress, now) = (lock(progress), this.now());
+        let (mut progress, now) = (locked(progress), this.now());
         for piece in message.pieces {
             let piece = ChunkPiece::from(piece);
             let number = asked.get(piece.range as usize).copied();
             progress.add(number, ranges, piece.data, now)?;
         }
     }
-    lock(progress).end()
+    locked(progress).end()
 }
 
 impl<Take: FnMut(usize, u64, Bytes)> RangeProgress<Take> {
@@ -256,10 +257,6 @@ fn subject(info: &DatasetInfo, ranges: &[ChunkRange]) -> String {
         [range] => chunk(range.chunk),
         ranges => format!("{} ranges of chunks of {address}", ranges.len()),
     }
-}
-
-fn lock<Take>(progress: &Mutex<RangeProgress<Take>>) -> MutexGuard<'_, RangeProgress<Take>> {
-    progress.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

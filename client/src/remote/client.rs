@@ -11,11 +11,12 @@ use bytes::Bytes;
 use dl_format::{ChunkShape, DatasetName};
 use dl_proto::pb;
 use dl_proto::{Dataset as DatasetInfo, DeletedDataset, Listed, RecoverProgress, RecoverRequest};
+use tonic::{Response, Status, Streaming};
 
 use crate::error::Error;
 use crate::remote::connections::{Connection, Try};
 use crate::remote::dataset::RemoteDataset;
-use crate::remote::lookup::{dataset_address, get_dataset, info};
+use crate::remote::lookup::{address_of, dataset_address, get_dataset, info};
 use crate::remote::options::ConnectOptions;
 use crate::remote::session::Shared;
 use crate::remote::snapshot::load;
@@ -167,33 +168,50 @@ impl Client {
         request: RecoverRequest,
         progress: &mut dyn FnMut(&RecoverProgress),
     ) -> Result<Vec<RecoverProgress>, Error> {
-        let session = self.shared.session()?;
-        let subject = || match &request.dataset {
-            Some(name) => dataset_address(name),
-            None => "all datasets".to_owned(),
-        };
         let message = pb::RecoverRequest::from(request.clone());
-        let (last, progress) = (RefCell::new(BTreeMap::new()), RefCell::new(progress));
-        session.wait(session.connections.call(
+        let last = RefCell::new(BTreeMap::new());
+        let open = |mut server: Connection, this: &Try| {
+            // The server reports all remaining problems again in each try.
+            last.borrow_mut().clear();
+            let request = this.request(message.clone());
+            async move { server.recover(request).await }
+        };
+        self.follow(
             "recover",
-            subject,
-            session.connections.long(),
-            |mut server, this| {
-                let request = this.request(message.clone());
-                let (last, progress) = (&last, &progress);
-                async move {
-                    // The server reports all remaining problems again in each try.
-                    last.borrow_mut().clear();
-                    let mut stream = this.answer(server.recover(request)).await?;
-                    while let Some(step) = this.message(&mut stream).await? {
-                        (progress.borrow_mut())(&step);
-                        add(&mut last.borrow_mut(), step);
-                    }
-                    Ok(())
-                }
+            || address_of(request.dataset.as_ref()),
+            open,
+            |message| {
+                                progress(&message);
+                add(&mut last.borrow_mut(), message);
             },
-        ))?;
+        )?;
         Ok(last.into_inner().into_values().collect())
+    }
+
+    /// Sends a request that works through whole datasets until an answer is complete; `take`
+    /// receives each message, also of broken answers.
+    pub(super) fn follow<Message, Opened>(
+        &self,
+        action: &'static str,
+        subject: impl Fn() -> String,
+        open: impl Fn(Connection, &Try) -> Opened,
+        take: impl FnMut(Message),
+    ) -> Result<(), Error>
+    where
+        Opened: Future<Output = Result<Response<Streaming<Message>>, Status>>,
+    {
+        let session = self.shared.session()?;
+        let (connections, take) = (&session.connections, RefCell::new(take));
+        session.wait(connections.call(action, subject, connections.long(), |server, this| {
+            let (opened, take) = (open(server, &this), &take);
+            async move {
+                let mut stream = this.answer(opened).await?;
+                while let Some(message) = this.message(&mut stream).await? {
+                    (take.borrow_mut())(message);
+                }
+                Ok(())
+            }
+        }))
     }
 }
 

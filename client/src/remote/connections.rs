@@ -58,9 +58,8 @@ impl Connections {
         process: &Process,
         is_met: Arc<AtomicBool>,
     ) -> Result<Self, Error> {
-        let invalid = |subject: &str, why: String| {
-            Error::new(Kind::Invalid, "connect to", subject, Failure::new(Kind::Invalid, why))
-        };
+        let invalid =
+            |subject: &str, why: String| Error::new(Kind::Invalid, "connect to", subject, why);
         if options.servers.is_empty() {
             return Err(invalid("a server", "no address was given".to_owned()));
         }

@@ -21,18 +21,18 @@ pub(crate) const DAMAGED: &str = "its checksum does not match its bytes";
 pub(crate) struct Failure {
     pub(crate) kind: Kind,
     problem: String,
-    /// The text without the server, for a server that sent nothing.
-    silence: Option<String>,
+    /// Whether the server sent nothing.
+    pub(crate) is_silence: bool,
     /// Whether the text names the object of the chunk store.
-    names_object: bool,
+    pub(crate) names_object: bool,
     /// Whether the server has never answered.
     is_first: bool,
 }
 
 impl Failure {
     pub(crate) fn new(kind: Kind, problem: impl Into<String>) -> Self {
-        let (silence, names_object, is_first) = (None, false, false);
-        Self { kind, problem: problem.into(), silence, names_object, is_first }
+        let (is_silence, names_object, is_first) = (false, false, false);
+        Self { kind, problem: problem.into(), is_silence, names_object, is_first }
     }
 
     /// A failure with the object of the chunk store in its text.
@@ -44,26 +44,13 @@ impl Failure {
         Self::of_object(Kind::Corrupt, format!("chunk {chunk}: {DAMAGED}"))
     }
 
-    /// Whether the text names the object of the chunk store.
-    pub(crate) fn names_object(&self) -> bool {
-        self.names_object
-    }
-
     pub(crate) fn silence(problem: String) -> Self {
-        Self { silence: Some(problem.clone()), ..Self::new(Kind::TimedOut, problem) }
+        Self { is_silence: true, ..Self::new(Kind::TimedOut, problem) }
     }
 
     /// The silence of a server for some time.
     pub(crate) fn silent_for(time: Duration) -> Self {
         Self::silence(format!("no answer for {} s", time.as_secs()))
-    }
-
-    pub(crate) fn is_silence(&self) -> bool {
-        self.silence.is_some()
-    }
-
-    pub(crate) fn without_server(&self) -> &str {
-        self.silence.as_deref().unwrap_or(&self.problem)
     }
 
     /// Marks the failure of a server that has never answered.

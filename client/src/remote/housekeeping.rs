@@ -3,14 +3,14 @@
 //! Must hold: after a break the request is sent again, and no report is passed on twice. The result
 //! is the last step, with all problems reported before.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use dl_proto::{Finding, PurgeProgress, PurgeRequest, VerifyProgress, VerifyRequest, pb};
 
 use crate::error::Error;
 use crate::remote::client::Client;
-use crate::remote::lookup::dataset_address;
+use crate::remote::connections::{Connection, Try};
+use crate::remote::lookup::{address_of, dataset_address};
 use crate::remote::report_filter::ReportFilter;
 
 impl Client {
@@ -27,40 +27,28 @@ impl Client {
         request: PurgeRequest,
         progress: &mut dyn FnMut(&PurgeProgress),
     ) -> Result<Vec<PurgeProgress>, Error> {
-        let session = self.shared.session()?;
-        let subject = || match &request.dataset {
-            Some(name) => dataset_address(name),
-            None => "all datasets".to_owned(),
-        };
         let message = pb::PurgeRequest::from(request.clone());
-        let last =
-            RefCell::new((BTreeMap::<String, PurgeProgress>::new(), ReportFilter::default()));
-        let progress = RefCell::new(progress);
-        session.wait(session.connections.call(
+        let mut last = BTreeMap::<String, PurgeProgress>::new();
+        let mut filter = ReportFilter::default();
+        let open = |mut server: Connection, this: &Try| {
+            let request = this.request(message.clone());
+            async move { server.purge(request).await }
+        };
+        self.follow(
             "purge",
-            subject,
-            session.connections.long(),
-            |mut server, this| {
-                let request = this.request(message.clone());
-                let (last, progress) = (&last, &progress);
-                async move {
-                    let mut stream = this.answer(server.purge(request)).await?;
-                    while let Some(message) = this.message(&mut stream).await? {
-                        let mut step = PurgeProgress::from(message);
-                        (progress.borrow_mut())(&step);
-                        let (last, filter) = &mut *last.borrow_mut();
-                        step.problems.retain(|problem| filter.is_new((&step.dataset, problem)));
-                        if let Some(mut before) = last.remove(&step.dataset) {
-                            before.problems.append(&mut step.problems);
-                            step.problems = before.problems;
-                        }
-                        last.insert(step.dataset.clone(), step);
-                    }
-                    Ok(())
+            || address_of(request.dataset.as_ref()),
+            open,
+            |mut step: PurgeProgress| {
+                progress(&step);
+                step.problems.retain(|problem| filter.is_new((&step.dataset, problem)));
+                if let Some(mut before) = last.remove(&step.dataset) {
+                    before.problems.append(&mut step.problems);
+                    step.problems = before.problems;
                 }
+                last.insert(step.dataset.clone(), step);
             },
-        ))?;
-        Ok(last.into_inner().0.into_values().collect())
+        )?;
+        Ok(last.into_values().collect())
     }
 
     /// Compares a dataset's metadata with the chunk store; changes nothing. `found` receives each
@@ -75,35 +63,24 @@ impl Client {
         progress: &mut dyn FnMut(&VerifyProgress),
         found: &mut dyn FnMut(Finding),
     ) -> Result<VerifyProgress, Error> {
-        let session = self.shared.session()?;
         let message = pb::VerifyRequest::from(request.clone());
-        let (progress, found) = (RefCell::new(progress), RefCell::new(found));
-        let filter = RefCell::new(ReportFilter::default());
-        let last = RefCell::new(VerifyProgress::default());
-        session.wait(session.connections.call(
+        let (mut filter, mut last) = (ReportFilter::default(), VerifyProgress::default());
+        let open = |mut server: Connection, this: &Try| {
+            let request = this.request(message.clone());
+            async move { server.verify(request).await }
+        };
+        self.follow(
             "verify",
             || dataset_address(&request.dataset),
-            session.connections.long(),
-            |mut server, this| {
-                let request = this.request(message.clone());
-                let (filter, last) = (&filter, &last);
-                let (progress, found) = (&progress, &found);
-                async move {
-                    let mut stream = this.answer(server.verify(request)).await?;
-                    while let Some(mut step) = this.message(&mut stream).await? {
-                        for finding in step.findings.drain(..) {
-                            if filter.borrow_mut().is_new(&finding.problem) {
-                                (found.borrow_mut())(finding);
-                            }
-                        }
-                        (progress.borrow_mut())(&step);
-                        *last.borrow_mut() = step;
-                    }
-                    Ok(())
-                }
+            open,
+            |mut step: VerifyProgress| {
+                let findings = step.findings.drain(..);
+                findings.filter(|finding| filter.is_new(&finding.problem)).for_each(&mut *found);
+                progress(&step);
+                last = step;
             },
-        ))?;
-        Ok(last.into_inner())
+        )?;
+        Ok(last)
     }
 }
 

@@ -34,9 +34,6 @@ pub(crate) struct Pages {
 
 impl Pages {
     /// Requests the entries of a folder.
-    ///
-    /// # Errors
-    /// [`Kind::NotFound`] for an unknown folder; otherwise errors of the connection.
     pub(crate) fn open(
         dataset: &Arc<RemoteDataset>,
         dir: &DirPath,

@@ -14,6 +14,11 @@ pub(crate) fn dataset_address(name: &DatasetName) -> String {
     format!("dl://{name}")
 }
 
+/// A dataset, or all datasets, as the object of an error.
+pub(crate) fn address_of(name: Option<&DatasetName>) -> String {
+    name.map_or_else(|| "all datasets".to_owned(), dataset_address)
+}
+
 /// The servers' description of a dataset; with `counts` the servers may have to look at every file.
 pub(crate) async fn get_dataset(
     connections: &Connections,

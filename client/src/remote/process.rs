@@ -3,7 +3,7 @@
 //! Must hold: a child of a fork has its own runtime and ids. No two chunks get the same id.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dl_format::{ChunkId, ChunkIdMaker};
@@ -11,7 +11,7 @@ use dl_runtime::{Clock, OsRandom, Random, SystemClock};
 use tokio::runtime::Runtime;
 
 use crate::error::{Error, Kind};
-use crate::process::PerProcess;
+use crate::process::{PerProcess, locked};
 
 /// Processors per thread of the runtime, which only moves bytes between connections and callers.
 /// More threads cost more wakeups.
@@ -57,8 +57,7 @@ impl Process {
     }
 
     pub(crate) fn next_id(&self) -> ChunkId {
-        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
-        next_id(&mut ids, &*self.clock, &*self.random)
+        next_id(&mut locked(&self.ids), &*self.clock, &*self.random)
     }
 }
 

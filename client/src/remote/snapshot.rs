@@ -3,9 +3,9 @@
 //! Must hold: a broken download resumes at the same offset, at any server. A snapshot is checked
 //! before use. Every wait ends. Without room in the cache, a snapshot lies in memory.
 
+use std::cell::{Cell, RefCell};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dl_format::{DatasetId, Version};
@@ -75,8 +75,7 @@ impl RemoteDataset {
         let snapshot = retried(|| {
             let head = self.head(&session, None, &|| ())?;
             target.clear().map_err(failed)?;
-            let done = self.download(&session, head, 0, target.file(), &|| ());
-            done.map_err(|why| why.into_error(failed))?;
+            self.download(&session, head, 0, target.file(), &|| (), &failed)?;
             Snapshot::check(target.partial())
         })?;
         target.end().map_err(failed)?;
@@ -104,8 +103,8 @@ impl RemoteDataset {
             // A file longer than the snapshot holds other bytes.
             let from = if there > head.length { 0 } else { there };
             file.set_len(from).and_then(|()| file.seek(SeekFrom::Start(from))).map_err(failed)?;
-            let done = self.download(session, head, from, &mut file, &waits);
-            let checked = done.map_err(|why| why.into_error(failed)).and_then(|()| {
+            let done = self.download(session, head, from, &mut file, &waits, &failed);
+            let checked = done.and_then(|()| {
                 let snapshot = Snapshot::map(&file, &path, cache.marker(key))?;
                 snapshot.verify_checksums()?;
                 snapshot.check_is(key.dataset, key.version)?;
@@ -134,8 +133,7 @@ impl RemoteDataset {
         retried(|| {
             let head = self.head(session, asked, &|| ())?;
             let mut bytes = room(head.length).map_err(failed)?;
-            let done = self.download(session, head, 0, &mut bytes, &|| ());
-            done.map_err(|why| why.into_error(failed))?;
+            self.download(session, head, 0, &mut bytes, &|| (), &failed)?;
             let snapshot = Snapshot::in_memory(bytes, Path::new(&subject))?;
             snapshot.verify_checksums()?;
             snapshot.check_is(self.info().id, head.version)?;
@@ -153,26 +151,23 @@ impl RemoteDataset {
     ) -> Result<Head, Error> {
         let dataset = self.info().id;
         let request = GetSnapshotRequest { dataset, version, offset: 0, head_only: true };
-        let head = Mutex::new(None);
+        let head = Cell::new(None);
         self.ask(
             session,
             || request,
             |piece| {
                 match piece {
                     SnapshotPiece::Head { version, length } => {
-                        *locked(&head) = Some(Head { version, length });
+                        head.set(Some(Head { version, length }));
                     }
                     SnapshotPiece::Waiting => building(),
                     SnapshotPiece::Data(_) => {}
                 }
                 Ok(())
             },
-        )
-        .map_err(|broken| {
-            broken.into_error(|why| Error::new(Kind::Internal, "get", "a snapshot", why))
-        })?;
-        let head = *locked(&head);
-        head.ok_or_else(|| {
+            &|why| Error::new(Kind::Internal, "get", "a snapshot", why),
+        )?;
+        head.get().ok_or_else(|| {
             let subject = self.address();
             Error::new(Kind::Internal, "get the snapshot of", subject, "the answer is empty")
         })
@@ -187,21 +182,22 @@ impl RemoteDataset {
         from: u64,
         target: &mut dyn Write,
         building: &(impl Fn() + ?Sized),
-    ) -> Result<(), DownloadError> {
+        failed: &dyn Fn(io::Error) -> Error,
+    ) -> Result<(), Error> {
         if from == head.length {
             return Ok(());
         }
-        let (dataset, at) = (self.info().id, Mutex::new(from));
-        let target = Mutex::new(target);
+        let (dataset, at) = (self.info().id, Cell::new(from));
+        let target = RefCell::new(target);
         let request = || GetSnapshotRequest {
             dataset,
             version: Some(head.version),
-            offset: *locked(&at),
+            offset: at.get(),
             head_only: false,
         };
         loop {
-            let before = *locked(&at);
-            let asked = self.ask(session, request, |piece| {
+            let before = at.get();
+            let take = |piece| {
                 let bytes = match piece {
                     SnapshotPiece::Data(bytes) => bytes,
                     SnapshotPiece::Waiting => {
@@ -210,41 +206,42 @@ impl RemoteDataset {
                     }
                     SnapshotPiece::Head { .. } => return Ok(()),
                 };
-                let mut at = locked(&at);
-                let left = usize::try_from(head.length.saturating_sub(*at)).unwrap_or(usize::MAX);
+                let left = head.length.saturating_sub(at.get());
+                let left = usize::try_from(left).unwrap_or(usize::MAX);
                 let bytes = bytes.get(..left).unwrap_or(&bytes);
-                locked(&target).write_all(bytes)?;
-                *at += bytes.len() as u64;
+                target.borrow_mut().write_all(bytes)?;
+                at.set(at.get() + bytes.len() as u64);
                 Ok(())
-            });
-            let now = *locked(&at);
+            };
+            let asked = self.ask(session, request, take, failed);
+            let now = at.get();
             match asked {
                 Ok(()) if now == head.length => return Ok(()),
                 // The time limit counts from the last bytes.
                 Ok(()) if now > before => {}
-                Err(DownloadError::Request(error))
-                    if error.kind().is_retryable() && now > before => {}
-                Err(broken) => return Err(broken),
+                Err(error) if error.kind().is_retryable() && now > before => {}
+                Err(error) => return Err(error),
                 Ok(()) => {
                     let subject = self.address();
                     let why = format!("the answer ends after {now} of {} bytes", head.length);
-                    let error = Error::new(Kind::Corrupt, "get the snapshot of", subject, why);
-                    return Err(DownloadError::Request(error));
+                    return Err(Error::new(Kind::Corrupt, "get the snapshot of", subject, why));
                 }
             }
         }
     }
 
-    /// Asks until an answer is complete; each try calls `request` for its message.
+    /// Asks until an answer is complete; each try calls `request` for its message. `failed` makes the
+    /// error for a failure of `take`.
     fn ask(
         &self,
         session: &Session,
         request: impl Fn() -> GetSnapshotRequest,
         take: impl Fn(SnapshotPiece) -> io::Result<()>,
-    ) -> Result<(), DownloadError> {
+        failed: &dyn Fn(io::Error) -> Error,
+    ) -> Result<(), Error> {
         let subject = || self.address();
         let connections = &session.connections;
-        let (take, broken) = (&take, Mutex::new(None));
+        let (take, broken) = (&take, Cell::new(None));
         let asked = session.wait(connections.call(
             "get the snapshot of",
             subject,
@@ -257,7 +254,7 @@ impl RemoteDataset {
                     while let Some(message) = this.message(&mut stream).await? {
                         if let Err(why) = take(SnapshotPiece::try_from(message)?) {
                             let failure = Failure::new(Kind::Local, why.to_string());
-                            *locked(broken) = Some(why);
+                            broken.set(Some(why));
                             return Err(failure);
                         }
                     }
@@ -265,11 +262,7 @@ impl RemoteDataset {
                 }
             },
         ));
-        let broken = locked(&broken).take();
-        match (asked, broken) {
-            (_, Some(why)) => Err(DownloadError::File(why)),
-            (asked, None) => asked.map_err(DownloadError::Request),
-        }
+        broken.take().map_or(asked, |why| Err(failed(why)))
     }
 }
 
@@ -368,26 +361,6 @@ fn retried<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error>
 /// Whether a download is damaged, or its version is gone.
 fn is_useless(error: &Error) -> bool {
     matches!(error.kind(), Kind::Corrupt | Kind::NotFound)
-}
-
-/// The cause of a broken download.
-#[derive(Debug)]
-enum DownloadError {
-    File(io::Error),
-    Request(Error),
-}
-
-impl DownloadError {
-    fn into_error(self, local: impl Fn(io::Error) -> Error) -> Error {
-        match self {
-            Self::File(why) => local(why),
-            Self::Request(error) => error,
-        }
-    }
-}
-
-fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

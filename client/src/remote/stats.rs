@@ -6,7 +6,7 @@
 //! questions.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use dl_proto::{
 };
 
 use crate::error::{Error, Kind};
+use crate::process::locked;
 use crate::remote::connections::Connections;
 use crate::remote::failure::Failure;
 use crate::remote::session::Session;
@@ -106,7 +107,7 @@ impl Stats {
     ) -> Result<Vec<StatItem>, Error> {
         let asker = Arc::new(Asker { thread: thread::current(), answer: Mutex::new(None) });
         let question = Question { paths: paths.to_vec(), asker: Arc::clone(&asker) };
-        let mut begins = lock(&self.queue).add(question);
+        let mut begins = locked(&self.queue).add(question);
         let clock = &session.process.clock;
         let mut since = clock.monotonic();
         loop {
@@ -118,13 +119,13 @@ impl Stats {
                     slot.run(connections, dataset.clone()),
                 );
             }
-            if let Some(answer) = lock(&asker.answer).take() {
+            if let Some(answer) = locked(&asker.answer).take() {
                 return answer;
             }
             thread::park_timeout(self.patience);
             let now = clock.monotonic();
             let is_over = now.saturating_sub(since) >= self.patience;
-            begins = is_over && lock(&self.queue).begin_for(&asker);
+            begins = is_over && locked(&self.queue).begin_for(&asker);
             if is_over {
                 since = now;
             }
@@ -177,7 +178,8 @@ impl RequestSlot {
     /// Sends requests until no question waits.
     async fn run(mut self, connections: Arc<Connections>, dataset: DatasetInfo) {
         while let Some(batch) = self.next() {
-            let paths: Vec<FilePath> = batch.paths().cloned().collect();
+            let paths =
+                batch.0.iter().flat_map(|question| question.paths.clone()).collect::<Vec<_>>();
             let answer = stat(&connections, &dataset, &paths).await;
             batch.end(answer);
         }
@@ -185,16 +187,16 @@ impl RequestSlot {
 
     fn next(&mut self) -> Option<Batch> {
         // Lets threads with a fresh answer ask their next question first.
-        let mut waiting = lock(&self.queue).waiting.len();
+        let mut waiting = locked(&self.queue).waiting.len();
         for _ in 0..YIELDS {
             thread::yield_now();
             let before = waiting;
-            waiting = lock(&self.queue).waiting.len();
+            waiting = locked(&self.queue).waiting.len();
             if waiting == before {
                 break;
             }
         }
-        let mut queue = lock(&self.queue);
+        let mut queue = locked(&self.queue);
         let questions = queue.take();
         if questions.is_empty() {
             queue.in_flight -= 1;
@@ -208,7 +210,7 @@ impl RequestSlot {
 impl Drop for RequestSlot {
     fn drop(&mut self) {
         if !self.is_over {
-            lock(&self.queue).in_flight -= 1;
+            locked(&self.queue).in_flight -= 1;
         }
     }
 }
@@ -217,10 +219,6 @@ impl Drop for RequestSlot {
 struct Batch(Vec<Question>);
 
 impl Batch {
-    fn paths(&self) -> impl Iterator<Item = &FilePath> {
-        self.0.iter().flat_map(|question| &question.paths)
-    }
-
     fn end(mut self, answer: Result<Vec<StatItem>, Error>) {
         match answer {
             Ok(items) => {
@@ -244,7 +242,7 @@ impl Batch {
 impl Drop for Batch {
     fn drop(&mut self) {
         if !self.0.is_empty() {
-            let why = Failure::new(Kind::Internal, "the request was given up");
+            let why = "the request was given up";
             self.fail(&Error::new(Kind::Internal, "look up", "paths", why));
         }
     }
@@ -252,13 +250,9 @@ impl Drop for Batch {
 
 impl Asker {
     fn answer(&self, answer: Result<Vec<StatItem>, Error>) {
-        *lock(&self.answer) = Some(answer);
+        *locked(&self.answer) = Some(answer);
         self.thread.unpark();
     }
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The entries at the paths, at most [`STAT_PATHS_MAX`], by a request of their own.

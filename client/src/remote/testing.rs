@@ -42,6 +42,13 @@ pub(crate) struct Script {
     pub(crate) admit: Admit,
 }
 
+impl Script {
+    /// A server with the given answer for each object.
+    pub(crate) fn putting(put: impl Fn(Bytes) -> Answer<()> + Send + Sync + 'static) -> Self {
+        Self { put: Box::new(put), ..Self::default() }
+    }
+}
+
 impl Default for Script {
     fn default() -> Self {
         Self {

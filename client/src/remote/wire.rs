@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fmt::Display;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
@@ -23,6 +23,7 @@ use tonic::codegen::Service;
 use tonic::codegen::http::{Request, Response};
 use tonic::transport::{Channel, Error};
 
+use crate::process::locked;
 use crate::remote::flow::Flow;
 use crate::remote::segments::Segments;
 
@@ -48,11 +49,11 @@ impl<R> Default for Replies<R> {
 
 impl<R: PiecedReply> Replies<R> {
     pub(crate) fn next(&self) -> Option<R> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        locked(&self.0).pop_front()
     }
 
     fn push(&self, reply: R) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push_back(reply);
+        locked(&self.0).push_back(reply);
     }
 
     /// A body that diverts its messages to the queue.

@@ -2,14 +2,7 @@
 //!
 //! Must hold: an incomplete window does not count.
 
-/// The mixture of a sequence of classes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Mix {
-    pub(super) longest_run: f64,
-    pub(super) mean_run: f64,
-    pub(super) classes: f64,
-    pub(super) effective: f64,
-}
+use super::Randomness;
 
 /// Counts classes, file by file.
 #[derive(Debug)]
@@ -87,11 +80,13 @@ impl Tally {
         }
     }
 
-    /// The mixture so far.
-    pub(super) fn mix(&self) -> Mix {
+    /// The mixture so far, without the movement of the files.
+    pub(super) fn mix(&self) -> Randomness {
         let (windows, length) = (self.windows as f64, self.length as f64);
         let least_one = |count: u64| count.max(1) as f64;
-        Mix {
+        Randomness {
+            moved: 0.0,
+            apart: None,
             longest_run: self.longest as f64,
             mean_run: self.files as f64 / least_one(self.runs),
             classes: self.sums.classes as f64 / least_one(self.windows),

@@ -112,10 +112,7 @@ impl<'a> Sample<'a> {
         Randomness {
             moved: mean(moved, files),
             apart: (pairs > 0).then(|| mean(apart, pairs)),
-            longest_run: mix.longest_run,
-            mean_run: mix.mean_run,
-            classes: mix.classes,
-            effective: mix.effective,
+            ..mix
         }
     }
 

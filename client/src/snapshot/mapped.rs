@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use bytes::Bytes;
@@ -32,34 +33,51 @@ impl AsRef<[u8]> for Mapped {
 /// Makes the processor prefetch the first of these bytes without waiting.
 #[inline]
 pub(crate) fn fetch(bytes: &[u8]) {
+    prefetch(bytes.as_ptr());
+}
+
+/// Makes the processor prefetch the cache line at an address, which may be any.
+#[inline]
+pub(crate) fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "there is no safe way to prefetch")]
     // SAFETY: a prefetch reads nothing, so any address will do.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().cast());
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    std::hint::black_box(bytes.first().copied());
+    let _ = at;
 }
 
-/// A mapped file, valid also after the file loses its name.
+/// A range of mapped memory, valid also after its file loses its name.
 #[derive(Debug)]
-pub(crate) struct Mapping {
-    start: NonNull<u8>,
-    length: usize,
+pub(crate) struct RawMap {
+    pub(crate) start: NonNull<u8>,
+    pub(crate) length: usize,
 }
+
+impl RawMap {
+    /// Maps the beginning of a file or of memory.
+    pub(crate) fn of(file: impl AsFd, length: usize, access: ProtFlags) -> io::Result<Self> {
+        let flags = MapFlags::SHARED;
+        #[expect(unsafe_code, reason = "there is no safe way to map memory")]
+        // SAFETY: the kernel chooses a free place, so the map replaces nothing.
+        let start = unsafe { mmap(std::ptr::null_mut(), length, access, flags, file, 0) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, length })
+    }
+}
+
+/// A mapped file.
+#[derive(Debug)]
+pub(crate) struct Mapping(RawMap);
 
 impl Mapping {
     /// Maps the whole of a file, which is not empty.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
         let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-        let (access, flags) = (ProtFlags::READ, MapFlags::SHARED);
-        #[expect(unsafe_code, reason = "there is no safe way to map a file")]
-        // SAFETY: the kernel chooses a free place, so the map replaces nothing.
-        let start = unsafe { mmap(std::ptr::null_mut(), length, access, flags, file, 0) }?;
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, length })
+        Ok(Self(RawMap::of(file, length, ProtFlags::READ)?))
     }
 }
 
@@ -70,20 +88,20 @@ impl AsRef<[u8]> for Mapping {
         // SAFETY: `length` bytes from `start` on are mapped for reading until the drop, and no
         // process writes to the file (see the module).
         unsafe {
-            std::slice::from_raw_parts(self.start.as_ptr(), self.length)
+            std::slice::from_raw_parts(self.0.start.as_ptr(), self.0.length)
         }
     }
 }
 
 #[expect(unsafe_code, reason = "a pointer says nothing of threads")]
-// SAFETY: the memory is only read, and belongs to the value alone.
-unsafe impl Send for Mapping {}
+// SAFETY: the map belongs to the value alone. Its users read under the rules of their types.
+unsafe impl Send for RawMap {}
 
 #[expect(unsafe_code, reason = "a pointer says nothing of threads")]
-// SAFETY: the memory is only read.
-unsafe impl Sync for Mapping {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for RawMap {}
 
-impl Drop for Mapping {
+impl Drop for RawMap {
     fn drop(&mut self) {
         #[expect(unsafe_code, reason = "unmapping is unsafe")]
         // SAFETY: the memory was mapped by `of`, and no slice of the mapping outlives the value.

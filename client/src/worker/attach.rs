@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use dl_runtime::since_boot;
@@ -17,7 +17,7 @@ use super::layout::{Arena, Gauge, Maps, PinPage, Pinned, Shape, Table};
 use super::message::{FromAgent, Hello, PROTOCOL, Servers, ToAgent, Welcome};
 use super::socket::Socket;
 use crate::error::{Error, Kind};
-use crate::process::{Owned, PerProcess};
+use crate::process::{Owned, PerProcess, locked};
 use crate::task::TaskOptions;
 
 /// Time for a new agent to begin to listen.
@@ -211,7 +211,7 @@ impl Attached {
 
     /// The connection to the agent; none in a child of the process that attached.
     pub(super) fn channel(&self) -> Option<MutexGuard<'_, Channel>> {
-        Some(self.channel.get()?.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(locked(self.channel.get()?))
     }
 
     /// Turns the pin of a read into the pin of a view.

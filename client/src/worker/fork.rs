@@ -8,11 +8,11 @@
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, Weak};
 use std::time::Duration;
 
 use super::attach::{Attached, ChildPins};
-use crate::process::PerProcess;
+use crate::process::{PerProcess, locked};
 
 /// Time for an agent during a fork.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -48,7 +48,7 @@ pub(super) fn watch(attached: &Arc<Attached>) {
 
 fn all() -> MutexGuard<'static, Vec<Weak<Attached>>> {
     let Ok(all) = ATTACHED.get_or_make(|| Ok::<_, Infallible>(Mutex::default()));
-    all.lock().unwrap_or_else(PoisonError::into_inner)
+    locked(all)
 }
 
 extern "C" fn before() {

@@ -2,6 +2,8 @@
 //!
 //! Must hold: a file left out is read with its chunk, or from the servers.
 
+use std::cell::OnceCell;
+
 use super::attach::Attached;
 use super::layout::{Gauge, Pinned};
 use super::message::NO_FILE;
@@ -13,20 +15,14 @@ pub(super) struct Batch<'a, 'b> {
     attached: &'a Attached,
     numbers: &'b [u32],
     places: &'b [FilePlace],
-    gathered: Gathered<'a>,
-}
-
-#[derive(Debug)]
-enum Gathered<'a> {
-    NotYet,
     /// The slot, and the offset of each file of the batch in the slot.
-    Done(Option<(Pinned<'a>, Vec<u32>)>),
+    gathered: OnceCell<Option<(Pinned<'a>, Vec<u32>)>>,
 }
 
 impl<'a, 'b> Batch<'a, 'b> {
     /// A batch of files with their places.
     pub(super) fn new(attached: &'a Attached, numbers: &'b [u32], places: &'b [FilePlace]) -> Self {
-        Self { attached, numbers, places, gathered: Gathered::NotYet }
+        Self { attached, numbers, places, gathered: OnceCell::new() }
     }
 
     /// The place of a file in its chunk.
@@ -38,11 +34,8 @@ impl<'a, 'b> Batch<'a, 'b> {
     /// A file delivered without its chunk, with its place in the slot. A single request asks for
     /// all absent files from the index on.
     #[cold]
-    pub(super) fn file(&mut self, index: usize) -> Option<(Pinned<'a>, FilePlace)> {
-        if let Gathered::NotYet = self.gathered {
-            self.gathered = Gathered::Done(self.gather(index));
-        }
-        let Gathered::Done(Some((pinned, offsets))) = &self.gathered else { return None };
+    pub(super) fn file(&self, index: usize) -> Option<(Pinned<'a>, FilePlace)> {
+        let (pinned, offsets) = self.gathered.get_or_init(|| self.gather(index)).as_ref()?;
         let offset = offsets.get(index).copied().filter(|offset| *offset != NO_FILE)?;
         let place = FilePlace { offset, ..*self.places.get(index)? };
         Some((self.attached.maps.pin_again(pinned)?, place))

@@ -47,9 +47,12 @@ impl Worker {
         if into.is_empty() {
             return Some(());
         }
-        let hints = || next.iter().take(AHEAD).map(|piece| piece.chunk).collect();
         let attached = self.attached();
-        let pinned = self.pin(attached.as_ref()?, number, piece, hints)?;
+        let attached = attached.as_ref()?;
+        let pinned = attached.maps.pin(piece.chunk).or_else(|| {
+            let hints: Vec<_> = next.iter().take(AHEAD).map(|piece| piece.chunk).collect();
+            self.miss(attached, number, piece, &hints)
+        })?;
         into.copy_from_slice(pinned.bytes(piece.offset, into.len())?);
         Some(())
     }

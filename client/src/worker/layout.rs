@@ -56,7 +56,6 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The number of slots in a segment.
     fn slots_of_a_segment(self) -> u32 {
         (SEGMENT_BYTES / u64::from(self.slot_bytes.max(1))).max(1) as u32
     }
@@ -93,9 +92,6 @@ impl Arena {
     }
 
     /// Maps the arena of an agent for reading.
-    ///
-    /// # Errors
-    /// For descriptors of other sizes.
     pub(super) fn map(shape: Shape, files: &[OwnedFd]) -> io::Result<Self> {
         let lengths: Vec<usize> = shape.segments().collect();
         if shape.slots > SLOTS_MAX || lengths.len() != files.len() {
@@ -351,29 +347,32 @@ impl PinPage {
         (0..self.slots).filter(|slot| self.holds(*slot)).count() as u32
     }
 
+    #[inline]
+    fn gauge(&self, gauge: Gauge) -> Option<&AtomicU64> {
+        self.memory.word(gauge as usize * 8)
+    }
+
     /// The value of a gauge.
     pub fn get(&self, gauge: Gauge) -> u64 {
-        self.memory.word(gauge as usize * 8).map_or(0, |word| word.load(Ordering::Relaxed))
+        self.gauge(gauge).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
     /// Changes the value of a gauge.
     #[inline]
     pub fn set(&self, gauge: Gauge, value: u64) {
-        if let Some(word) = self.memory.word(gauge as usize * 8) {
+        if let Some(word) = self.gauge(gauge) {
             word.store(value, Ordering::Relaxed);
         }
     }
 
     #[inline]
     pub(super) fn add(&self, gauge: Gauge, value: u64) {
-        if let Some(word) = self.memory.word(gauge as usize * 8) {
+        if let Some(word) = self.gauge(gauge) {
             // Two separate steps: an atomic step for each file costs more than a lost count.
             word.store(word.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
         }
     }
-}
 
-impl PinPage {
     #[inline]
     pub(super) fn unpin(&self, slot: u32) {
         if let Some(pins) = self.count(slot) {
@@ -409,7 +408,7 @@ impl PinPage {
 
     /// Counts a slot with a first view.
     pub(super) fn count_viewed_slot(&self) {
-        if let Some(counted) = self.memory.word(Gauge::Views as usize * 8) {
+        if let Some(counted) = self.gauge(Gauge::Views) {
             counted.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -417,7 +416,7 @@ impl PinPage {
     /// Removes the pin of a view; `is_last` for the last view of the slot.
     pub(super) fn end_view(&self, slot: u32, is_last: bool) {
         self.unpin(slot);
-        if is_last && let Some(counted) = self.memory.word(Gauge::Views as usize * 8) {
+        if is_last && let Some(counted) = self.gauge(Gauge::Views) {
             counted.fetch_sub(1, Ordering::Relaxed);
         }
     }

@@ -47,7 +47,7 @@ pub enum ToAgent {
 }
 
 /// The introduction of a worker.
-#[derive(Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
+#[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
 pub struct Hello {
     /// [`PROTOCOL`].
     pub protocol: u32,
@@ -85,18 +85,6 @@ pub struct Servers {
 impl fmt::Debug for Servers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Servers").field("user", &self.user).finish_non_exhaustive()
-    }
-}
-
-/// Shows no key.
-impl fmt::Debug for Hello {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hello")
-            .field("protocol", &self.protocol)
-            .field("pid", &self.pid)
-            .field("dataset", &self.dataset)
-            .field("user", &self.servers.user)
-            .finish_non_exhaustive()
     }
 }
 

@@ -337,13 +337,6 @@ fn failure(scenario: fn(Violation), broken: Violation) -> Option<String> {
     text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned()))
 }
 
-/// Checks for the expected failure.
-fn fails(scenario: fn(Violation), broken: Violation, with: &str) {
-    let found = failure(scenario, broken);
-    let is_found = found.as_ref().is_some_and(|text| text.contains(with));
-    assert!(is_found, "{broken:?}: {found:?} instead of {with}");
-}
-
 /// The text of loom for two accesses without an order.
 const RACE: &str = "Causality violation";
 
@@ -355,44 +348,28 @@ fn the_protocol_holds_in_every_order() {
 }
 
 #[test]
-fn rule_1_needs_both_fences_and_the_second_load() {
-    fails(departure, Violation::ReaderFence, RACE);
-    fails(departure, Violation::AgentFence, RACE);
-    fails(departure, Violation::SecondLook, RACE);
-}
-
-#[test]
-fn rule_2_needs_release_and_acquire_around_an_unpin() {
-    fails(departure, Violation::ReleaseOfUnpin, RACE);
-    fails(departure, Violation::AcquireOfLook, RACE);
-}
-
-#[test]
-fn rule_3_needs_release_and_acquire_around_a_publication() {
-    fails(arrival, Violation::ReleaseOfPublication, RACE);
-    fails(arrival, Violation::AcquireOfLoadAndFence, RACE);
-}
-
-#[test]
-fn rule_4_needs_a_new_generation_for_each_fill() {
-    fails(comeback, Violation::NextGeneration, "another fill under the same word");
-}
-
-#[test]
-fn rule_5_needs_a_page_for_exactly_its_connection() {
-    fails(killed, Violation::PageOfConnection, RACE);
-    fails(killed, Violation::EndOfPage, "a slot is lost");
-}
-
-#[test]
-fn rule_6_needs_a_pin_before_the_handover_and_none_later() {
-    fails(handover, Violation::PinForReader, RACE);
-    fails(handover, Violation::ReleaseOfHandover, RACE);
-    fails(handover, Violation::EndOfWait, "a slot is lost");
-}
-
-#[test]
-fn rule_7_needs_a_withdrawal_and_a_look_before_a_fill() {
-    fails(departure, Violation::WithdrawBeforeFill, RACE);
-    fails(departure, Violation::LookBeforeFill, RACE);
+fn every_step_of_every_rule_is_needed() {
+    let lost = "a slot is lost";
+    let cases: [(fn(Violation), Violation, &str); 15] = [
+        (departure, Violation::ReaderFence, RACE),
+        (departure, Violation::AgentFence, RACE),
+        (departure, Violation::SecondLook, RACE),
+        (departure, Violation::ReleaseOfUnpin, RACE),
+        (departure, Violation::AcquireOfLook, RACE),
+        (arrival, Violation::ReleaseOfPublication, RACE),
+        (arrival, Violation::AcquireOfLoadAndFence, RACE),
+        (comeback, Violation::NextGeneration, "another fill under the same word"),
+        (killed, Violation::PageOfConnection, RACE),
+        (killed, Violation::EndOfPage, lost),
+        (handover, Violation::PinForReader, RACE),
+        (handover, Violation::ReleaseOfHandover, RACE),
+        (handover, Violation::EndOfWait, lost),
+        (departure, Violation::WithdrawBeforeFill, RACE),
+        (departure, Violation::LookBeforeFill, RACE),
+    ];
+    for (scenario, broken, text) in cases {
+        let found = failure(scenario, broken);
+        let is_found = found.as_ref().is_some_and(|found| found.contains(text));
+        assert!(is_found, "{broken:?}: {found:?} instead of {text}");
+    }
 }

@@ -4,6 +4,8 @@
 
 use std::io;
 
+use dl_runtime::since_boot;
+
 use super::attach::Attached;
 use super::message::{FromAgent, RUNS_MAX, ToAgent};
 use super::read::Worker;
@@ -69,19 +71,15 @@ impl Worker {
 impl Attached {
     fn prefetch(&self, runs: &[(u32, u32)]) -> io::Result<()> {
         let channel = self.channel().ok_or(io::ErrorKind::NotConnected)?;
-        channel.socket.send(&ToAgent::Prefetch(runs.to_vec()), &[], self.patience)?;
-        loop {
-            match channel.socket.receive::<FromAgent>(self.patience)? {
-                Some((FromAgent::Prefetching { is_taken: true }, _)) => return Ok(()),
-                Some((FromAgent::Prefetching { is_taken: false }, _)) => {
-                    return Err(io::Error::other(
-                        "the agent has too many prefetches; try again later",
-                    ));
-                }
-                // The answer to an earlier wait.
-                Some(_) => {}
-                None => return Err(io::ErrorKind::ConnectionReset.into()),
-            }
+        let until = since_boot().saturating_add(self.patience);
+        let request = ToAgent::Prefetch(runs.to_vec());
+        let is_taken = channel.ask(&request, until, |answer| match answer {
+            FromAgent::Prefetching { is_taken } => Some(is_taken),
+            _ => None,
+        });
+        match is_taken? {
+            true => Ok(()),
+            false => Err(io::Error::other("the agent has too many prefetches; try again later")),
         }
     }
 }

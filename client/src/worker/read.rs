@@ -6,7 +6,7 @@
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::{ArcSwapOption, Guard};
@@ -19,7 +19,7 @@ use super::gather::Batch;
 use super::layout::{Gauge, Pinned};
 use super::message::{Begin, ToAgent, milliseconds};
 use crate::error::Error;
-use crate::process::PerProcess;
+use crate::process::{PerProcess, locked};
 use crate::snapshot::{FilePlace, Snapshot};
 
 /// Time between two attempts to attach.
@@ -127,7 +127,7 @@ impl Worker {
         });
         match attached {
             Ok(attached) => {
-                let begun = state.begun.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let begun = locked(&state.begun).clone();
                 if let Some(begun) = begun {
                     let position = state.position.load(Ordering::Relaxed);
                     announce(&attached, Begin { position, ..begun });
@@ -182,8 +182,8 @@ impl Worker {
         let attached = self.attached();
         let attached = attached.as_ref()?;
         let (numbers, places) = ([number], [place]);
-        let mut batch = Batch::new(attached, &numbers, &places);
-        let (pinned, place) = self.pin_of(attached, &mut batch, 0, number, place, hints)?;
+        let batch = Batch::new(attached, &numbers, &places);
+        let (pinned, place) = self.pin_of(attached, &batch, 0, number, place, hints)?;
         let taken = take(pinned.bytes(place.offset, place.length as usize)?);
         count(attached, place);
         Some(taken)
@@ -203,13 +203,13 @@ impl Worker {
         let (mut done, mut end) = (0, 0);
         for together in numbers.chunks(TOGETHER) {
             let places = self.prepare(attached, together, COPIED);
-            let mut batch = Batch::new(attached, together, &places);
+            let batch = Batch::new(attached, together, &places);
             for (index, (number, place)) in together.iter().zip(places).enumerate() {
                 let hints = || places.iter().skip(index + 1).map(|place| place.chunk).collect();
                 let copied = match place {
                     FilePlace::NOWHERE => self.copy_large(*number, buffer, end),
                     place => self
-                        .pin_of(attached, &mut batch, index, *number, place, hints)
+                        .pin_of(attached, &batch, index, *number, place, hints)
                         .and_then(|pinned| copy(attached, pinned, buffer, end)),
                 };
                 let Some(to) = copied else { return done };
@@ -232,10 +232,10 @@ impl Worker {
         let Some(attached) = attached.as_ref() else { return };
         for together in numbers.chunks(TOGETHER) {
             let places = self.prepare(attached, together, VIEWED);
-            let mut batch = Batch::new(attached, together, &places);
+            let batch = Batch::new(attached, together, &places);
             for (index, number) in together.iter().enumerate() {
                 let hints = || places.iter().skip(index + 1).map(|place| place.chunk).collect();
-                let view = self.view_at(attached, &mut batch, (index, *number), hints);
+                let view = self.view_at(attached, &batch, (index, *number), hints);
                 let Some(view) = view else { return };
                 views.push(view);
             }
@@ -303,15 +303,15 @@ impl Worker {
         let (numbers, places) = ([number], [self.place(number).unwrap_or(FilePlace::NOWHERE)]);
         let attached = self.attached();
         let attached = attached.as_ref()?;
-        let mut batch = Batch::new(attached, &numbers, &places);
-        self.view_at(attached, &mut batch, (0, number), Vec::new)
+        let batch = Batch::new(attached, &numbers, &places);
+        self.view_at(attached, &batch, (0, number), Vec::new)
     }
 
     #[inline]
     fn view_at<'a>(
         &self,
         attached: &'a Arc<Attached>,
-        batch: &mut Batch<'a, '_>,
+        batch: &Batch<'a, '_>,
         (index, number): (usize, u32),
         hints: impl FnOnce() -> Vec<u32>,
     ) -> Option<View> {
@@ -356,7 +356,7 @@ impl Worker {
     fn pin_of<'a>(
         &self,
         attached: &'a Attached,
-        batch: &mut Batch<'a, '_>,
+        batch: &Batch<'a, '_>,
         index: usize,
         number: u32,
         place: FilePlace,
@@ -369,23 +369,9 @@ impl Worker {
         alone.or_else(|| Some((self.miss(attached, number, place, &hints())?, place)))
     }
 
-    /// Pins the chunk of a file; asks the agent for an absent chunk.
-    #[inline]
-    pub(super) fn pin<'a>(
-        &self,
-        attached: &'a Attached,
-        number: u32,
-        place: FilePlace,
-        hints: impl FnOnce() -> Vec<u32>,
-    ) -> Option<Pinned<'a>> {
-        match attached.maps.pin(place.chunk) {
-            Some(pinned) => Some(pinned),
-            None => self.miss(attached, number, place, &hints()),
-        }
-    }
-
+    /// Asks the agent for the absent chunk of a file, and pins the chunk.
     #[cold]
-    fn miss<'a>(
+    pub(super) fn miss<'a>(
         &self,
         attached: &'a Attached,
         number: u32,
@@ -409,7 +395,7 @@ impl Worker {
     /// Ends the current order at the agent.
     pub(super) fn end(&self) {
         let Some(state) = self.state.get() else { return };
-        *state.begun.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *locked(&state.begun) = None;
         if let Some(attached) = state.get().as_ref()
             && let Some(channel) = attached.channel()
         {
@@ -421,7 +407,7 @@ impl Worker {
     pub(super) fn begin(&self, begin: Begin) {
         let Ok(state) = self.state() else { return };
         state.position.store(begin.position, Ordering::Relaxed);
-        *state.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(begin.clone());
+        *locked(&state.begun) = Some(begin.clone());
         if let Some(attached) = state.get().as_ref() {
             announce(attached, begin);
         }

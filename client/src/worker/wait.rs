@@ -41,7 +41,17 @@ impl Attached {
         pins.set(Gauge::AwaitedSince, since);
         pins.set(Gauge::Awaited, u64::from(chunk) + 1);
         let id = channel.begin(pins);
-        let asked = self.ask(&channel, until, id, (chunk, file), hints);
+        let hints = hints.get(..HINTS_MAX).unwrap_or(hints).to_vec();
+        let patience = milliseconds(until.saturating_sub(since_boot()));
+        let want = ToAgent::Want(Want { id, chunk, file, patience, hints });
+        let asked = channel.ask(&want, until, |answer| match answer {
+            FromAgent::Here { id: of } if of == id => Some(()),
+            FromAgent::NotHere { id: of, reason } if of == id => {
+                tracing::debug!(chunk, reason, "the agent refused a chunk");
+                Some(())
+            }
+            _ => None,
+        });
         asked.unwrap_or_else(|why| self.pause_waits(&why));
         let slot = pins.end_wait();
         pins.set(Gauge::Awaited, 0);
@@ -59,7 +69,11 @@ impl Attached {
         }
         let pins = &self.maps.pins;
         let id = channel.begin(pins);
-        let asked = ask_for_files(&channel, until, id, files);
+        let want = ToAgent::WantFiles(WantFiles { id, files });
+        let asked = channel.ask(&want, until, |answer| match answer {
+            FromAgent::HereFiles { id: of, offsets } if of == id => Some(offsets),
+            _ => None,
+        });
         let offsets = asked.unwrap_or_else(|why| {
             self.pause_waits(&why);
             Vec::new()
@@ -80,55 +94,6 @@ impl Attached {
         let again = since_boot().saturating_add(AGAIN);
         self.paused_until.store(milliseconds(again), Ordering::Relaxed);
     }
-
-    /// Requests a file of a chunk, and waits for the handover or refusal of the chunk.
-    fn ask(
-        &self,
-        channel: &Channel,
-        until: Duration,
-        id: u64,
-        (chunk, file): (u32, u32),
-        hints: &[u32],
-    ) -> io::Result<()> {
-        let hints = hints.get(..HINTS_MAX).unwrap_or(hints).to_vec();
-        let left = until.saturating_sub(since_boot());
-        let patience = milliseconds(left);
-        let want = ToAgent::Want(Want { id, chunk, file, patience, hints });
-        channel.socket.send(&want, &[], left)?;
-        loop {
-            let left = until.saturating_sub(since_boot());
-            match channel.socket.receive::<FromAgent>(left)? {
-                Some((FromAgent::Here { id: of }, _)) if of == id => return Ok(()),
-                Some((FromAgent::NotHere { id: of, reason }, _)) if of == id => {
-                    tracing::debug!(chunk, reason, "the agent refused a chunk");
-                    return Ok(());
-                }
-                // The answer to an earlier wait.
-                Some(_) => {}
-                None => return Err(io::ErrorKind::ConnectionReset.into()),
-            }
-        }
-    }
-}
-
-/// Requests files, and waits for their offsets.
-fn ask_for_files(
-    channel: &Channel,
-    until: Duration,
-    id: u64,
-    files: Vec<u32>,
-) -> io::Result<Vec<u32>> {
-    let want = ToAgent::WantFiles(WantFiles { id, files });
-    channel.socket.send(&want, &[], until.saturating_sub(since_boot()))?;
-    loop {
-        let left = until.saturating_sub(since_boot());
-        match channel.socket.receive::<FromAgent>(left)? {
-            Some((FromAgent::HereFiles { id: of, offsets }, _)) if of == id => return Ok(offsets),
-            // The answer to an earlier wait.
-            Some(_) => {}
-            None => return Err(io::ErrorKind::ConnectionReset.into()),
-        }
-    }
 }
 
 impl Channel {
@@ -137,5 +102,25 @@ impl Channel {
         self.next_id += 1;
         pins.begin_wait(id);
         id
+    }
+
+    /// Sends a request, and waits for its answer. `answer_of` gives none for the answers to earlier
+    /// waits.
+    pub(super) fn ask<T>(
+        &self,
+        want: &ToAgent,
+        until: Duration,
+        answer_of: impl Fn(FromAgent) -> Option<T>,
+    ) -> io::Result<T> {
+        self.socket.send(want, &[], until.saturating_sub(since_boot()))?;
+        loop {
+            let left = until.saturating_sub(since_boot());
+            let Some((came, _)) = self.socket.receive::<FromAgent>(left)? else {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            };
+            if let Some(answer) = answer_of(came) {
+                return Ok(answer);
+            }
+        }
     }
 }

@@ -4,8 +4,8 @@
 //! Time in which the process itself was stopped does not count.
 
 use std::pin::Pin;
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dl_runtime::{Clock, Deadline};
@@ -14,6 +14,7 @@ use super::attempt::{SILENCE, Try, attended};
 use super::replies::Replies;
 use super::server::Server;
 use crate::error::{Error, Kind};
+use crate::process::locked;
 use crate::remote::failure::Failure;
 use crate::remote::options::{OnRetry, Retry};
 
@@ -133,7 +134,7 @@ impl<'a, S: Fn() -> String> Call<'a, S> {
         } else {
             attempted.await
         };
-        let is_silent = ended.as_ref().is_err_and(Failure::is_silence);
+        let is_silent = ended.as_ref().is_err_and(|failure| failure.is_silence);
         server.needs_probe.store(is_silent, Ordering::Relaxed);
         let failure = match ended {
             Ok(done) => return Ok(done),
@@ -169,10 +170,6 @@ impl<'a, S: Fn() -> String> Call<'a, S> {
         let reason = replies.text().unwrap_or_default();
         Error::new(kind, self.action, subject, Failure::new(kind, reason))
     }
-}
-
-fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The time for which the process itself was stopped, by the late end of a try: no server could

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use crate::epoch::{FileRead, FileSource};
 use crate::error::{Error, Kind};
 use crate::order::Cursor;
+use crate::process::locked;
 use crate::remote::chunks::get_chunks;
 use crate::remote::dataset::RemoteDataset;
 use crate::remote::epoch::chunk_bytes::{ChunkBytes, range_of};
@@ -45,11 +46,7 @@ pub(crate) fn open(
     snapshot: Arc<Snapshot>,
     cursor: Cursor,
 ) -> Result<Box<dyn FileSource>, Error> {
-    let (session, info) = (dataset.session()?, dataset.info().clone());
-    Ok(Box::new(Reader::new(
-        EpochSource { session, info, snapshot, is_old: AtomicBool::new(false) },
-        cursor,
-    )))
+    Ok(Box::new(Reader::new(EpochSource::new(dataset, snapshot)?, cursor)))
 }
 
 /// A function that reads a file by number, in a separate request.
@@ -57,8 +54,7 @@ pub(crate) fn read_of_servers(
     dataset: &RemoteDataset,
     snapshot: Arc<Snapshot>,
 ) -> Result<Box<dyn Fn(u32) -> FileRead + Send + Sync>, Error> {
-    let (session, info) = (dataset.session()?, dataset.info().clone());
-    let source = EpochSource { session, info, snapshot, is_old: AtomicBool::new(false) };
+    let source = EpochSource::new(dataset, snapshot)?;
     Ok(Box::new(move |number| source.read(number)))
 }
 
@@ -171,6 +167,11 @@ struct WantedFile {
 }
 
 impl EpochSource {
+    fn new(dataset: &RemoteDataset, snapshot: Arc<Snapshot>) -> Result<Self, Error> {
+        let (session, info) = (dataset.session()?, dataset.info().clone());
+        Ok(Self { session, info, snapshot, is_old: AtomicBool::new(false) })
+    }
+
     /// The files of a chunk, or the error of the servers.
     async fn fetch(&self, numbers: &[u32]) -> Result<Vec<Content>, Error> {
         let mut contents = vec![Content::Separate; numbers.len()];
@@ -247,7 +248,7 @@ impl EpochSource {
         let batches = places.chunks(FILES_AT_ONCE).zip(items.chunks(FILES_AT_ONCE));
         for (places, items) in batches {
             let keep = |index: usize, file: Result<Arrived, Error>| {
-                let mut contents = contents.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut contents = locked(&contents);
                 let place = places.get(index);
                 if let Some(content) = place.and_then(|place| contents.get_mut(*place)) {
                     *content = match file {

@@ -59,40 +59,36 @@ impl<'a> Assembly<'a> {
             }
         };
         let ended = |end| piece.extent.map(|extent| (end, extent));
-        let begun = self.partial.get_mut(item).filter(|(begun, _)| !begun.is_empty());
-        let (bytes, extents) = match begun {
-            None if piece.last => {
-                let extents = ended(data.len()).into_iter().collect();
-                (data, extents)
+        let is_begun = self.partial.get(item).is_some_and(|(begun, _)| !begun.is_empty());
+        let (bytes, extents) = if piece.last && !is_begun {
+            let extents = ended(data.len()).into_iter().collect();
+            (data, extents)
+        } else {
+            if self.partial.is_empty() {
+                self.partial.resize_with(self.runs.len(), Default::default);
             }
-            None => {
-                self.begin(item, run.expected(first), &data, ended(data.len()));
+            let Some((begun, extents)) = self.partial.get_mut(item) else { return Ok(()) };
+            if !is_begun {
+                begun.reserve_exact(run.expected(first).unwrap_or(data.len()));
+            }
+            begun.extend_from_slice(&data);
+            extents.extend(ended(begun.len()));
+            if !piece.last {
                 return Ok(());
             }
-            Some((begun, extents)) => {
-                begun.extend_from_slice(&data);
-                extents.extend(ended(begun.len()));
-                if !piece.last {
-                    return Ok(());
-                }
-                (std::mem::take(begun).into(), std::mem::take(extents))
-            }
+            (std::mem::take(begun).into(), std::mem::take(extents))
         };
         for number in files {
             let Some(wanted) = self.wanted.get(*number) else { continue };
-            let file = match run.part(wanted) {
-                None => {
-                    let received = (bytes.clone(), extents.clone());
-                    verify(wanted, received, piece.length, piece.crc)
-                }
+            let received = match run.part(wanted) {
+                None => (bytes.clone(), extents.clone()),
                 // In a short answer, only the last files are incomplete.
                 Some(part) => {
                     let part = part.start.min(bytes.len())..part.end.min(bytes.len());
-                    let received = (bytes.slice(part), Extents::new());
-                    verify(wanted, received, piece.length, piece.crc)
+                    (bytes.slice(part), Extents::new())
                 }
             };
-            settle(*number, file);
+            settle(*number, verify(wanted, received, piece.length, piece.crc));
         }
         Ok(())
     }
@@ -101,23 +97,6 @@ impl<'a> Assembly<'a> {
     pub(super) fn begun(&self, item: usize) -> Option<(usize, usize)> {
         let (bytes, _) = self.partial.get(item).filter(|(bytes, _)| !bytes.is_empty())?;
         Some((*self.asked.get(self.runs.get(item)?.files.start)?, bytes.len()))
-    }
-
-    fn begin(
-        &mut self,
-        item: usize,
-        expected: Option<usize>,
-        data: &[u8],
-        ended: Option<(usize, Extent)>,
-    ) {
-        if self.partial.is_empty() {
-            self.partial.resize_with(self.runs.len(), Default::default);
-        }
-        if let Some((begun, extents)) = self.partial.get_mut(item) {
-            begun.reserve_exact(expected.unwrap_or(data.len()));
-            begun.extend_from_slice(data);
-            extents.extend(ended);
-        }
     }
 }
 

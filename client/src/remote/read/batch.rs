@@ -5,7 +5,7 @@
 //! only new bytes extend its time.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use dl_format::{EntryVersion, FileRecord};
 use dl_proto::{Dataset as DatasetInfo, ReadPiece, ReadRequest, STAT_PATHS_MAX, StatItem, pb};
 
 use crate::error::{Error, Kind};
+use crate::process::locked;
 use crate::remote::connections::{Connection, Try};
 use crate::remote::failure::Failure;
 use crate::remote::read::ReadItem;
@@ -108,7 +109,7 @@ pub(crate) async fn read_batch(
                 explain(session, dataset, wanted, failure).await
             }
             Item::Missing(_) => error.clone().unwrap_or_else(|| {
-                let problem = Failure::new(Kind::Internal, "the answer has no result for the file");
+                let problem = "the answer has no result for the file";
                 let subject = format!("dl://{}/{}", dataset.name, wanted.item.path);
                 Error::new(Kind::Internal, "read", subject, problem)
             }),
@@ -133,7 +134,7 @@ async fn tries(
         files => format!("{} files of dl://{}", files.len(), dataset.name),
     };
     let attempt = |server, this| attempt(server, this, dataset, wanted, &shared, hand_over);
-    let moved = || lock(&shared).moved.take();
+    let moved = || locked(&shared).moved.take();
     let error = connections.call_while_moving("read", subject, attempt, moved).await.err();
     *progress = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
     error
@@ -198,8 +199,7 @@ async fn read_each<T>(
     let files = Mutex::new(wanted.iter().map(|_| None).collect::<Vec<_>>());
     let keep = |number, file: Result<Arrived, Error>| {
         let file = file.map(&make);
-        let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = files.get_mut(number) {
+        if let Some(slot) = locked(&files).get_mut(number) {
             *slot = Some(file);
         }
     };
@@ -247,7 +247,7 @@ async fn attempt(
     progress: &Mutex<Progress>,
     hand_over: &impl Fn(usize, Result<Arrived, Error>),
 ) -> Result<(), Failure> {
-    let (Asked { numbers: asked, runs }, message) = lock(progress).begin_try(dataset, wanted);
+    let (Asked { numbers: asked, runs }, message) = locked(progress).begin_try(dataset, wanted);
     let mut request = this.request(pb::ReadRequest::from(message));
     let replies = Replies::default();
     request.extensions_mut().insert(replies.clone());
@@ -256,7 +256,7 @@ async fn attempt(
     while let Some(shown) = this.message(&mut stream).await? {
         let message = replies.next().unwrap_or(shown);
         let size = message.pieces.iter().map(|piece| piece.data.len()).sum();
-        let (mut progress, now) = (lock(progress), this.now());
+        let (mut progress, now) = (locked(progress), this.now());
         for piece in message.pieces {
             let item = piece.item as usize;
             assembly.add(ReadPiece::try_from(piece)?, |number, received| {
@@ -270,7 +270,7 @@ async fn attempt(
             }
         }
     }
-    lock(progress).end()
+    locked(progress).end()
 }
 
 impl Progress {
@@ -367,28 +367,23 @@ async fn explain(
     if failure.kind == Kind::NotFound && wanted.item.record.as_ref().is_some_and(by_snapshot) {
         let why = "the snapshot is stale: the file was deleted or replaced, and its space was \
                    reclaimed; connect again, or load a newer snapshot";
-        return Error::new(failure.kind, "read", subject, Failure::new(failure.kind, why));
+        return Error::new(failure.kind, "read", subject, why);
     }
-    if failure.kind != Kind::Corrupt || failure.names_object() {
+    if failure.kind != Kind::Corrupt || failure.names_object {
         return Error::new(failure.kind, "read", subject, failure);
     }
     let record = match &wanted.item.record {
         Some(record) => Some(*record),
-        None => match stat(&session.connections, dataset, std::slice::from_ref(path)).await {
-            Ok(found) => found.into_iter().find_map(|item| match item {
-                StatItem::File(record) => Some(record),
-                StatItem::Folder | StatItem::Missing => None,
-            }),
-            Err(_) => None,
-        },
+        None => {
+            match stat(&session.connections, dataset, std::slice::from_ref(path)).await.as_deref() {
+                Ok([StatItem::File(record)]) => Some(*record),
+                _ => None,
+            }
+        }
     };
     let problem = match record {
         Some(record) => format!("chunk {}: {failure}", record.holder.chunk),
         None => failure.to_string(),
     };
-    Error::new(Kind::Corrupt, "read", subject, Failure::new(Kind::Corrupt, problem))
-}
-
-fn lock(progress: &Mutex<Progress>) -> MutexGuard<'_, Progress> {
-    progress.lock().unwrap_or_else(PoisonError::into_inner)
+    Error::new(Kind::Corrupt, "read", subject, problem)
 }

@@ -23,7 +23,6 @@ use tokio::sync::mpsc;
 
 use crate::error::{Error, Kind};
 use crate::remote::dataset::RemoteDataset;
-use crate::remote::failure::Failure;
 use crate::remote::split;
 use batch::read_one;
 pub(super) use batch::{Arrived, read_batch, read_whole};
@@ -95,7 +94,7 @@ impl RemoteDataset {
             files.extend(read?);
         }
         let unanswered = items.iter().skip(files.len()).map(|item| {
-            let why = Failure::new(Kind::Internal, "the answer has no result for the file");
+            let why = "the answer has no result for the file";
             Err(Error::new(Kind::Internal, "read", &item.path, why))
         });
         files.extend(unanswered);

@@ -11,6 +11,7 @@ use dl_proto::{ReadPiece, ReadRequest, ReadSource, StatItem, pb};
 use dl_runtime::{Clock, SystemClock};
 use tonic::Status;
 
+use crate::dataset::Dataset;
 use crate::error::{Error, Kind};
 use crate::remote::read::batch::Arrived;
 use crate::remote::read::batches;
@@ -168,35 +169,29 @@ fn an_answer_that_always_breaks_at_the_same_place_ends_in_time() {
     }
 }
 
-#[test]
-fn damaged_bytes_are_requested_once_more() {
+/// A dataset with damaged bytes in the first answers, and the number of requests.
+fn damaged(answers: usize) -> (Dataset, Arc<AtomicUsize>) {
     let tries = Arc::new(AtomicUsize::new(0));
     let tried = Arc::clone(&tries);
     let dataset = dataset(reading(move |request| {
         let mut pieces = pieces(0, &content(&asked(&request)[0]), 99_999);
         let turn = tried.fetch_add(1, Ordering::SeqCst);
         assert_eq!(request.pass_copies, turn > 0, "copies are read until then");
-        if turn == 0 {
+        if turn < answers {
             pieces[0].data = Bytes::from(vec![0; pieces[0].data.len()]);
         }
         vec![reply(pieces)]
     }));
-    assert!(dataset.get("a").unwrap() == content(&path("a")));
-    assert_eq!(tries.load(Ordering::SeqCst), 2);
+    (dataset, tries)
 }
 
 #[test]
-fn permanent_damage_is_an_error_with_file_and_chunk() {
-    let tries = Arc::new(AtomicUsize::new(0));
-    let tried = Arc::clone(&tries);
-    let dataset = dataset(reading(move |request| {
-        tried.fetch_add(1, Ordering::SeqCst);
-        let paths = asked(&request);
-        let mut pieces = pieces(0, &content(&paths[0]), 99_999);
-        pieces[0].data = pieces[0].data.slice(1..);
-        vec![reply(pieces)]
-    }));
-    let error = dataset.get("a").unwrap_err();
+fn damaged_bytes_are_requested_once_more() {
+    let (heals, tries) = damaged(1);
+    assert!(heals.get("a").unwrap() == content(&path("a")));
+    assert_eq!(tries.load(Ordering::SeqCst), 2);
+    let (stays, tries) = damaged(9);
+    let error = stays.get("a").unwrap_err();
     assert_eq!((error.kind(), error.subject()), (Kind::Corrupt, "dl://pets/a"));
     let why = std::error::Error::source(&error).unwrap().to_string();
     assert!(why.contains(&chunk_id().to_string()), "{why}");
@@ -278,16 +273,6 @@ impl Large {
 
 /// The part length of the writer, and longer and shorter lengths, cut by requests.
 const PARTS: [usize; 3] = [(1 << 20) - 4096, 1 << 20, 300_001];
-
-#[test]
-fn a_large_file_is_read_in_windows_for_any_part_length() {
-    for part in PARTS {
-        let large = Large::new(part);
-        let (written, read) = large.read(|_, _| ());
-        assert_eq!(read.unwrap(), large.bytes.len() as u64);
-        assert!(written == large.bytes, "parts of {part} bytes");
-    }
-}
 
 #[test]
 fn a_damaged_part_is_named_and_ends_the_output() {

@@ -1,13 +1,14 @@
 //! Downloads of snapshots from scripted servers.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use tonic::Status;
 
 use super::*;
 use crate::dataset::Dataset;
+use crate::process::locked;
 use crate::remote::testing::{Script, dataset, info};
 use crate::snapshot::tests::{empty, forged, version};
 

@@ -11,7 +11,8 @@ use dl_format::FilePath;
 use dl_proto::StatItem;
 
 use super::{
-    Asker, IN_FLIGHT, LARGE, LARGE_IN_FLIGHT, Question, Queue, RequestSlot, SHARED_MAX, Stats, lock,
+    Asker, IN_FLIGHT, LARGE, LARGE_IN_FLIGHT, Question, Queue, RequestSlot, SHARED_MAX, Stats,
+    locked,
 };
 use crate::error::Kind;
 use crate::remote::Client;
@@ -54,7 +55,7 @@ fn answer_one(stats: &Stats, dataset: &RemoteDataset) {
 }
 
 fn waiting(stats: &Stats) -> usize {
-    lock(&stats.queue).paths
+    locked(&stats.queue).paths
 }
 
 fn ask(stats: &Stats, dataset: &RemoteDataset, name: &str) -> Result<StatItem, Kind> {
@@ -86,7 +87,7 @@ fn questions_share_a_request_and_get_their_own_answers() {
         }
     });
     assert_eq!(requests.lock().unwrap().iter().map(Vec::len).collect::<Vec<_>>(), [20]);
-    let in_flight = lock(&stats.queue).in_flight;
+    let in_flight = locked(&stats.queue).in_flight;
     assert_eq!(in_flight, IN_FLIGHT - 1, "the slot came back");
 }
 
@@ -98,7 +99,7 @@ fn questions_proceed_beside_requests_without_an_answer() {
         assert_eq!(ask(&stats, &dataset, name), Ok(StatItem::File(record(name.as_bytes()))));
     }
     assert_eq!(requests.lock().unwrap().concat(), ["a", "bb"].map(path));
-    while lock(&stats.queue).in_flight != IN_FLIGHT {
+    while locked(&stats.queue).in_flight != IN_FLIGHT {
         thread::yield_now();
     }
 }

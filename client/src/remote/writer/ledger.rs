@@ -156,9 +156,6 @@ impl Ledger {
     }
 
     /// The token of a large file while its source is read, for any time.
-    ///
-    /// # Errors
-    /// As for [`Ledger::take`].
     pub(crate) fn begin_reading(&self, path: &FilePath) -> Result<Token, Error> {
         let mut state = self.state();
         state.refuse_broken()?;

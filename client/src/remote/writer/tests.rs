@@ -34,24 +34,55 @@ type Objects = Arc<Mutex<Vec<Bytes>>>;
 
 /// A server that keeps all objects.
 fn keeping(objects: &Objects) -> Script {
-    let objects = Arc::clone(objects);
-    let put = move |object| {
-        objects.lock().unwrap().push(object);
-        Box::pin(async { Ok(()) }) as _
-    };
-    Script { put: Box::new(put), ..Script::default() }
+    answering(objects, |_| Ok(()))
+}
+
+/// A server that keeps the objects with a positive answer, which depends on their number.
+fn answering(
+    objects: &Objects,
+    answer: impl Fn(usize) -> Result<(), Status> + Send + Sync + 'static,
+) -> Script {
+    let (kept, count) = (Arc::clone(objects), AtomicUsize::new(0));
+    Script::putting(move |object| {
+        let answer = answer(count.fetch_add(1, Ordering::SeqCst));
+        if answer.is_ok() {
+            kept.lock().unwrap().push(object);
+        }
+        Box::pin(std::future::ready(answer))
+    })
+}
+
+/// A server that keeps all objects, and answers as far as the gate permits.
+fn gated(objects: &Objects, gate: &Arc<Semaphore>) -> Script {
+    let (kept, gate) = (Arc::clone(objects), Arc::clone(gate));
+    Script::putting(move |object| {
+        let gate = Arc::clone(&gate);
+        kept.lock().unwrap().push(object);
+        Box::pin(async move {
+            gate.acquire().await.unwrap().forget();
+            Ok(())
+        })
+    })
+}
+
+/// Waits for a condition, for at most 30 seconds.
+fn until(is_true: impl Fn() -> bool) {
+    let clock = SystemClock::new();
+    while !is_true() && clock.monotonic() < Duration::from_secs(30) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn header(object: &Bytes) -> Header {
     Header::decode(object).unwrap()
 }
 
-/// All files in the objects, with large files put together.
-fn files(objects: &Objects) -> BTreeMap<FilePath, Vec<u8>> {
+/// All files in the objects by arrival, with large files put together.
+fn contents(objects: &Objects) -> Vec<(FilePath, Vec<u8>)> {
     let objects = objects.lock().unwrap();
     let parts: BTreeMap<ChunkId, &Bytes> =
         objects.iter().map(|object| (header(object).id(), object)).collect();
-    let mut files = BTreeMap::new();
+    let mut files = Vec::new();
     for object in objects.iter() {
         let header = header(object);
         for entry in header.entries() {
@@ -66,10 +97,14 @@ fn files(objects: &Objects) -> BTreeMap<FilePath, Vec<u8>> {
                 (whole.len() as u64, dl_format::Crc32c::of(&whole)),
                 (entry.length, entry.crc)
             );
-            files.insert(entry.path, whole);
+            files.push((entry.path, whole));
         }
     }
     files
+}
+
+fn files(objects: &Objects) -> BTreeMap<FilePath, Vec<u8>> {
+    contents(objects).into_iter().collect()
 }
 
 fn put_numbered(dataset: &Dataset, numbers: std::ops::Range<u32>, length: usize) {
@@ -81,16 +116,15 @@ fn put_numbered(dataset: &Dataset, numbers: std::ops::Range<u32>, length: usize)
 
 #[test]
 fn a_put_with_a_lost_answer_is_repeated_with_the_same_object() {
-    let (seen, lost) = (Objects::default(), AtomicUsize::new(2));
+    let seen = Objects::default();
     let sent = Arc::clone(&seen);
-    let put = move |object| {
-        sent.lock().unwrap().push(object);
-        let lose = lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
-        Box::pin(async move {
-            if lose.is_ok() { Err(Status::unavailable("the answer was lost")) } else { Ok(()) }
-        }) as _
-    };
-    let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
+    let dataset = dataset(Script::putting(move |object| {
+        let mut sent = sent.lock().unwrap();
+        sent.push(object);
+        let is_lost = sent.len() < 3;
+        let lost = Status::unavailable("the answer was lost");
+        Box::pin(std::future::ready(if is_lost { Err(lost) } else { Ok(()) }))
+    }));
     dataset.put("a", PLAIN, b"bytes").unwrap();
     let flushed = dataset.flush().unwrap().check().unwrap();
     assert_eq!((flushed.files, flushed.bytes), (1, 5));
@@ -119,20 +153,14 @@ fn threads_fill_chunks_together_with_few_open_chunks() {
     dataset.close().unwrap();
 }
 
+fn refuse_the_second(number: usize) -> Result<(), Status> {
+    if number == 1 { Err(Status::resource_exhausted("the disk is full")) } else { Ok(()) }
+}
+
 #[test]
 fn a_flush_reports_exactly_the_failed_files() {
-    let (objects, count) = (Objects::default(), AtomicUsize::new(0));
-    let kept = Arc::clone(&objects);
-    let put = move |object| {
-        let refuse = count.fetch_add(1, Ordering::SeqCst) == 1;
-        if !refuse {
-            kept.lock().unwrap().push(object);
-        }
-        Box::pin(async move {
-            if refuse { Err(Status::resource_exhausted("the disk is full")) } else { Ok(()) }
-        }) as _
-    };
-    let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
+    let objects = Objects::default();
+    let dataset = dataset(answering(&objects, refuse_the_second));
     let mut accepted = BTreeSet::new();
     let mut number = 0;
     // Puts are refused once the failure is known.
@@ -165,7 +193,7 @@ fn concurrent_flushes_each_report_earlier_failures() {
     let doors = [("a", Arc::clone(&first), false), ("b", Arc::clone(&second), true)];
     let (arrived, count) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let came = Arc::clone(&arrived);
-    let put = move |object: Bytes| {
+    let dataset = dataset(Script::putting(move |object| {
         let name = header(&object).entry(0).unwrap().path;
         let (_, door, refuse) = doors.iter().find(|door| path(door.0) == name).unwrap();
         let (door, refuse) = (Arc::clone(door), *refuse);
@@ -173,14 +201,9 @@ fn concurrent_flushes_each_report_earlier_failures() {
         Box::pin(async move {
             door.acquire().await.unwrap().forget();
             if refuse { Err(Status::resource_exhausted("full")) } else { Ok(()) }
-        }) as _
-    };
-    let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
-    let arrive = |number| {
-        while arrived.load(Ordering::SeqCst) < number {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    };
+        })
+    }));
+    let arrive = |number| until(|| arrived.load(Ordering::SeqCst) >= number);
     let flush = || {
         let flushed = dataset.flush().unwrap();
         count.fetch_add(1, Ordering::SeqCst);
@@ -202,9 +225,7 @@ fn concurrent_flushes_each_report_earlier_failures() {
             begins.store(true, Ordering::SeqCst);
             flush()
         });
-        while !begins.load(Ordering::SeqCst) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until(|| begins.load(Ordering::SeqCst));
         // Time for the third flush to register.
         std::thread::sleep(Duration::from_secs(1));
         first.add_permits(1);
@@ -217,33 +238,9 @@ fn concurrent_flushes_each_report_earlier_failures() {
 }
 
 #[test]
-fn a_flush_does_not_wait_for_the_slow_source_of_a_large_file() {
-    let objects = Objects::default();
-    let dataset = dataset(keeping(&objects));
-    let (mut sink, source) = std::io::pipe().map(|(source, sink)| (sink, source)).unwrap();
-    let whole = data(5 << 20, 3);
-    std::thread::scope(|threads| {
-        let mut source = source;
-        let slow = threads.spawn({
-            let (dataset, length) = (&dataset, whole.len() as u64);
-            move || dataset.put_reader("large", PLAIN, length, &mut source)
-        });
-        std::io::Write::write_all(&mut sink, &whole[..1 << 20]).unwrap();
-        dataset.put("small", PLAIN, b"bytes").unwrap();
-        assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
-        assert!(!slow.is_finished());
-        std::io::Write::write_all(&mut sink, &whole[1 << 20..]).unwrap();
-        slow.join().unwrap().unwrap();
-    });
-    assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
-    assert!(files(&objects)[&path("large")] == whole);
-}
-
-#[test]
 fn all_objects_in_flight_are_given_up_if_no_server_answers() {
     const PATIENCE: Duration = Duration::from_secs(5);
-    let put = |_| Box::pin(std::future::pending()) as _;
-    let server = start(Script { put: Box::new(put), ..Script::default() });
+    let server = start(Script::putting(|_| Box::pin(std::future::pending())));
     let options = ConnectOptions { in_flight_chunks: 2, ..options(&[server]) };
     let dataset = open(ConnectOptions { request_timeout: PATIENCE, ..options });
     let clock = SystemClock::new();
@@ -271,26 +268,9 @@ fn all_objects_in_flight_are_given_up_if_no_server_answers() {
 }
 
 #[test]
-fn close_gives_the_error_of_a_failed_write() {
-    let put = |_| Box::pin(async { Err(Status::permission_denied("read only")) }) as _;
-    let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
-    dataset.put("a", PLAIN, b"bytes").unwrap();
-    assert_eq!(dataset.close().unwrap_err().kind(), Kind::Denied);
-}
-
-#[test]
 fn a_put_waits_while_too_many_chunks_are_in_flight() {
-    let (gate, arrived) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
-    let (door, count) = (Arc::clone(&gate), Arc::clone(&arrived));
-    let put = move |_| {
-        let door = Arc::clone(&door);
-        count.fetch_add(1, Ordering::SeqCst);
-        Box::pin(async move {
-            door.acquire().await.unwrap().forget();
-            Ok(())
-        }) as _
-    };
-    let server = start(Script { put: Box::new(put), ..Script::default() });
+    let (gate, objects) = (Arc::new(Semaphore::new(0)), Objects::default());
+    let server = start(gated(&objects, &gate));
     let dataset = open(ConnectOptions { in_flight_chunks: 3, ..options(&[server]) });
     let accepted = AtomicUsize::new(0);
     std::thread::scope(|threads| {
@@ -301,11 +281,8 @@ fn a_put_waits_while_too_many_chunks_are_in_flight() {
             }
         });
         // Five files fill a chunk: three chunks in flight, a fourth waits with its thread.
-        let counts = || (arrived.load(Ordering::SeqCst), accepted.load(Ordering::SeqCst));
-        let clock = SystemClock::new();
-        while counts() != (3, 20) && clock.monotonic() < Duration::from_secs(30) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let counts = || (objects.lock().unwrap().len(), accepted.load(Ordering::SeqCst));
+        until(|| counts() == (3, 20));
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(counts(), (3, 20));
         gate.add_permits(1000);
@@ -328,17 +305,7 @@ fn one_at_a_time(server: SocketAddr) -> (Arc<Writer>, Arc<ManualClock>) {
 fn a_waiting_object_gets_an_id_with_the_time_of_its_sending() {
     for length in [5, 5 << 20] {
         let (gate, objects) = (Arc::new(Semaphore::new(0)), Objects::default());
-        let (door, kept) = (Arc::clone(&gate), Arc::clone(&objects));
-        let put = move |object| {
-            let door = Arc::clone(&door);
-            kept.lock().unwrap().push(object);
-            Box::pin(async move {
-                door.acquire().await.unwrap().forget();
-                Ok(())
-            }) as _
-        };
-        let (writer, clock) =
-            one_at_a_time(start(Script { put: Box::new(put), ..Script::default() }));
+        let (writer, clock) = one_at_a_time(start(gated(&objects, &gate)));
         let before = clock.now();
         let put = |name, length| {
             writer.put(&path(name), PLAIN, &data(length, 1))?;
@@ -346,9 +313,7 @@ fn a_waiting_object_gets_an_id_with_the_time_of_its_sending() {
         };
         std::thread::scope(|threads| {
             let first = threads.spawn(move || put("first", 5));
-            while objects.lock().unwrap().is_empty() {
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            until(|| !objects.lock().unwrap().is_empty());
             let second = threads.spawn(move || put("second", length));
             std::thread::sleep(Duration::from_millis(300));
             clock.advance(Duration::from_secs(20 * 60));
@@ -370,7 +335,7 @@ fn a_waiting_object_gets_an_id_with_the_time_of_its_sending() {
 fn the_later_of_two_puts_of_a_path_wins() {
     let (objects, first) = (Objects::default(), AtomicUsize::new(1));
     let kept = Arc::clone(&objects);
-    let put = move |object| {
+    let dataset = dataset(Script::putting(move |object| {
         let slow = first.swap(0, Ordering::SeqCst) == 1;
         let kept = Arc::clone(&kept);
         Box::pin(async move {
@@ -379,30 +344,16 @@ fn the_later_of_two_puts_of_a_path_wins() {
             }
             kept.lock().unwrap().push(object);
             Ok(())
-        }) as _
-    };
-    let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
+        })
+    }));
     dataset.put("twice", PLAIN, b"first").unwrap();
     // Enough to send the chunk of the first put.
     put_numbered(&dataset, 0..12, 200_000);
     dataset.put("twice", PLAIN, b"second").unwrap();
     dataset.put_reader("twice", PLAIN, 5, &mut &b"third"[..]).unwrap();
     assert_eq!(dataset.flush().unwrap().check().unwrap().files, 15);
-    assert_eq!(files(&objects)[&path("twice")], b"third");
-    let versions: Vec<Vec<u8>> = {
-        let objects = objects.lock().unwrap();
-        let of = |object: &Bytes| {
-            let bytes = |entry: dl_format::Entry| {
-                object[entry.offset as usize..][..entry.stored as usize].to_vec()
-            };
-            header(object)
-                .entries()
-                .filter(|entry| entry.path == path("twice"))
-                .map(bytes)
-                .collect()
-        };
-        objects.iter().flat_map(|object| -> Vec<Vec<u8>> { of(object) }).collect()
-    };
+    let versions = contents(&objects).into_iter().filter(|(name, _)| *name == path("twice"));
+    let versions: Vec<Vec<u8>> = versions.map(|(_, bytes)| bytes).collect();
     assert_eq!(versions, [&b"first"[..], b"second", b"third"]);
 }
 
@@ -429,15 +380,7 @@ fn a_large_file_is_named_after_the_acknowledgement_of_its_parts() {
 #[test]
 fn a_large_file_with_a_failed_part_is_not_named() {
     let objects = Objects::default();
-    let kept = Arc::clone(&objects);
-    let put = move |object: Bytes| {
-        let refuse = kept.lock().unwrap().len() == 1;
-        kept.lock().unwrap().push(object);
-        Box::pin(
-            async move { if refuse { Err(Status::resource_exhausted("full")) } else { Ok(()) } },
-        ) as _
-    };
-    let dataset = dataset(Script { put: Box::new(put), ..Script::default() });
+    let dataset = dataset(answering(&objects, refuse_the_second));
     let error = dataset.put("large", PLAIN, &data(5 << 20, 1)).unwrap_err();
     assert_eq!(error.kind(), Kind::Full);
     let flushed = dataset.flush().unwrap();
@@ -528,7 +471,7 @@ fn a_file_changed_during_the_read_is_refused() {
     }
 }
 
-/// A source that flushes before each byte.
+/// A source that flushes before each read.
 struct Flushing<'a> {
     dataset: &'a Dataset,
     files: u64,
@@ -537,18 +480,21 @@ struct Flushing<'a> {
 impl Read for Flushing<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         self.files += self.dataset.flush().unwrap().check().unwrap().files;
-        buffer[0] = 1;
-        Ok(1)
+        buffer.fill(1);
+        Ok(buffer.len())
     }
 }
 
 #[test]
-fn a_flush_does_not_wait_for_the_slow_source_of_a_small_file() {
-    let objects = Objects::default();
-    let dataset = dataset(keeping(&objects));
-    dataset.put("first", PLAIN, b"bytes").unwrap();
-    let mut source = Flushing { dataset: &dataset, files: 0 };
-    dataset.put_reader("slow", PLAIN, 4, &mut source).unwrap();
-    assert_eq!(source.files, 1);
-    assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
+fn a_flush_does_not_wait_for_a_slow_source() {
+    for length in [4, 5 << 20] {
+        let objects = Objects::default();
+        let dataset = dataset(keeping(&objects));
+        dataset.put("first", PLAIN, b"bytes").unwrap();
+        let mut source = Flushing { dataset: &dataset, files: 0 };
+        dataset.put_reader("slow", PLAIN, length, &mut source).unwrap();
+        assert_eq!(source.files, 1);
+        assert_eq!(dataset.flush().unwrap().check().unwrap().files, 1);
+        assert!(files(&objects)[&path("slow")] == vec![1; length as usize]);
+    }
 }

@@ -98,9 +98,8 @@ fn scene(answer: Answer) -> (EpochSource, Arc<Mutex<Vec<Asked>>>) {
     let script = Script { chunks: Box::new(chunks), read: Box::new(read), ..Script::default() };
     let dataset = dataset(script);
     let (session, info) = (dataset.remote().session().unwrap(), dataset.info().clone());
-    let source =
-        EpochSource { session, info, snapshot: snapshot(), is_old: AtomicBool::new(false) };
-    (source, asked)
+    let is_old = AtomicBool::new(false);
+    (EpochSource { session, info, snapshot: snapshot(), is_old }, asked)
 }
 
 /// Fetches files, and compares their content.
@@ -112,53 +111,40 @@ fn fetch(source: &EpochSource, numbers: &[u32]) {
     }
 }
 
-#[test]
-fn a_chunk_is_one_range_from_the_first_to_the_last_wanted_file() {
-    let (source, asked) = scene(well);
-    fetch(&source, &(0..=FILES).rev().collect::<Vec<_>>());
-    fetch(&source, &[3, 5, 7]);
-    let expected =
-        [Asked::Range(START, FILES * LENGTH), Asked::Range(START + 3 * LENGTH, 5 * LENGTH)];
-    assert_eq!(*asked.lock().unwrap(), expected);
+fn damaged(request: &GetChunksRequest) -> Result<Vec<ChunkPiece>, Status> {
+    let mut pieces = well(request)?;
+    pieces[1].data = Ok(Bytes::from(vec![0; 2_700]));
+    Ok(pieces)
+}
+
+fn missing(_: &GetChunksRequest) -> Result<Vec<ChunkPiece>, Status> {
+    Ok(vec![piece(Err(WireKind::NotFound))])
+}
+
+fn old(_: &GetChunksRequest) -> Result<Vec<ChunkPiece>, Status> {
+    Err(Status::unimplemented("this server knows no such method"))
 }
 
 #[test]
-fn few_files_of_a_chunk_are_requested_separately() {
-    let (source, asked) = scene(well);
-    fetch(&source, &[0, 5, 19]);
-    let files = [0, 5, 19].map(|number| (START + number * LENGTH, LENGTH)).to_vec();
-    assert_eq!(*asked.lock().unwrap(), [Asked::Files(files)]);
-}
-
-#[test]
-fn only_damaged_files_are_requested_again() {
-    let (source, asked) = scene(|request| {
-        let mut pieces = well(request)?;
-        pieces[1].data = Ok(Bytes::from(vec![0; 2_700]));
-        Ok(pieces)
-    });
-    fetch(&source, &(0..FILES).collect::<Vec<_>>());
-    // The files of the second piece lie next to each other.
-    let damaged = Asked::Files(vec![(START + 2 * LENGTH, 4 * LENGTH)]);
-    assert_eq!(*asked.lock().unwrap(), [Asked::Range(START, FILES * LENGTH), damaged]);
-}
-
-#[test]
-fn a_missing_chunk_is_read_file_by_file() {
-    let (source, asked) = scene(|_| Ok(vec![piece(Err(WireKind::NotFound))]));
-    for _ in 0..2 {
-        fetch(&source, &[0, 1]);
+fn a_chunk_is_a_range_or_some_files() {
+    let range = |first, count| Asked::Range(START + first * LENGTH, count * LENGTH);
+    let file = |first, count| (START + first * LENGTH, count * LENGTH);
+    let all: Vec<u32> = (0..=FILES).rev().collect();
+    let filled: Vec<u32> = (0..FILES).collect();
+    let two = || Asked::Files(vec![file(0, 2)]);
+    let cases: [(Answer, [&[u32]; 2], Vec<Asked>); 5] = [
+        (well, [&all, &[3, 5, 7]], vec![range(0, FILES), range(3, 5)]),
+        (well, [&[0, 5, 19], &[]], vec![Asked::Files([0, 5, 19].map(|n| file(n, 1)).to_vec())]),
+        // The files of the second piece lie next to each other.
+        (damaged, [&filled, &[]], vec![range(0, FILES), Asked::Files(vec![file(2, 4)])]),
+        (missing, [&[0, 1]; 2], vec![range(0, 2), two(), range(0, 2), two()]),
+        // An old server is asked once.
+        (old, [&[0, 1]; 2], vec![range(0, 2), two(), two()]),
+    ];
+    for (answer, fetches, expected) in cases {
+        let (source, asked) = scene(answer);
+        let fetches = fetches.into_iter().filter(|numbers| !numbers.is_empty());
+        fetches.for_each(|numbers| fetch(&source, numbers));
+        assert_eq!(*asked.lock().unwrap(), expected);
     }
-    let once = || [Asked::Range(START, 2 * LENGTH), Asked::Files(vec![(START, 2 * LENGTH)])];
-    assert_eq!(*asked.lock().unwrap(), once().into_iter().chain(once()).collect::<Vec<_>>());
-}
-
-#[test]
-fn a_server_without_ranges_of_chunks_is_asked_once() {
-    let (source, asked) = scene(|_| Err(Status::unimplemented("this server knows no such method")));
-    for _ in 0..2 {
-        fetch(&source, &[0, 1]);
-    }
-    let files = || Asked::Files(vec![(START, 2 * LENGTH)]);
-    assert_eq!(*asked.lock().unwrap(), [Asked::Range(START, 2 * LENGTH), files(), files()]);
 }

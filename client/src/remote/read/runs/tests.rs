@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use dl_format::{Crc32c, FilePath, FileRecord};
+use dl_format::{Crc32c, FileRecord};
 use dl_proto::{ReadPiece, ReadRequest, ReadSource, pb};
 use tonic::Status;
 
@@ -152,23 +152,4 @@ fn a_short_range_fails_only_the_missing_files() {
     });
     assert!(read(script, &items) == expected(&chunk, &places));
     assert_eq!(*requests.lock().unwrap(), [vec![(4_096, 2_024)], vec![(5_120, 1_000)]]);
-}
-
-#[test]
-fn paths_without_records_stay_single() {
-    let asked = Arc::new(Mutex::new(0));
-    let seen = Arc::clone(&asked);
-    let read = move |request: ReadRequest| {
-        *seen.lock().unwrap() += request.items.len();
-        let pieces = (0..request.items.len() as u32).map(|item| {
-            let data = Ok(Bytes::from_static(b"x"));
-            let crc = Crc32c::of(b"x");
-            ReadPiece { item, data, last: true, length: 1, crc, extent: None }.into()
-        });
-        vec![Ok(pb::ReadReply { pieces: pieces.collect() })]
-    };
-    let script = Script { read: Box::new(read), ..Script::default() };
-    let paths: Vec<FilePath> = (0..5).map(|number| path(&format!("file{number}"))).collect();
-    assert_eq!(dataset(script).get_many(&paths).unwrap().len(), 5);
-    assert_eq!(*asked.lock().unwrap(), 5);
 }
