@@ -17,7 +17,6 @@ const SCHEME: &[u8] = b"dl://";
 /// A dataset, or a file or folder in a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Address {
-    /// The dataset.
     pub(crate) dataset: DatasetName,
     /// The file or folder; `None` for the root.
     pub(crate) path: Option<FilePath>,
@@ -31,9 +30,6 @@ pub(crate) struct InvalidAddress(String);
 
 impl Address {
     /// Parses an address.
-    ///
-    /// # Errors
-    /// The reason, and the right way to write the address.
     pub(crate) fn parse(typed: &OsStr) -> Result<Self, InvalidAddress> {
         let typed = typed.as_bytes();
         let Some(rest) = typed.strip_prefix(SCHEME) else {

@@ -112,9 +112,6 @@ pub(crate) struct Environment {
 
 impl Environment {
     /// The environment of this process.
-    ///
-    /// # Errors
-    /// Wrong usage, for a variable that is not UTF-8.
     pub(crate) fn of_process() -> Result<Self, Failure> {
         let text = |name| match env::var(name) {
             Ok(text) => Ok(Some(text)),
@@ -138,9 +135,6 @@ impl Environment {
 
 impl Global {
     /// The named training job.
-    ///
-    /// # Errors
-    /// Wrong usage, for an invalid name.
     pub(crate) fn task(&self) -> Result<Option<TaskOptions>, Failure> {
         let Some(name) = self.task.clone().or_else(|| env::var("DIESEL_TASK").ok()) else {
             return Ok(None);
@@ -155,10 +149,6 @@ impl Global {
     }
 
     /// The connection options.
-    ///
-    /// # Errors
-    /// An unreadable file, or an empty key file; wrong usage for an empty server address, or for a
-    /// certificate without a key.
     pub(crate) fn connect_options(
         &self,
         environment: Environment,
@@ -258,7 +248,6 @@ pub(crate) struct Context {
     pub(crate) task: Option<TaskOptions>,
     /// Output of notes and errors.
     pub(crate) notes: Arc<Notes>,
-    /// The clock.
     pub(crate) clock: Arc<dyn Clock>,
     /// The stop signal of Ctrl-C.
     pub(crate) shutdown: Shutdown,
@@ -326,31 +315,26 @@ impl Context {
             ..self.options.clone()
         };
         let now = Client::connect(options).and_then(|client| client.dataset(&address.dataset));
-        match now {
-            Ok(now) if now.info().id != dataset.info().id => Err(Failure::failed(format!(
-                "{file} is a snapshot of another dataset than dl://{}",
-                address.dataset
-            ))),
+        let unknown = |why| format!("whether {file} is stale is not known: {why}");
+        let note = match now {
+            Ok(now) if now.info().id != dataset.info().id => {
+                return Err(Failure::failed(format!(
+                    "{file} is a snapshot of another dataset than dl://{}",
+                    address.dataset
+                )));
+            }
             Ok(now) if matches!(now.info().counts, Counts::Unknown(_)) => {
-                let why = "its metadata is being rebuilt";
-                self.notes.note(format_args!("whether {file} is stale is not known: {why}"));
-                Ok(dataset)
+                unknown("its metadata is being rebuilt")
             }
             Ok(now) if now.info().version != dataset.info().version => {
-                self.notes.note(format_args!(
-                    "{file} is stale: dl://{} has changed since it was saved",
-                    address.dataset
-                ));
-                Ok(dataset)
+                format!("{file} is stale: dl://{} has changed since it was saved", address.dataset)
             }
-            Ok(_) => Ok(dataset),
-            Err(error) if error.kind().is_retryable() => {
-                let why = "no server says";
-                self.notes.note(format_args!("whether {file} is stale is not known: {why}"));
-                Ok(dataset)
-            }
-            Err(error) => Err(error.into()),
-        }
+            Ok(_) => return Ok(dataset),
+            Err(error) if error.kind().is_retryable() => unknown("no server says"),
+            Err(error) => return Err(error.into()),
+        };
+        self.notes.note(note);
+        Ok(dataset)
     }
 }
 

@@ -127,12 +127,8 @@ impl From<libdiesel::Error> for Failure {
 /// The cause of an error and its remedy without the object, for grouping by cause.
 pub(crate) fn cause(error: &libdiesel::Error) -> String {
     let Some(first) = error.source() else { return advised(error.to_string(), error.kind()) };
-    let (mut text, mut next) = (first.to_string(), first.source());
-    while let Some(why) = next {
-        text = format!("{text}: {why}");
-        next = why.source();
-    }
-    advised(text, error.kind())
+    let chain: Vec<String> = anyhow::Chain::new(first).map(ToString::to_string).collect();
+    advised(chain.join(": "), error.kind())
 }
 
 fn advised(text: String, kind: Kind) -> String {

@@ -51,9 +51,6 @@ pub(crate) fn or_given_up<T>(
 
 /// Installs the handler of Ctrl-C: calls `tell` once, requests a shutdown, and ends the process
 /// after the grace period.
-///
-/// # Errors
-/// When the kernel refuses a thread or the signal handler.
 pub(crate) fn watch(announce: impl Fn() + Send + 'static) -> io::Result<Shutdown> {
     let shutdown = Shutdown::new().with_grace(GRACE);
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;

@@ -99,7 +99,6 @@ impl<'a> Name<'a> {
     }
 }
 
-/// A dataset.
 #[derive(Debug, Serialize)]
 pub(crate) struct Dataset<'a> {
     name: &'a str,
@@ -159,7 +158,6 @@ impl Dataset<'_> {
     }
 }
 
-/// A snapshot.
 #[derive(Debug, Serialize)]
 pub(crate) struct Snapshot {
     /// Id of the dataset.
@@ -196,9 +194,10 @@ impl From<&libdiesel::Snapshot> for Snapshot {
 
 #[cfg(test)]
 mod tests {
-    use dl_format::{Attributes, ChunkId, Crc32c, EntryVersion};
+    use dl_format::Attributes;
 
     use super::*;
+    use crate::testing::record;
 
     fn line(kind: &'static str, body: &impl Serialize) -> String {
         serde_json::to_string(&Line::new(kind, body)).expect("plain values")
@@ -206,21 +205,7 @@ mod tests {
 
     #[test]
     fn a_file_has_every_field_that_is_documented() {
-        let version = EntryVersion {
-            stamp: Stamp::new(1_500_000),
-            chunk: ChunkId::from_bytes([0; 16]),
-            entry: 3,
-        };
-        let record = FileRecord {
-            version,
-            holder: version,
-            attributes: Attributes { mode: 0o644, mtime: -1 },
-            length: 7,
-            crc: Crc32c::from_value(0xAB),
-            offset: 4096,
-            stored: 7,
-            has_extents: false,
-        };
+        let record = record(7, Attributes { mode: 0o644, mtime: -1 });
         assert_eq!(
             line("file", &File::new(b"a/b", &record)),
             r#"{"type":"file","schema":1,"path":"a/b","size":7,"mode":"0644","#.to_owned()

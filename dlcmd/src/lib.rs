@@ -16,6 +16,8 @@ mod json;
 mod local;
 mod output;
 mod progress;
+#[cfg(test)]
+mod testing;
 mod text;
 mod time;
 mod waiting;

@@ -157,51 +157,7 @@ fn style(template: &'static str, files: &Arc<AtomicU64>) -> ProgressStyle {
 
 #[cfg(test)]
 mod tests {
-    use indicatif::TermLike;
-
     use super::*;
-
-    /// A terminal that shows nothing.
-    #[derive(Debug)]
-    struct Nowhere;
-
-    impl TermLike for Nowhere {
-        fn width(&self) -> u16 {
-            50
-        }
-
-        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn write_line(&self, _: &str) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn write_str(&self, _: &str) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn clear_line(&self) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn flush(&self) -> io::Result<()> {
-            Ok(())
-        }
-    }
 
     #[test]
     fn the_templates_are_legal() {
@@ -224,17 +180,5 @@ mod tests {
         ] {
             assert_eq!(fitting(parts.clone(), room), shown, "{room}");
         }
-    }
-
-    #[test]
-    fn no_more_is_done_than_there_is_in_all() {
-        let bar =
-            ProgressBar::with_draw_target(None, ProgressDrawTarget::term_like(Box::new(Nowhere)));
-        let progress = Progress::new(&bar);
-        progress.add(1, 10);
-        progress.expect(5);
-        assert_eq!(bar.length(), Some(10));
-        progress.add(1, 7);
-        assert_eq!((bar.length(), bar.position()), (Some(17), 17));
     }
 }

@@ -47,9 +47,6 @@ pub(crate) fn stamp_text(stamp: Stamp) -> String {
 }
 
 /// Parses RFC 3339, or an age before `now`: a number and one of `s m h d w`.
-///
-/// # Errors
-/// The accepted formats.
 pub(crate) fn parse(text: &str, now: SystemTime) -> Result<Stamp, String> {
     if let Some(micros) = rfc3339(text) {
         return Ok(Stamp::new(micros));

@@ -18,7 +18,6 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// Maximum interval between two notes.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// The last note.
 #[derive(Debug, Default)]
 struct LastNote {
     /// The text without digits, to recognise repetitions.

@@ -102,12 +102,6 @@ fn wrong_usage_ends_with_2_and_help_with_0() {
 }
 
 #[test]
-fn an_address_without_scheme_is_refused_with_a_suggestion() {
-    let refused = parse(&["ls", "photos/2019"]).expect_err("no address").to_string();
-    assert!(refused.contains("did you mean dl://photos/2019?"), "{refused}");
-}
-
-#[test]
 fn names_that_are_not_text_are_understood() {
     let line = [&b"dlcmd"[..], b"get", b"dl://d/\xFF", b"out-\xFE"];
     let line = line.map(|word| OsString::from(OsStr::from_bytes(word)));
@@ -146,15 +140,4 @@ fn a_key_file_precedes_the_environment_and_is_not_empty() {
     assert_eq!(key.as_deref(), Some("sesame"));
     std::fs::write(&file, "\n").expect("written");
     assert!(options(None).expect_err("no key").to_string().contains("the file is empty"));
-}
-
-#[test]
-fn every_command_and_flag_is_in_the_manual_and_the_completions() {
-    let mut page = Vec::new();
-    let mut out = crate::output::Output::new(&mut page, false);
-    man::run(Cli::command(), &mut out).expect("into memory");
-    let page = String::from_utf8_lossy(&page).replace('\\', "");
-    for wanted in ["DLCMD DELETE-DATASET", "--checksum", "--since", "DIESEL_SERVER", "130"] {
-        assert!(page.contains(wanted), "{wanted}");
-    }
 }

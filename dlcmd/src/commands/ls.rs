@@ -142,25 +142,15 @@ fn print_attributes(record: Option<&FileRecord>, out: &mut dyn Write) -> io::Res
 
 #[cfg(test)]
 mod tests {
-    use dl_format::{Attributes, ChunkId, Crc32c, EntryVersion, Stamp};
+    use dl_format::Attributes;
 
     use super::*;
+    use crate::testing::record;
 
     const SHORT: Shape = Shape { is_long: false, is_recursive: false, is_raw: false };
 
     fn file(path: &[u8], length: u64) -> ListEntry {
-        let version =
-            EntryVersion { stamp: Stamp::new(1), chunk: ChunkId::from_bytes([1; 16]), entry: 0 };
-        let record = FileRecord {
-            version,
-            holder: version,
-            attributes: Attributes { mode: 0o644, mtime: 999_999_999 },
-            length,
-            crc: Crc32c::default(),
-            offset: 0,
-            stored: 0,
-            has_extents: false,
-        };
+        let record = record(length, Attributes { mode: 0o644, mtime: 999_999_999 });
         ListEntry::File(FilePath::new(path.to_vec()).expect("legal"), Some(record))
     }
 

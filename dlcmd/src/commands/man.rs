@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn every_option_has_its_value_default_and_possible_values() {
+    fn every_command_has_its_options_with_their_values_and_its_examples() {
         fn check(page: &str, command: &Command) {
             for argument in command.get_arguments().filter(|argument| !argument.is_global_set()) {
                 for value in argument.get_possible_values() {
@@ -191,6 +191,11 @@ mod tests {
                     assert!(!takes_value || page.contains(&default), "{argument}: {default}");
                 }
             }
+            let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for example in after.lines().filter(|line| line.starts_with("  ")) {
+                let line = plain(example.trim_start());
+                assert!(page.lines().any(|it| it == line), "{example}");
+            }
             command.get_subcommands().for_each(|sub| check(page, sub));
         }
         let (page, mut command) = (page(), Cli::command());
@@ -199,22 +204,7 @@ mod tests {
         for shown in ["[--grace <TIME>]", "[--server <ADDR[,ADDR...]>]", "<dl://DS|--all>"] {
             assert!(page.contains(&plain(shown)), "{shown}");
         }
-    }
-
-    #[test]
-    fn every_command_has_its_examples() {
-        fn check(page: &str, command: &Command) {
-            let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            let examples = after.lines().filter(|line| line.starts_with("  "));
-            for example in examples {
-                let line = plain(example.trim_start());
-                assert!(page.lines().any(|it| it == line), "{example}");
-            }
-            command.get_subcommands().for_each(|sub| check(page, sub));
-        }
-        let (page, command) = (page(), Cli::command());
-        check(&page, &command);
-        for sub in command.get_subcommands() {
+        for sub in Cli::command().get_subcommands() {
             let heading = format!(".SH \"DLCMD {}\"\n", sub.get_name().to_uppercase());
             let (_, section) = page.split_once(&heading).expect("each has a section");
             let section = section.split(".SH ").next().unwrap_or_default();

@@ -57,6 +57,22 @@ fn not_a_folder(action: &str, address: &Address) -> Failure {
     Failure::not_found(format!("{action} {address}/: it is a file; leave out the slash at the end"))
 }
 
+/// The first address; refuses addresses in several datasets.
+fn of_one_dataset<'a>(
+    action: &str,
+    addresses: &'a [Address],
+    advice: &str,
+) -> Result<&'a Address, Failure> {
+    let nothing = || Failure::usage(format!("{action}: name a dataset or a folder"));
+    let (first, others) = addresses.split_first().ok_or_else(nothing)?;
+    match others.iter().find(|other| other.dataset != first.dataset) {
+        None => Ok(first),
+        Some(other) => Err(Failure::usage(format!(
+            "{action} {first} with {other}: they are in two datasets{advice} them one by one"
+        ))),
+    }
+}
+
 /// Refuses an address with a path.
 fn whole_dataset(action: &str, address: &Address) -> Result<(), Failure> {
     match &address.path {

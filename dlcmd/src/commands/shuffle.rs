@@ -18,7 +18,7 @@ use libdiesel::{
     Snapshot, StatItem, Tail,
 };
 
-use super::{not_a_folder, not_there};
+use super::{not_a_folder, not_there, of_one_dataset};
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
@@ -143,15 +143,7 @@ struct Folders(Vec<Address>);
 
 impl Folders {
     fn of_one_dataset(&self) -> Result<&Address, Failure> {
-        let nothing = || Failure::usage("shuffle: name a dataset or a folder");
-        let (first, others) = self.0.split_first().ok_or_else(nothing)?;
-        match others.iter().find(|other| other.dataset != first.dataset) {
-            None => Ok(first),
-            Some(other) => Err(Failure::usage(format!(
-                "shuffle {first} with {other}: they are in two datasets, each of which has an \
-                 order of its own; shuffle them one by one"
-            ))),
-        }
+        of_one_dataset("shuffle", &self.0, ", each of which has an order of its own; shuffle")
     }
 
     fn select(&self, snapshot: &Snapshot) -> Result<Selection, Failure> {

@@ -284,12 +284,10 @@ impl Folder {
         self.root.dataset_path(&self.path, name.to_bytes())
     }
 
-    /// Its own path in the dataset.
     pub(crate) fn own_dataset_path(&self) -> Result<FilePath, InvalidPath> {
         self.root.dataset_path(b"", &self.path)
     }
 
-    /// Opens an entry.
     pub(crate) fn open(&self, name: &CStr, entry: Entry) -> Result<OpenFile, Problem> {
         self.root.open_at(&self.descriptor, name, entry, || self.path_of(name))
     }

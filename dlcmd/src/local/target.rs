@@ -252,9 +252,7 @@ impl Folder {
                     && has.mode == record.attributes.mode & PERMISSIONS
             })
     }
-}
 
-impl Folder {
     /// Refuses the name of anything but a regular file.
     fn may_replace(&self, name: &[u8]) -> io::Result<()> {
         let stat = match statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW) {

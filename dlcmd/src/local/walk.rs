@@ -29,7 +29,6 @@ pub(crate) enum Event<'a> {
     Empty,
     /// A file, or a link that may lead to a file.
     File {
-        /// Its folder.
         folder: &'a Folder,
         /// Its name in the folder; a path for entries named by the user.
         name: &'a CStr,
@@ -38,7 +37,6 @@ pub(crate) enum Event<'a> {
     },
     /// A skipped or unreadable entry.
     Problem {
-        /// The root.
         root: &'a Root,
         /// The path below the root.
         path: &'a [u8],
@@ -68,9 +66,8 @@ struct State {
 enum Task {
     /// A folder and its parent; for the root, the path is empty and there is no parent.
     Folder(Arc<Root>, Vec<u8>, Option<Arc<Parent>>),
-    Files(Arc<Folder>, Names),
     /// The paths in the given byte range.
-    Listed(Arc<Folder>, Arc<Paths>, Range<usize>, Entry),
+    Files(Arc<Folder>, Arc<Paths>, Range<usize>, Entry),
 }
 
 /// Paths below a root in one buffer, without an allocation for each.
@@ -116,7 +113,7 @@ enum Waiting {
 struct Folders {
     root: Arc<Root>,
     parent: Arc<Parent>,
-    names: Vec<u8>,
+    names: Paths,
 }
 
 /// An entered folder with folders below.
@@ -152,26 +149,15 @@ impl Folders {
         Arc::ptr_eq(&self.root, root) && Arc::ptr_eq(&self.parent, parent)
     }
 
-    fn push(&mut self, name: &CStr) {
-        self.names.extend_from_slice(name.to_bytes_with_nul());
-    }
-
     /// Removes the last path; also returns whether there are more.
     fn pop(&mut self) -> (Vec<u8>, bool) {
-        self.names.pop();
-        let start = self.names.iter().rposition(|byte| *byte == 0).map_or(0, |end| end + 1);
-        let path = [&self.parent.path, self.names.get(start..).unwrap_or_default()].concat();
-        self.names.truncate(start);
+        let names = &mut self.names.bytes;
+        names.pop();
+        let start = names.iter().rposition(|byte| *byte == 0).map_or(0, |end| end + 1);
+        let path = [&self.parent.path, names.get(start..).unwrap_or_default()].concat();
+        names.truncate(start);
         (path, start > 0)
     }
-}
-
-/// Names in one folder.
-#[derive(Debug, Default)]
-struct Names {
-    /// Each ends with NUL, without an allocation for each.
-    bytes: Vec<u8>,
-    count: usize,
 }
 
 impl Walk {
@@ -189,15 +175,12 @@ impl Walk {
     ) -> std::io::Result<()> {
         let folder = Arc::new(root.folder(&[])?);
         for part in paths.parts() {
-            self.give(Task::Listed(Arc::clone(&folder), Arc::clone(paths), part, entry));
+            self.give(Task::Files(Arc::clone(&folder), Arc::clone(paths), part, entry));
         }
         Ok(())
     }
 
     /// Works until nothing is left, or until `visit` fails in any thread.
-    ///
-    /// # Errors
-    /// Errors of `visit`.
     pub(crate) fn join<E>(
         &self,
         mut visit: impl FnMut(Event<'_>) -> Result<(), E>,
@@ -205,10 +188,9 @@ impl Walk {
         while let Some(task) = self.take() {
             let done = match task {
                 Task::Folder(root, path, above) => self.read(&root, &path, above, &mut visit),
-                Task::Files(folder, names) => names.visit(&folder, &mut visit),
-                Task::Listed(folder, paths, part, entry) => {
-                    let mut names = named(paths.bytes.get(part).unwrap_or_default());
-                    names.try_for_each(|name| visit(Event::File { folder: &folder, name, entry }))
+                Task::Files(folder, paths, part, entry) => {
+                    let names = paths.bytes.get(part).unwrap_or_default();
+                    visit_files(&folder, names, entry, &mut visit)
                 }
             };
             let mut state = self.state();
@@ -240,7 +222,7 @@ impl Walk {
         }
         let mut buffer = [MaybeUninit::uninit(); DIRECTORY_BUFFER];
         let mut entries = RawDir::new(folder.descriptor(), &mut buffer);
-        let mut names = Names::default();
+        let (mut names, mut count) = (Paths::default(), 0);
         let mut is_empty = true;
         while let Some(entry) = entries.next() {
             let entry = match entry {
@@ -261,11 +243,13 @@ impl Walk {
             match file_type(&folder, name, entry.file_type()) {
                 FileType::Directory => self.give_folder(root, &parent, name),
                 _ => {
-                    names.push(name);
-                    if names.count == HANDED_OVER {
+                    names.push(name.to_bytes());
+                    count += 1;
+                    if count == HANDED_OVER {
+                        count = 0;
                         let names = std::mem::take(&mut names);
                         if let Some(names) = self.hand_over(&folder, names) {
-                            names.visit(&folder, visit)?;
+                            visit_files(&folder, &names.bytes, Entry::Found, visit)?;
                         }
                     }
                 }
@@ -274,7 +258,7 @@ impl Walk {
         if is_empty {
             visit(Event::Empty)?;
         }
-        names.visit(&folder, visit)
+        visit_files(&folder, &names.bytes, Entry::Found, visit)
     }
 
     fn give(&self, task: Task) {
@@ -286,11 +270,13 @@ impl Walk {
     fn give_folder(&self, root: &Arc<Root>, parent: &Arc<Parent>, name: &CStr) {
         let mut state = self.state();
         match state.waiting.last_mut() {
-            Some(Waiting::Folders(folders)) if folders.are_in(root, parent) => folders.push(name),
+            Some(Waiting::Folders(folders)) if folders.are_in(root, parent) => {
+                folders.names.push(name.to_bytes());
+            }
             _ => {
                 let (root, parent) = (Arc::clone(root), Arc::clone(parent));
-                let mut folders = Folders { root, parent, names: Vec::new() };
-                folders.push(name);
+                let mut folders = Folders { root, parent, names: Paths::default() };
+                folders.names.push(name.to_bytes());
                 state.waiting.push(Waiting::Folders(folders));
             }
         }
@@ -299,12 +285,14 @@ impl Walk {
     }
 
     /// Hands files to an idle thread; returns them if no thread is idle.
-    fn hand_over(&self, folder: &Arc<Folder>, names: Names) -> Option<Names> {
+    fn hand_over(&self, folder: &Arc<Folder>, names: Paths) -> Option<Paths> {
         let mut state = self.state();
         if state.idle <= state.waiting.len() {
             return Some(names);
         }
-        state.waiting.push(Waiting::Task(Task::Files(Arc::clone(folder), names)));
+        let all = 0..names.bytes.len();
+        let files = Task::Files(Arc::clone(folder), Arc::new(names), all, Entry::Found);
+        state.waiting.push(Waiting::Task(files));
         drop(state);
         self.changed.notify_one();
         None
@@ -352,20 +340,13 @@ impl State {
     }
 }
 
-impl Names {
-    fn push(&mut self, name: &CStr) {
-        self.bytes.extend_from_slice(name.to_bytes_with_nul());
-        self.count += 1;
-    }
-
-    fn visit<E>(
-        &self,
-        folder: &Folder,
-        visit: &mut impl FnMut(Event<'_>) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let entry = Entry::Found;
-        named(&self.bytes).try_for_each(|name| visit(Event::File { folder, name, entry }))
-    }
+fn visit_files<E>(
+    folder: &Folder,
+    names: &[u8],
+    entry: Entry,
+    visit: &mut impl FnMut(Event<'_>) -> Result<(), E>,
+) -> Result<(), E> {
+    named(names).try_for_each(|name| visit(Event::File { folder, name, entry }))
 }
 
 /// Consecutive names, each ending with NUL.

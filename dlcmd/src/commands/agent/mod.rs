@@ -161,29 +161,20 @@ impl Settings {
         })
     }
 
-    /// The settings with named values, as arguments.
-    fn named(&self) -> [String; 4] {
+    /// The settings as arguments of another process.
+    fn arguments(&self, idle: Option<&str>) -> Vec<String> {
         let name = |value: Option<PossibleValue>| {
             value.map(|value| value.get_name().to_owned()).unwrap_or_default()
         };
-        let policy = name(self.policy.to_possible_value());
-        let tls = name(self.peer_tls.to_possible_value());
-        ["--policy".to_owned(), policy, "--peer-tls".to_owned(), tls]
-    }
-
-    /// All settings as arguments of another process.
-    fn arguments(&self) -> Result<Vec<String>, Failure> {
-        let AgentPlan { idle, .. } = self.plan()?;
-        let idle = idle.unwrap_or(IDLE).as_secs();
-        let mut arguments = Vec::from(self.named());
-        arguments.extend(["--idle".to_owned(), format!("{idle}s")]);
-        if let Some(memory) = &self.memory {
-            arguments.extend(["--memory".to_owned(), memory.clone()]);
-        }
-        if let Some(address) = &self.peer_address {
-            arguments.extend(["--peer-address".to_owned(), address.clone()]);
-        }
-        Ok(arguments)
+        let given = [
+            ("--policy", Some(name(self.policy.to_possible_value()))),
+            ("--peer-tls", Some(name(self.peer_tls.to_possible_value()))),
+            ("--memory", self.memory.clone()),
+            ("--idle", idle.map(str::to_owned)),
+            ("--peer-address", self.peer_address.clone()),
+        ];
+        let given = given.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?]));
+        given.flatten().collect()
     }
 }
 
@@ -197,7 +188,8 @@ pub(crate) fn run(
     match arguments.action {
         Action::Start(Start { dataset, settings }) => {
             whole_dataset("agent start", &dataset)?;
-            let task = TaskOptions { arguments: settings.arguments()?, ..task };
+            let idle = format!("{}s", settings.plan()?.idle.unwrap_or(IDLE).as_secs());
+            let task = TaskOptions { arguments: settings.arguments(Some(&idle)), ..task };
             agent::start(&context.options, &task, &dataset.dataset)?;
             Ok(Exit::Done)
         }

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::show;
 use crate::address::Address;
+use crate::commands::of_one_dataset;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
@@ -50,7 +51,7 @@ pub(super) fn run(
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
     let Prefetch { addresses, wait } = arguments;
-    let first = of_one_dataset(&addresses)?;
+    let first = of_one_dataset("agent prefetch", &addresses, "; prefetch")?;
     // An agent started only for this command would not live long.
     show::status(context, task)?;
     let options = ConnectOptions { task: Some(task.clone()), ..context.options.clone() };
@@ -92,17 +93,6 @@ pub(super) fn run(
         out.line(format_args!("{present} of {chunks} in memory{left}"))?;
     }
     Ok(if wait && present < chunks { Exit::Partly } else { Exit::Done })
-}
-
-fn of_one_dataset(addresses: &[Address]) -> Result<&Address, Failure> {
-    let nothing = || Failure::usage("agent prefetch: name a dataset or a folder");
-    let (first, others) = addresses.split_first().ok_or_else(nothing)?;
-    match others.iter().find(|other| other.dataset != first.dataset) {
-        None => Ok(first),
-        Some(other) => Err(Failure::usage(format!(
-            "agent prefetch {first} with {other}: they are in two datasets; prefetch them one by one"
-        ))),
-    }
 }
 
 fn select(snapshot: &Snapshot, addresses: &[Address]) -> Result<libdiesel::Selection, Failure> {

@@ -42,12 +42,7 @@ pub(super) fn spawn(settings: &Settings, task: &TaskOptions) -> Result<Exit, Fai
     settings.plan()?;
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
     command.args(["agent", "serve", "--task", &task.name]);
-    let Settings { memory, idle, peer_address, .. } = settings;
-    let given = [("--memory", memory), ("--idle", idle), ("--peer-address", peer_address)];
-    for (flag, value) in given {
-        command.args(value.iter().flat_map(|value| [flag, value]));
-    }
-    command.args(settings.named());
+    command.args(settings.arguments(settings.idle.as_deref()));
     // Otherwise a pipe of the training program would stay open as long as the agent lives.
     agent::close_on_exec();
     command.stderr(Stdio::null()).spawn().map_err(failed)?;

@@ -4,8 +4,8 @@
 //! other file; a full disk or an unreachable server ends the command.
 
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dl_format::{DirPath, FilePath, FileRecord};
 use libdiesel::{Dataset, Kind, ListEntry, ReadItem};
@@ -42,17 +42,14 @@ pub(super) struct GetState<'a> {
     target: &'a Target,
     context: &'a Context,
     pub(super) progress: &'a Progress,
-    files: AtomicU64,
-    bytes: AtomicU64,
-    unchanged: AtomicU64,
-    failed: AtomicU64,
+    summary: Mutex<Summary>,
     failures: Causes,
     first: Mutex<Option<Exit>>,
     is_stopped: AtomicBool,
 }
 
 /// The summary for `--json`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Summary {
     pub(super) files: u64,
     pub(super) bytes: u64,
@@ -72,10 +69,7 @@ impl<'a> GetState<'a> {
             target,
             context,
             progress,
-            files: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            unchanged: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
+            summary: Mutex::default(),
             failures: Causes::default(),
             first: Mutex::new(None),
             is_stopped: AtomicBool::new(false),
@@ -93,13 +87,12 @@ impl<'a> GetState<'a> {
 
     /// The summary, and the exit code of the first failed file.
     pub(super) fn into_summary(self) -> (Summary, Option<Exit>) {
-        let summary = Summary {
-            files: self.files.into_inner(),
-            bytes: self.bytes.into_inner(),
-            unchanged: self.unchanged.into_inner(),
-            failed: self.failed.into_inner(),
-        };
+        let summary = self.summary.into_inner().unwrap_or_else(PoisonError::into_inner);
         (summary, self.first.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn summary(&self) -> MutexGuard<'_, Summary> {
+        self.summary.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the file is missing or differs on this machine.
@@ -108,7 +101,7 @@ impl<'a> GetState<'a> {
         let folder = self.target.folder_of(&file.at);
         let holds = folder.is_ok_and(|folder| folder.holds(file.at.name(), &file.record));
         if holds {
-            self.unchanged.fetch_add(1, Ordering::Relaxed);
+            self.summary().unchanged += 1;
             self.progress.add(1, file.record.length);
         }
         !holds
@@ -129,7 +122,7 @@ impl<'a> GetState<'a> {
     }
 
     fn fail(&self, file: &Wanted, why: &str, exit: Exit) {
-        self.failed.fetch_add(1, Ordering::Relaxed);
+        self.summary().failed += 1;
         self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(exit);
         let at = self.target.shown(file.at.as_bytes());
         self.failures.add("get", format_args!("{} as {}", file.path, shown(&at)), why);
@@ -150,9 +143,6 @@ struct Sink<'a, 'b> {
 
 impl<'a> GetState<'a> {
     /// Fetches and writes the files of a batch.
-    ///
-    /// # Errors
-    /// Failures that end the command.
     pub(super) fn fetch(&self, batch: &Batch) -> Result<(), Failure> {
         match batch.files.as_slice() {
             [file] if batch.is_streamed() => self.settle(file, self.stream(file), true),
@@ -216,8 +206,10 @@ impl<'a> GetState<'a> {
         let length = file.record.length;
         let error = match written {
             Ok(()) => {
-                self.files.fetch_add(1, Ordering::Relaxed);
-                self.bytes.fetch_add(length, Ordering::Relaxed);
+                let mut summary = self.summary();
+                summary.files += 1;
+                summary.bytes += length;
+                drop(summary);
                 self.progress.add(1, if is_streamed { 0 } else { length });
                 return Ok(());
             }

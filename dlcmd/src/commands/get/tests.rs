@@ -1,9 +1,10 @@
 //! Arguments of `get`, and batches of files.
 
-use dl_format::{Attributes, ChunkId, Crc32c, EntryVersion, Stamp};
+use dl_format::Attributes;
 use tempfile::TempDir;
 
 use super::*;
+use crate::testing::record;
 
 fn plan(target: &str) -> Result<GetPlan, Failure> {
     let source = Address::parse(OsStr::new("dl://d")).expect("legal");
@@ -11,18 +12,7 @@ fn plan(target: &str) -> Result<GetPlan, Failure> {
 }
 
 fn wanted(length: u64) -> Wanted {
-    let version =
-        EntryVersion { stamp: Stamp::new(1), chunk: ChunkId::from_bytes([1; 16]), entry: 0 };
-    let record = FileRecord {
-        version,
-        holder: version,
-        attributes: Attributes::default(),
-        length,
-        crc: Crc32c::default(),
-        offset: 0,
-        stored: 0,
-        has_extents: false,
-    };
+    let record = record(length, Attributes::default());
     let path = FilePath::new(&b"file"[..]).expect("legal");
     Wanted { at: path.clone(), path, record }
 }

@@ -24,9 +24,6 @@ use crate::text::shown;
 const NAMED: usize = 10;
 
 /// Refuses sources that give the same path twice, or the same path as file and folder.
-///
-/// # Errors
-/// Wrong usage, naming both sources; or a stop of the command.
 pub(super) fn among_sources(inputs: &[Input], shutdown: &Shutdown) -> Result<(), Failure> {
     let hasher = RandomState::new();
     let (mut files, mut folders) = (HashSet::new(), HashSet::new());
@@ -154,9 +151,6 @@ enum PathKind {
 
 /// Refuses sources with a folder in the place of a dataset's file, or with a file in the place of a
 /// dataset's folder.
-///
-/// # Errors
-/// A refusal that names the paths; errors of the servers; or a stop of the command.
 pub(super) fn with_dataset(
     inputs: &[Input],
     dataset: &Dataset,

@@ -40,9 +40,6 @@ pub(super) enum Stored {
 }
 
 /// Reads files of the dataset back, many with one request, and returns the state of each.
-///
-/// # Errors
-/// Failures that end the command.
 pub(super) fn read_back(
     dataset: &Dataset,
     files: &[SameAttributes],

@@ -15,9 +15,6 @@ use crate::text::escaped;
 const LINE_MAX: usize = 64 << 10;
 
 /// The paths in `input`, each ended by `end`, which the last path may omit.
-///
-/// # Errors
-/// Wrong usage, naming the line: an absolute path, `..`, a NUL byte, a repeated path.
 pub(super) fn read(input: &mut dyn Read, end: u8) -> Result<Paths, Failure> {
     let (mut input, mut line) = (BufReader::new(input), Vec::new());
     let (mut paths, mut hashes) = (Paths::default(), Vec::new());

@@ -32,7 +32,7 @@ use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure, cause};
 use crate::interrupt;
-use crate::local::{Destination, Entry, Event, Paths, Problem, Root, Walk};
+use crate::local::{Destination, Entry, Event, Paths, Root, Walk};
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::text::{counted, shown, sized};
@@ -209,15 +209,13 @@ fn has_nothing(inputs: &[Input], reports: &Reports) -> bool {
     if files.peek().is_none() || inputs.iter().any(|input| matches!(input, Input::Tree(_))) {
         return false;
     }
-    if files.any(|(root, path, entry)| root.open_file(path, entry).is_ok()) {
-        return false;
-    }
-    for (root, path, entry) in inputs.iter().flat_map(Input::files) {
-        let gone = || Problem::Failed(io::Error::other("it was not there a moment ago"));
-        let problem = root.open_file(path, entry).err().unwrap_or_else(gone);
-        reports.add_problem(root, path, entry, &problem);
-    }
-    true
+    files.all(|(root, path, entry)| match root.open_file(path, entry) {
+        Ok(_) => false,
+        Err(problem) => {
+            reports.add_problem(root, path, entry, &problem);
+            true
+        }
+    })
 }
 
 impl Input {

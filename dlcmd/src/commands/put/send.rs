@@ -83,9 +83,6 @@ impl<'a> PutState<'a> {
     }
 
     /// Waits until all sent files are acknowledged or have failed.
-    ///
-    /// # Errors
-    /// Failures of the library in this process.
     pub(super) fn flush(&self) -> Result<(), Failure> {
         let Flushed { files, bytes, failed } = self.dataset.flush()?;
         let mut sum = self.flushed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,9 +93,6 @@ impl<'a> PutState<'a> {
     }
 
     /// Flushes, and checks recently modified files again until none has changed.
-    ///
-    /// # Errors
-    /// Failures that end the command.
     pub(super) fn settle(&self) -> Result<(), Failure> {
         loop {
             self.flush()?;
@@ -182,9 +176,6 @@ impl<'a> Sender<'a> {
     }
 
     /// Processes an event of the walk.
-    ///
-    /// # Errors
-    /// Failures that end the command.
     pub(super) fn take(&mut self, event: Event<'_>) -> Result<(), Failure> {
         self.go_on()?;
         match event {
@@ -199,9 +190,6 @@ impl<'a> Sender<'a> {
     }
 
     /// Sends all waiting files.
-    ///
-    /// # Errors
-    /// Failures that end the command.
     pub(super) fn finish(mut self) -> Result<(), Failure> {
         self.compare()
     }

@@ -3,11 +3,11 @@
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-use dl_format::{ChunkId, Crc32c, EntryVersion, Stamp};
 use rustix::fs::mknodat;
 use tempfile::TempDir;
 
 use super::*;
+use crate::testing::record;
 
 const ATTRIBUTES: Attributes = Attributes { mode: 0o6751, mtime: -1 };
 
@@ -34,21 +34,6 @@ fn names(folder: &Path) -> Vec<String> {
         .collect();
     names.sort();
     names
-}
-
-fn record(length: u64) -> FileRecord {
-    let version =
-        EntryVersion { stamp: Stamp::new(1), chunk: ChunkId::from_bytes([1; 16]), entry: 0 };
-    FileRecord {
-        version,
-        holder: version,
-        attributes: ATTRIBUTES,
-        length,
-        crc: Crc32c::default(),
-        offset: 0,
-        stored: 0,
-        has_extents: false,
-    }
 }
 
 #[test]
@@ -189,13 +174,12 @@ fn only_a_file_with_equal_size_time_and_permissions_is_kept() {
     write(&target(&folder), "file", b"12345").unwrap();
     let target = target(&folder);
     let root = target.folder_of(&path("file")).unwrap();
-    assert!(root.holds(b"file", &record(5)));
-    assert!(!root.holds(b"file", &record(6)));
-    assert!(!root.holds(b"other", &record(5)));
-    let later = FileRecord { attributes: Attributes { mtime: 0, ..ATTRIBUTES }, ..record(5) };
-    assert!(!root.holds(b"file", &later));
-    let closed = FileRecord { attributes: Attributes { mode: 0o600, ..ATTRIBUTES }, ..record(5) };
-    assert!(!root.holds(b"file", &closed));
+    assert!(root.holds(b"file", &record(5, ATTRIBUTES)));
+    assert!(!root.holds(b"file", &record(6, ATTRIBUTES)));
+    assert!(!root.holds(b"other", &record(5, ATTRIBUTES)));
+    for other in [Attributes { mtime: 0, ..ATTRIBUTES }, Attributes { mode: 0o600, ..ATTRIBUTES }] {
+        assert!(!root.holds(b"file", &record(5, other)), "{other:?}");
+    }
 }
 
 #[test]
