@@ -75,9 +75,10 @@ impl Plot {
             let (row, column) = (number / 2, number % 2);
             let (at, bottom) = (LEFT + 200.0 * column as f64, HEIGHT - 24.0 + 16.0 * row as f64);
             let colour = COLOURS[number % COLOURS.len()];
-            add(
-                &mut svg,
-                &format!("<text x=\"{at}\" y=\"{bottom}\" fill=\"{colour}\">{}</text>", curve.name),
+            let _ = writeln!(
+                svg,
+                "<text x=\"{at}\" y=\"{bottom}\" fill=\"{colour}\">{}</text>",
+                curve.name
             );
         }
         svg.push_str("</svg>\n");
@@ -89,20 +90,16 @@ impl Plot {
         for step in 0..=STEPS {
             let value = scale.most * f64::from(step) / f64::from(STEPS);
             let (at, right) = (scale.up(value), WIDTH - RIGHT);
-            add(
+            let _ = writeln!(
                 svg,
-                &format!(
-                    "<line x1=\"{LEFT}\" y1=\"{at:.1}\" x2=\"{right}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>"
-                ),
+                "<line x1=\"{LEFT}\" y1=\"{at:.1}\" x2=\"{right}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>"
             );
-            add(
+            let _ = writeln!(
                 svg,
-                &format!(
-                    "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-                    LEFT - 6.0,
-                    at + 4.0,
-                    short(value, scale.most)
-                ),
+                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                LEFT - 6.0,
+                at + 4.0,
+                short(value, scale.most)
             );
         }
         let mut numbers: Vec<f64> = self.points().map(|(at, _)| *at).collect();
@@ -115,17 +112,16 @@ impl Plot {
         for at in numbers {
             let (across, bottom) = (scale.across(at), HEIGHT - BOTTOM + 16.0);
             let text = if at == at.round() { format!("{at}") } else { format!("{at:.1}") };
-            add(
+            let _ = writeln!(
                 svg,
-                &format!(
-                    "<text x=\"{across:.1}\" y=\"{bottom}\" text-anchor=\"middle\">{text}</text>"
-                ),
+                "<text x=\"{across:.1}\" y=\"{bottom}\" text-anchor=\"middle\">{text}</text>"
             );
         }
         let (across, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM + 32.0);
-        add(
+        let _ = writeln!(
             svg,
-            &format!("<text x=\"{across}\" y=\"{bottom}\" text-anchor=\"end\">{}</text>", self.x),
+            "<text x=\"{across}\" y=\"{bottom}\" text-anchor=\"end\">{}</text>",
+            self.x
         );
     }
 
@@ -134,7 +130,7 @@ impl Plot {
         let mut csv = format!("line,{},{}\n", self.x, self.y);
         for Curve { name, points } in &self.curves {
             for (at, value) in points {
-                add(&mut csv, &format!("\"{name}\",{at:.3},{value:.3}"));
+                let _ = writeln!(csv, "\"{name}\",{at:.3},{value:.3}");
             }
         }
         csv
@@ -145,16 +141,15 @@ fn draw(curve: &Curve, colour: &str, scale: &Scale, svg: &mut String) {
     let place = |(at, value): &(f64, f64)| (scale.across(*at), scale.up(*value));
     let path = curve.points.iter().map(place).map(|(x, y)| format!("{x:.1},{y:.1}"));
     let path: Vec<_> = path.collect();
-    add(
+    let _ = writeln!(
         svg,
-        &format!(
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
-            path.join(" ")
-        ),
+        "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
+        path.join(" ")
     );
     if curve.points.len() <= CIRCLES {
         for (x, y) in curve.points.iter().map(place) {
-            add(svg, &format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>"));
+            let _ =
+                writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
         }
     }
 }
@@ -167,10 +162,6 @@ fn short(value: f64, most: f64) -> String {
         most if most >= 2e3 => format!("{:.1} k", value / 1e3),
         _ => format!("{value:.0}"),
     }
-}
-
-fn add(text: &mut String, line: &str) {
-    writeln!(text, "{line}").expect("a string takes any text");
 }
 
 #[cfg(test)]

@@ -52,7 +52,6 @@ impl Network {
         Ipv4Addr::new(10, 213, self.subnet, node as u8 + 10)
     }
 
-    /// Name of a namespace.
     pub(crate) fn namespace(&self, node: usize) -> String {
         format!("{}n{node}", self.bridge)
     }

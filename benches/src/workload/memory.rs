@@ -7,15 +7,15 @@
 //! and sync the same bytes in files of 4 MiB.
 
 use std::fs::{File, create_dir_all, remove_dir_all};
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use dl_format::{Attributes, ChunkShape, FilePath};
 use serde::{Deserialize, Serialize};
 
 use super::Role;
+use super::agent::memcached::{Connection, Listener};
 use crate::measure::{Bar, Bench, Side, time};
 use crate::setup::{
     OwnProcess, Server, Settings, answer, bytes, commands, connect, free_address, memcached,
@@ -45,7 +45,6 @@ pub(super) struct Worker {
     at: PathBuf,
     /// Folder of the files, or prefix of their names
     name: String,
-    /// Number of files
     files: u32,
 }
 
@@ -197,21 +196,10 @@ fn put_diesel(worker: &Worker, paths: &[String], data: &[u8]) -> Result<()> {
 }
 
 fn put_memcached(worker: &Worker, paths: &[String], data: &[u8]) -> Result<()> {
-    let mut server = TcpStream::connect(&*worker.at.to_string_lossy())?;
-    server.set_nodelay(true)?;
+    let at = Listener::Tcp(worker.at.to_string_lossy().parse()?);
+    let mut server = Connection::open(&at, data.len())?;
     wait_for_go()?;
-    let mut request = Vec::new();
-    let mut answer = [0; 8];
-    for path in paths {
-        request.clear();
-        write!(request, "set {path} 0 0 {}\r\n", data.len())?;
-        request.extend_from_slice(data);
-        request.extend_from_slice(b"\r\n");
-        server.write_all(&request)?;
-        server.read_exact(&mut answer)?;
-        ensure!(&answer == b"STORED\r\n", "memcached did not store {path}");
-    }
-    Ok(())
+    paths.iter().try_for_each(|path| server.set(&FilePath::new(path.clone())?, data))
 }
 
 fn put_files(worker: &Worker, paths: &[String], data: &[u8]) -> Result<()> {

@@ -6,10 +6,14 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use dl_format::FilePath;
 use serde::{Deserialize, Serialize};
+
+/// Limit of the wait for an answer over TCP.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Address of a memcached.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -23,9 +27,8 @@ trait Socket: Read + Write + std::fmt::Debug {}
 
 impl<T: Read + Write + std::fmt::Debug> Socket for T {}
 
-/// A connection.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     socket: Box<dyn Socket>,
     request: Vec<u8>,
     answer: Vec<u8>,
@@ -34,16 +37,37 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Connects; values have `length` bytes.
-    pub(super) fn open(at: &Listener, length: usize) -> Result<Self> {
+    pub(crate) fn open(at: &Listener, length: usize) -> Result<Self> {
         let socket: Box<dyn Socket> = match at {
             Listener::Unix(socket) => Box::new(UnixStream::connect(socket)?),
             Listener::Tcp(address) => {
-                let stream = TcpStream::connect(address)?;
+                let stream = TcpStream::connect_timeout(address, PATIENCE)?;
                 stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
                 Box::new(stream)
             }
         };
         Ok(Self { socket, request: Vec::new(), answer: Vec::new(), length })
+    }
+
+    /// Stores a value.
+    pub(crate) fn set(&mut self, key: &FilePath, value: &[u8]) -> Result<()> {
+        self.request.clear();
+        self.add_set(key, value, "")?;
+        self.socket.write_all(&self.request)?;
+        let mut answer = [0; "STORED\r\n".len()];
+        self.socket.read_exact(&mut answer)?;
+        ensure!(answer == *b"STORED\r\n", "memcached did not store {key}");
+        Ok(())
+    }
+
+    fn add_set(&mut self, key: &FilePath, value: &[u8], how: &str) -> Result<()> {
+        self.request.extend_from_slice(b"set ");
+        self.request.extend_from_slice(key.as_bytes());
+        write!(self.request, " 0 0 {}{how}\r\n", value.len())?;
+        self.request.extend_from_slice(value);
+        self.request.extend_from_slice(b"\r\n");
+        Ok(())
     }
 
     /// Stores a value for each key.
@@ -51,13 +75,7 @@ impl Connection {
         let value = vec![b'x'; self.length];
         for batch in keys.chunks(256) {
             self.request.clear();
-            for key in batch {
-                self.request.extend_from_slice(b"set ");
-                self.request.extend_from_slice(key.as_bytes());
-                write!(self.request, " 0 0 {} noreply\r\n", self.length)?;
-                self.request.extend_from_slice(&value);
-                self.request.extend_from_slice(b"\r\n");
-            }
+            batch.iter().try_for_each(|key| self.add_set(key, &value, " noreply"))?;
             self.socket.write_all(&self.request)?;
         }
         for batch in keys.chunks(64) {
@@ -67,7 +85,7 @@ impl Connection {
     }
 
     /// Gets the values of several keys with one request.
-    pub(super) fn get(&mut self, keys: &[FilePath]) -> Result<()> {
+    pub(crate) fn get(&mut self, keys: &[FilePath]) -> Result<()> {
         self.request.clear();
         self.request.extend_from_slice(b"get");
         // For each key "VALUE key 0 length\r\n", the value and "\r\n"; then "END\r\n".

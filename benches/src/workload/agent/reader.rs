@@ -333,18 +333,13 @@ impl State {
     fn read_files(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
         let step = files_between_clock_readings(self.length);
         let Self { dataset, length, order, paths, buffers: [one, _], passes, .. } = self;
-        if kind == Kind::Path {
-            return passes.pass(time, step, |range| {
-                for path in &paths[range] {
-                    ensure!(dataset.get_into(path, one)? == *length, "another length");
-                    black_box(&mut *one);
-                }
-                Ok(())
-            });
-        }
         passes.pass(time, step, |range| {
-            for number in &order[range] {
-                ensure!(dataset.get_into(*number, one)? == *length, "another length");
+            for at in range {
+                let read = match kind {
+                    Kind::Path => dataset.get_into(&paths[at], one)?,
+                    _ => dataset.get_into(order[at], one)?,
+                };
+                ensure!(read == *length, "another length");
                 black_box(&mut *one);
             }
             Ok(())
@@ -370,21 +365,20 @@ impl State {
     }
 
     fn copy_plain(&mut self, kind: Kind, time: Duration) -> Result<Answer> {
-        let step = files_between_clock_readings(self.length);
+        let step = match kind {
+            Kind::PlainMany => BATCH,
+            _ => files_between_clock_readings(self.length),
+        };
         let Self { order, plain, buffers: [one, many], passes, .. } = self;
-        plain.as_ref().context("it was prepared")?.by_number(|copying| match kind {
-            Kind::PlainMany => passes.pass(time, BATCH, |range| {
-                copying.by_number(&order[range], many);
+        plain.as_ref().context("it was prepared")?.by_number(|copying| {
+            passes.pass(time, step, |range| {
+                match kind {
+                    Kind::PlainMany => copying.by_number(&order[range], many),
+                    Kind::Record => copying.by_record(&order[range], one),
+                    _ => copying.by_number(&order[range], one),
+                }
                 Ok(())
-            }),
-            Kind::Record => passes.pass(time, step, |range| {
-                copying.by_record(&order[range], one);
-                Ok(())
-            }),
-            _ => passes.pass(time, step, |range| {
-                copying.by_number(&order[range], one);
-                Ok(())
-            }),
+            })
         })
     }
 

@@ -56,7 +56,6 @@ struct Peers {
     peers: Vec<Peer>,
 }
 
-/// Puts the files of a dataset.
 pub(super) fn put_files(server: &str, dataset: &str, files: u32) -> Result<()> {
     let shape = ChunkShape::new(SLOT, ChunkShape::default().alignment())?;
     put_chunks(server, dataset, files, LENGTH, PER_CHUNK, shape)

@@ -238,7 +238,6 @@ pub(super) fn instance(network: &Network, node: usize) -> Result<(Process, Socke
     Ok((memcached(Some(&network.namespace(node)), address)?, address))
 }
 
-/// Kills an agent.
 pub(super) fn kill(agent: &Status) -> Result<()> {
     let pid = i32::try_from(agent.pid).ok().and_then(Pid::from_raw);
     Ok(kill_process(pid.context("it is a process")?, Signal::KILL)?)

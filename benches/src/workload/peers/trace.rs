@@ -14,6 +14,7 @@ use std::thread::{sleep, spawn};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use dl_format::FilePath;
 use dl_runtime::since_boot;
 use libdiesel::{Dataset, ShuffleOptions};
 use serde::{Deserialize, Serialize};
@@ -131,10 +132,13 @@ impl Part<'_> {
     fn work(&self) -> Result<()> {
         match self.reader.work {
             Work::Epochs => (0..).try_for_each(|epoch| self.epoch(epoch)),
-            Work::Random => self.random(),
+            Work::Random => {
+                let seed = u64::from(self.reader.rank * self.reader.threads + self.thread);
+                self.read(&self.order(seed, true)?)
+            }
             Work::Fill => self.fill(true),
             Work::Store => self.fill(false),
-            Work::Keys => self.keys(),
+            Work::Keys => self.read(&self.order(SEED, false)?),
         }
     }
 
@@ -168,21 +172,18 @@ impl Part<'_> {
         Ok(order.into_iter().skip(own).step_by(parts).collect())
     }
 
-    fn random(&self) -> Result<()> {
-        let seed = u64::from(self.reader.rank * self.reader.threads + self.thread);
-        let (order, mut buffer) = (self.order(seed, true)?, vec![0; LENGTH]);
-        let keys = self.paths(&order)?;
+    /// Reads files by number, or by key from memcached if there is any.
+    fn read(&self, order: &[u32]) -> Result<()> {
+        let (keys, mut buffer) = (self.paths(order)?, vec![0; LENGTH]);
         let mut instances = self.instances()?;
         loop {
             for (number, key) in order.iter().zip(&keys) {
-                match &mut instances {
-                    None => {
-                        self.dataset.get_into(*number, &mut buffer)?;
-                        black_box(&mut buffer);
-                    }
-                    Some(instances) => {
-                        ensure!(instances.get(*number, key)?, "memcached lost a key");
-                    }
+                let is_there = instances.as_mut().is_some_and(|all| all.get(*number, key));
+                if !is_there {
+                    let may_miss = instances.is_none() || self.reader.work == Work::Keys;
+                    ensure!(may_miss, "memcached lost a key");
+                    self.dataset.get_into(*number, &mut buffer)?;
+                    black_box(&mut buffer);
                 }
                 self.count();
             }
@@ -194,14 +195,10 @@ impl Part<'_> {
         (!memcached.is_empty()).then(|| Instances::open(memcached, LENGTH)).transpose()
     }
 
-    /// Memcached keys of the files; empty without memcached.
-    fn paths(&self, order: &[u32]) -> Result<Vec<Vec<u8>>> {
-        if self.reader.memcached.is_empty() {
-            return Ok(vec![Vec::new(); order.len()]);
-        }
+    /// Memcached keys of the files.
+    fn paths(&self, order: &[u32]) -> Result<Vec<FilePath>> {
         let snapshot = self.dataset.snapshot().context("there is a snapshot")?;
-        let path = |number: &u32| Ok(snapshot.path(*number)?.as_bytes().to_vec());
-        order.iter().map(path).collect()
+        order.iter().map(|number| Ok(snapshot.path(*number)?)).collect()
     }
 
     fn fill(&self, is_read: bool) -> Result<()> {
@@ -216,24 +213,10 @@ impl Part<'_> {
             if is_read {
                 self.dataset.get_into(*number, &mut buffer)?;
             }
-            instances.set(*number, &key, &buffer)?;
+            instances.set(*number, &key, &buffer);
             self.count();
         }
         Ok(())
-    }
-
-    fn keys(&self) -> Result<()> {
-        let order = self.order(SEED, false)?;
-        let (keys, mut buffer) = (self.paths(&order)?, vec![0; LENGTH]);
-        let mut instances = self.instances()?.context("there is a memcached")?;
-        loop {
-            for (number, key) in order.iter().zip(&keys) {
-                if !instances.get(*number, key)? {
-                    self.dataset.get_into(*number, &mut buffer)?;
-                }
-                self.count();
-            }
-        }
     }
 }
 
