@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_reads_back_and_every_other_byte_is_refused() {
+    fn a_lease_reads_back() {
         for (user, task) in [("", "t".to_owned()), ("ada@example", "a:b-2".to_owned()), {
             ("u", "x".repeat(TASK_NAME_MAX))
         }] {
@@ -129,14 +129,7 @@ mod tests {
             let (dataset, version) = (DatasetId::from_bytes([7; 16]), Version::default());
             let lease =
                 Lease { dataset, version, until: Stamp::new(5), user: user.to_owned(), task };
-            let bytes = lease.encode();
-            assert_eq!(Lease::decode(&bytes), Ok(lease));
-            for at in 0..bytes.len() {
-                let mut damaged = bytes.clone();
-                damaged[at] ^= 1;
-                assert!(Lease::decode(&damaged).is_err(), "byte {at}");
-                assert!(Lease::decode(&bytes[..at]).is_err(), "{at} bytes");
-            }
+            assert_eq!(Lease::decode(&lease.encode()), Ok(lease));
         }
     }
 

@@ -147,6 +147,9 @@ fn read_snapshot(bytes: &[u8]) {
     for directory in 0..snapshot.directories().min(100) {
         let (runs, below) = (snapshot.runs_of(directory), snapshot.subdirectories(directory));
         assert!(runs.is_ok() && below.is_ok() || !is_whole);
+        if let Ok(mut entries) = snapshot.entries(directory, b"a/b") {
+            while let Ok(Some(_)) = entries.next(&snapshot) {}
+        }
     }
     let folder = b"train/n01440764";
     if let Ok(Some(directory)) = snapshot.directory(folder) {
@@ -158,8 +161,12 @@ fn read_snapshot(bytes: &[u8]) {
     }
 }
 
-/// Writes valid checksums for the given bytes of a snapshot.
-fn repair_snapshot(bytes: &mut [u8]) {
+/// Writes the length and valid checksums of the given bytes of a snapshot.
+pub fn repair_snapshot(bytes: &mut [u8]) {
+    let length = (bytes.len() as u64).to_le_bytes();
+    if let Some(place) = bytes.get_mut(64..72) {
+        place.copy_from_slice(&length);
+    }
     for section in 0..SnapshotSection::ALL.len() {
         let row = SNAPSHOT_PRELUDE_LEN + section * SNAPSHOT_SECTION_LEN;
         let (Some(start), Some(length)) = (number(bytes, row + 8), number(bytes, row + 16)) else {

@@ -12,8 +12,6 @@ mod manifest;
 mod names;
 mod read;
 mod section;
-#[cfg(test)]
-mod tests;
 mod tree;
 mod verify;
 mod write;

@@ -4,4 +4,4 @@
 #[path = "../../../fuzz/src/lib.rs"]
 mod fuzz;
 
-pub(crate) use fuzz::{DECODERS, repair};
+pub(crate) use fuzz::{DECODERS, repair, repair_snapshot};

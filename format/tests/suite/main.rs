@@ -12,3 +12,4 @@ mod model;
 mod mutation;
 mod round_trip;
 mod snapshot;
+mod snapshot_bytes;

@@ -31,15 +31,26 @@ pub(crate) fn of(objects: &[Committed]) -> Vec<u8> {
         chunks.entry(record.holder.chunk).or_default().push(file);
     }
     chunks.keys().for_each(|_| observed.chunk());
-    let shape = ChunkShape::default();
-    let mut writer = SnapshotWriter::new(SnapshotOf { dataset: DATASET, version, shape }, observed)
-        .expect("few files");
-    let mut sections: BTreeMap<SnapshotSection, Vec<u8>> = BTreeMap::new();
-    let mut hashes = Vec::new();
-    for (id, files) in chunks {
+    let of = SnapshotOf { dataset: DATASET, version, shape: ChunkShape::default() };
+    let chunks = chunks.into_iter().map(|(id, files)| {
         let (stamp, header) = (headers[&id].stamp(), headers[&id].header());
         let object_length = u32::try_from(header.object_length()).expect("at most 64 MiB");
-        hashes.extend(writer.chunk(&SnapshotChunk { id, stamp, object_length }, files));
+        (SnapshotChunk { id, stamp, object_length }, files)
+    });
+    lay_out(of, observed, chunks)
+}
+
+/// The bytes of a snapshot of these chunks.
+pub(crate) fn lay_out(
+    of: SnapshotOf,
+    observed: Observed,
+    chunks: impl IntoIterator<Item = (SnapshotChunk, Vec<LiveFile>)>,
+) -> Vec<u8> {
+    let mut writer = SnapshotWriter::new(of, observed).expect("few files");
+    let mut sections: BTreeMap<SnapshotSection, Vec<u8>> = BTreeMap::new();
+    let mut hashes = Vec::new();
+    for (chunk, files) in chunks {
+        hashes.extend(writer.chunk(&chunk, files));
         for (section, bytes) in writer.drain() {
             sections.entry(section).or_default().extend(bytes);
         }

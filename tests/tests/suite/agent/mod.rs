@@ -4,7 +4,6 @@
 mod cgroup;
 mod changes;
 mod environment;
-mod failures;
 mod memory;
 mod nodes;
 mod peers;

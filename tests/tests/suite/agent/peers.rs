@@ -212,21 +212,6 @@ fn files_come_alone_while_there_is_no_room_for_chunks() -> Result<()> {
 }
 
 #[test]
-fn a_prefetch_from_another_node_stops_when_memory_is_full() -> Result<()> {
-    let mut nodes = Nodes::new(39, 1, &["--memory", "256MiB", "--policy", "oneshot"])?;
-    nodes.wait_until(0, |status| status["partial"] == false)?;
-    nodes.names.push("2".to_owned());
-    nodes.start(1, &["--memory", "16MiB"])?;
-    nodes.await_links()?;
-    let prefetched = run(nodes.dlcmd(1)?.args(["agent", "prefetch", "--wait", "dl://ds"]))?;
-    ensure!(prefetched.code == 4 && prefetched.text().contains("no more fit"), "{prefetched:?}");
-    let status = nodes.status(1)?;
-    let (came, chunks) = (status["chunks_from_peers"].as_u64(), status["chunks"].as_u64());
-    ensure!(came < chunks, "the prefetch did not stop: {status}");
-    nodes.get_and_compare(1)
-}
-
-#[test]
 fn a_killed_or_stopped_node_costs_time_and_no_file() -> Result<()> {
     let nodes = Nodes::new(33, 3, &["--memory", "256MiB"])?;
     ensure!(nodes.read(1, 0)? == FILES as u64, "files are missing");

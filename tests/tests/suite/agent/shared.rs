@@ -53,33 +53,6 @@ fn processes_share_a_copy_and_a_second_epoch_asks_no_server() -> Result<()> {
 }
 
 #[test]
-fn a_filled_oneshot_agent_needs_no_server() -> Result<()> {
-    let mut scene = Scene::new(2)?;
-    scene.start_agent(&["--policy", "oneshot"])?;
-    scene.wait_until(|status| status["partial"] == false)?;
-    scene.kill_server()?;
-    scene.get_and_compare()?;
-    let status = scene.status()?;
-    ensure!(status["policy"] == "oneshot" && status["misses"] == 0, "{status}");
-    Ok(())
-}
-
-#[test]
-fn a_dataset_larger_than_the_memory_is_read_correctly() -> Result<()> {
-    let scene = Scene::new(3)?;
-    scene.start_agent(&["--memory", "32MiB"])?;
-    for epoch in ["0", "1"] {
-        ensure!(scene.read(&["--epoch", epoch])? == FILES as u64, "files are missing");
-    }
-    scene.get_and_compare()?;
-    let status = scene.status()?;
-    let number = |name: &str| status[name].as_u64().unwrap_or_default();
-    ensure!(number("memory_used") <= 32 << 20, "{status}");
-    ensure!(number("chunks_present") < number("chunks"), "the dataset fits: {status}");
-    Ok(())
-}
-
-#[test]
 fn every_way_to_read_gives_the_bytes_of_the_file() -> Result<()> {
     let scene = Scene::new(4)?;
     let dataset = open(&scene)?;

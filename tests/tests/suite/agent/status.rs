@@ -302,3 +302,19 @@ fn a_task_keeps_its_version_after_a_kill_and_a_change() -> Result<()> {
     run(scene.dlcmd_of("other")?.args(["agent", "stop"]))?.code(0)?;
     Ok(())
 }
+
+#[test]
+fn the_last_worker_or_a_stop_ends_the_agent_of_a_task() -> Result<()> {
+    let scene = Scene::new(14)?;
+    ensure!(scene.read(&[])? == FILES as u64, "files are missing");
+    wait_for_end(scene.agent()?, PATIENCE).context("an agent without workers")?;
+    scene.start_agent(&[])?;
+    let agent = scene.agent()?;
+    run(scene.dlcmd_of("other")?.args(["agent", "status"]))?.code(3)?;
+    let strange = run(scene.dlcmd_of("a/b")?.args(["agent", "status"]))?.code(2)?;
+    ensure!(strange.stderr.contains("characters"), "{strange:?}");
+    run(scene.dlcmd()?.args(["agent", "stop"]))?.code(0)?;
+    wait_for_end(agent, Duration::from_secs(5)).context("an agent that was stopped")?;
+    run(scene.dlcmd()?.args(["agent", "status"]))?.code(3)?;
+    Ok(())
+}

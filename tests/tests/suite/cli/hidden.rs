@@ -72,16 +72,6 @@ fn the_command_printed_by_verify_restores_a_hidden_file() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-09: Rule 9.
-#[test]
-fn sources_with_a_path_both_file_and_folder_are_wrong_usage() -> Result<()> {
-    let scene = scene(&["x/p/q", "y/p"])?;
-    let put = scene.dl(["put", "src/x", "src/y", "dl://new"])?.code(2)?;
-    ensure!(put.stderr.contains("src/y/p") && put.stderr.contains("src/x/p"), "{put:?}");
-    scene.dl(["ls", "dl://new"])?.code(3)?;
-    Ok(())
-}
-
 #[test]
 fn a_folder_without_files_hides_no_file() -> Result<()> {
     let scene = scene(&["y/p"])?;

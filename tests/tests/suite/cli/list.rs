@@ -8,24 +8,21 @@ const FILES: [(&str, &str); 6] =
     [("a", "1"), ("a-b", "22"), ("d/x", "333"), ("d/y/z", ""), ("d.e", "5"), ("Z", "6")];
 
 #[test]
-fn ls_prints_sorted_names_with_a_slash_after_folders() -> Result<()> {
+fn ls_prints_sorted_names_and_full_paths_below_folders() -> Result<()> {
     let scene = Scene::with(&FILES)?;
-    let root = scene.dl(["ls", "dl://ds"])?.code(0)?.text();
-    ensure!(root == "Z\na\na-b\nd.e\nd/\n", "{root}");
-    for address in ["dl://ds/d", "dl://ds/d/"] {
-        let folder = scene.dl(["ls", address])?.code(0)?.text();
-        ensure!(folder == "x\ny/\n", "{folder}");
+    for (flag, address, printed) in [
+        ("-q", "dl://ds", "Z\na\na-b\nd.e\nd/\n"),
+        ("-q", "dl://ds/d", "x\ny/\n"),
+        ("-q", "dl://ds/d/", "x\ny/\n"),
+        ("-q", "dl://ds/d/x", "x\n"),
+        ("-R", "dl://ds", "Z\na\na-b\nd.e\nd/x\nd/y/z\n"),
+        ("-R", "dl://ds/d", "d/x\nd/y/z\n"),
+        ("-0", "dl://ds/d", "x\0y/\0"),
+    ] {
+        let listed = scene.dl(["ls", flag, address])?.code(0)?.text();
+        ensure!(listed == printed, "{flag} {address}: {listed}");
     }
-    Ok(())
-}
-
-#[test]
-fn ls_recursive_prints_the_full_paths_of_files() -> Result<()> {
-    let scene = Scene::with(&FILES)?;
-    let all = scene.listed("dl://ds")?;
-    ensure!(all == "Z\na\na-b\nd.e\nd/x\nd/y/z\n", "{all}");
-    let below = scene.listed("dl://ds/d")?;
-    ensure!(below == "d/x\nd/y/z\n", "{below}");
+    scene.dl(["ls", "dl://ds/none"])?.code(3)?;
     Ok(())
 }
 
@@ -48,21 +45,5 @@ fn ls_long_prints_mode_size_time_and_name() -> Result<()> {
         }
     }
     ensure!(long.lines().count() == 5, "{long}");
-    Ok(())
-}
-
-#[test]
-fn ls_of_a_file_prints_the_file_and_of_nothing_ends_with_3() -> Result<()> {
-    let scene = Scene::with(&FILES)?;
-    ensure!(scene.dl(["ls", "dl://ds/d/x"])?.code(0)?.text() == "x\n", "a file");
-    scene.dl(["ls", "dl://ds/none"])?.code(3)?;
-    scene.dl(["ls", "dl://ds/a/"])?.code(3)?;
-    Ok(())
-}
-
-#[test]
-fn ls_raw_ends_names_with_nul() -> Result<()> {
-    let scene = Scene::with(&[("one\nname", "1"), ("two", "2")])?;
-    ensure!(scene.dl(["ls", "-0", "dl://ds"])?.code(0)?.stdout == b"one\nname\0two\0", "-0");
     Ok(())
 }

@@ -17,33 +17,21 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const FILES: [(&str, &str); 4] = [("a", "1"), ("d/x", "2"), ("d/y/z", "3"), ("dd", "4")];
 
 #[test]
-fn rm_deletes_a_file_and_a_missing_path_ends_with_3() -> Result<()> {
+fn rm_deletes_a_file_or_with_r_a_folder() -> Result<()> {
     let scene = Scene::with(&FILES)?;
-    scene.dl(["rm", "dl://ds/a"])?.code(0)?;
-    scene.dl(["rm", "dl://ds/a"])?.code(3)?;
-    scene.dl(["rm", "-r", "dl://ds/none"])?.code(3)?;
-    scene.dl(["cat", "dl://ds/a"])?.code(3)?;
-    ensure!(scene.listed("dl://ds")? == "d/x\nd/y/z\ndd\n", "{}", scene.listed("dl://ds")?);
-    Ok(())
-}
-
-#[test]
-fn rm_of_a_folder_needs_r_and_takes_only_its_files() -> Result<()> {
-    let scene = Scene::with(&FILES)?;
-    scene.dl(["rm", "dl://ds/d"])?.code(1)?;
-    ensure!(scene.listed("dl://ds")?.lines().count() == 4, "nothing was deleted");
-    scene.dl(["rm", "-r", "dl://ds/d"])?.code(0)?;
-    ensure!(scene.listed("dl://ds")? == "a\ndd\n", "{}", scene.listed("dl://ds")?);
-    Ok(())
-}
-
-#[test]
-fn a_deleted_file_can_be_put_again() -> Result<()> {
-    let scene = Scene::with(&FILES)?;
-    scene.dl(["rm", "-r", "dl://ds"])?.code(0)?;
-    ensure!(scene.listed("dl://ds")?.is_empty(), "all was deleted");
+    for (flag, address, code, left) in [
+        ("-q", "dl://ds/d", 1, "a\nd/x\nd/y/z\ndd\n"),
+        ("-r", "dl://ds/none", 3, "a\nd/x\nd/y/z\ndd\n"),
+        ("-q", "dl://ds/a", 0, "d/x\nd/y/z\ndd\n"),
+        ("-q", "dl://ds/a", 3, "d/x\nd/y/z\ndd\n"),
+        ("-r", "dl://ds/d", 0, "dd\n"),
+        ("-r", "dl://ds", 0, ""),
+    ] {
+        scene.dl(["rm", flag, address])?.code(code)?;
+        ensure!(scene.listed("dl://ds")? == left, "{address}: {}", scene.listed("dl://ds")?);
+    }
     scene.dl(["put", "src", "dl://ds"])?.code(0)?;
-    ensure!(scene.listed("dl://ds")?.lines().count() == 4, "and is there again");
+    ensure!(scene.listed("dl://ds")?.lines().count() == 4, "the files were not put again");
     Ok(())
 }
 

@@ -64,14 +64,16 @@ fn an_unsupported_time_is_reported_once() -> Result<()> {
 }
 
 #[test]
-fn the_usage_of_recover_and_purge_is_a_dataset_or_all() -> Result<()> {
-    for command in ["recover", "purge"] {
-        for arguments in [&[][..], &["--all", "dl://one"]] {
-            let refused = run(dlcmd()?.arg(command).args(arguments))?.code(2)?;
-            let usage = refused.stderr.lines().find(|line| line.starts_with("Usage:"));
-            let usage = usage.with_context(|| refused.stderr.clone())?;
-            ensure!(usage.contains("<dl://DS|--all>"), "{}", refused.stderr);
-        }
+fn wrong_usage_ends_with_2_and_shows_the_required_words() -> Result<()> {
+    for (arguments, usage) in [
+        (&["cat"][..], "Usage: dlcmd cat <dl://DS/PATH>"),
+        (&["recover"], "<dl://DS|--all>"),
+        (&["recover", "--all", "dl://one"], "<dl://DS|--all>"),
+        (&["purge"], "<dl://DS|--all>"),
+        (&["purge", "--all", "dl://one"], "<dl://DS|--all>"),
+    ] {
+        let refused = run(dlcmd()?.args(arguments))?.code(2)?;
+        ensure!(refused.stderr.contains(usage) && refused.stdout.is_empty(), "{refused:?}");
     }
     Ok(())
 }
@@ -165,7 +167,9 @@ fn a_put_reports_the_deletion_of_its_dataset() -> Result<()> {
 
 #[test]
 fn a_full_stdout_is_a_failure_for_help_and_version_as_well() -> Result<()> {
-    for arguments in [&["--help"][..], &["ls", "--help"], &["-V"], &["help", "put"], &["man"]] {
+    for arguments in
+        [&["--help"][..], &["ls", "--help"], &["-V"], &["man"], &["completions", "zsh"]]
+    {
         let full = fs::File::options().write(true).open("/dev/full")?;
         let mut command = dlcmd()?;
         let child = command.args(arguments).stdout(full).stderr(Stdio::piped()).spawn()?;

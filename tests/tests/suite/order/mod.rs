@@ -1,7 +1,6 @@
 //! The order of an epoch, compared with `tests/order/order.py`, an implementation of docs/ORDER.md,
 //! and with frozen test vectors.
 
-mod chunks;
 mod faults;
 mod memory;
 mod read;

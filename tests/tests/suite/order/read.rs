@@ -12,7 +12,7 @@ use dl_tests::cluster::{Cluster, parts};
 use dl_tests::dice::Dice;
 use dl_tests::rounds;
 use libdiesel::{
-    Client, Dataset, DirPath, FilePath, Kind, OrderSettings, Partition, ResumeToken, Selection,
+    Client, Dataset, FilePath, Kind, OrderSettings, ResumeToken, Selection,
     ShuffleOptions, SnapshotCache, Tail,
 };
 
@@ -141,102 +141,6 @@ fn an_epoch_continues_with_the_unread_files() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-42: a local partition, and a global partition.
-#[test]
-fn every_partition_is_read() -> Result<()> {
-    let scene = Scene::new(scene::files(2_000, 9_000)?)?;
-    let reader = scene.reader()?;
-    for partition in [Partition::Global, Partition::Local { nodes: 2 }] {
-        let mut read = BTreeSet::new();
-        for rank in 0..4 {
-            let mut options = ShuffleOptions::new(3, 0, 4).of_rank(rank, 4);
-            options.order.partition = partition;
-            options.order.tail = Tail::Pad;
-            let epoch = reader.shuffle(options)?;
-            let order: Vec<u32> = epoch.cursor()?.collect();
-            ensure!(scene::rest(&epoch, &scene.files)? == order, "{partition:?}, rank {rank}");
-            read.extend(order);
-        }
-        ensure!(read.len() == scene.files.len(), "{partition:?}: {} files", read.len());
-    }
-    Ok(())
-}
-
-/// Keeps S-42: the workers of a loader deliver batches in turns. Another number of workers
-/// continues in the middle of the epoch.
-#[test]
-fn workers_of_a_rank_share_its_files_by_batches() -> Result<()> {
-    const BATCH: usize = 16;
-    let scene = Scene::new(scene::files(1_000, 9_000)?)?;
-    let reader = scene.reader()?;
-    let options = ShuffleOptions::new(3, 0, 4).of_rank(1, 2);
-    let whole: Vec<u32> = reader.shuffle(options.clone())?.cursor()?.collect();
-    let (mut read, mut resume) = (Vec::new(), None);
-    for workers in [3, 2] {
-        let options = ShuffleOptions { resume: resume.take(), ..options.clone() };
-        let epochs = (0..workers)
-            .map(|number| {
-                Ok(reader.shuffle(options.clone().of_worker(number, workers, BATCH as u32))?)
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let length: u64 = epochs.iter().map(|epoch| epoch.length()).sum();
-        ensure!(length as usize == whole.len() - read.len(), "{length} files are left");
-        let before = read.len();
-        let batches = if workers == 3 { 10 } else { usize::MAX };
-        for epoch in epochs.iter().cycle().take(batches) {
-            let of_batch = BATCH.min(whole.len() - read.len());
-            for _ in 0..of_batch {
-                let file = epoch.next()?.context("a worker has too few files")?;
-                ensure!(file.position as usize == read.len() - before, "{}", file.position);
-                let bytes = file.bytes?;
-                ensure!(
-                    scene.files.get(&file.path).is_some_and(|put| *put == bytes),
-                    "{}",
-                    file.path
-                );
-                read.push(file.number);
-            }
-            if of_batch == 0 {
-                break;
-            }
-        }
-        resume = epochs.first().map(|epoch| epoch.token((read.len() - before) as u64));
-    }
-    ensure!(read == whole, "{} of {} files", read.len(), whole.len());
-    let refused = reader.shuffle(options.of_worker(2, 2, 16)).err().context("no such worker")?;
-    ensure!(refused.kind() == Kind::Invalid, "{refused:?}");
-    Ok(())
-}
-
-/// Keeps S-42: a selection of several prefixes.
-#[test]
-fn an_epoch_of_selected_folders_reads_their_files() -> Result<()> {
-    let scene = Scene::new(scene::files(1_000, 2_000)?)?;
-    let reader = scene.reader()?;
-    let folder = |path: &'static str| anyhow::Ok(DirPath::from(FilePath::new(path)?));
-    let folders = [folder("train/002")?, folder("train/007")?, folder("train/002")?];
-    let snapshot = reader.snapshot().context("a snapshot")?;
-    let selection = snapshot.select(&folders)?;
-    let listed = snapshot.selected(&selection);
-    let listed = listed.map(|file| Ok(file?.0)).collect::<Result<BTreeSet<_>>>()?;
-    let selection = Some(selection);
-    let options = ShuffleOptions { selection, ..ShuffleOptions::new(1, 0, 2) };
-    let mut read = BTreeSet::new();
-    for number in scene::rest(&reader.shuffle(options)?, &scene.files)? {
-        ensure!(read.insert(snapshot.path(number)?), "file {number} came twice");
-    }
-    let of_folders = |path: &&FilePath| {
-        ["train/002/", "train/007/"].iter().any(|prefix| path.to_string().starts_with(prefix))
-    };
-    let expected: BTreeSet<FilePath> = scene.files.keys().filter(of_folders).cloned().collect();
-    ensure!(expected.len() == 200 && read == expected, "{} files", read.len());
-    ensure!(listed == expected, "{} files are listed", listed.len());
-    let missing = [folder("train/002")?, folder("train/none")?];
-    let refused = snapshot.select(&missing).err().context("a missing folder was selected")?;
-    ensure!(refused.kind() == Kind::NotFound && refused.subject() == "train/none", "{refused:?}");
-    Ok(())
-}
-
 /// Keeps S-43 and S-75: reads by path, as after DL_shuffle of the paper.
 #[test]
 fn gets_along_the_order_are_answered_from_whole_chunks() -> Result<()> {
@@ -278,34 +182,5 @@ fn gets_along_the_order_are_answered_from_whole_chunks() -> Result<()> {
         same(path, &reader.get(path)?)?;
     }
     ensure!(scene.counters.counts().ranges >= before.ranges + 40, "from where?");
-    Ok(())
-}
-
-#[test]
-fn an_impossible_order_is_refused_with_the_reason() -> Result<()> {
-    let scene = Scene::new(scene::files(100, 9_000)?)?;
-    let reader = scene.reader()?;
-    let refused = |dataset: &Dataset, options: ShuffleOptions| -> Result<(Kind, String)> {
-        let error = dataset.shuffle(options).err().context("the order was accepted")?;
-        let why = std::error::Error::source(&error).context("there is a reason")?.to_string();
-        Ok((error.kind(), why))
-    };
-    let options = ShuffleOptions::new(0, 0, 4);
-    let without = scene.client.dataset(&scene::name()?)?;
-    let (kind, why) = refused(&without, options.clone())?;
-    ensure!(kind == Kind::Invalid && why.contains("snapshot"), "{kind:?}: {why}");
-    let (kind, why) = refused(&reader, options.clone().of_rank(4, 4))?;
-    ensure!(kind == Kind::Invalid && why.contains("rank 4"), "{kind:?}: {why}");
-    let token = reader.shuffle(options.clone())?.token(7);
-    let of_some = ShuffleOptions {
-        selection: Some(Selection::of(100, [1, 2, 3])?),
-        resume: Some(token.clone()),
-        ..options.clone()
-    };
-    let (kind, why) = refused(&reader, of_some)?;
-    ensure!(kind == Kind::Conflict && why.contains("selection"), "{kind:?}: {why}");
-    let other = ResumeToken { version: "other".to_owned(), ..token };
-    let (kind, why) = refused(&reader, ShuffleOptions { resume: Some(other), ..options })?;
-    ensure!(kind == Kind::Conflict && why.contains("has changed since"), "{kind:?}: {why}");
     Ok(())
 }

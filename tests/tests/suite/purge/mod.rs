@@ -3,7 +3,6 @@
 //! Must hold: after every purge, cut or complete, the files equal a plain map, with kept or rebuilt
 //! metadata, and the space of deleted files is freed.
 
-mod azure;
 mod cut;
 mod halt;
 mod killed;

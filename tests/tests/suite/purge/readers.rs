@@ -4,10 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bytes::Bytes;
-use dl_format::{FilePath, FileRecord};
 use dl_meta::{Memory, MetaStore, Stop};
-use dl_proto::pb;
 use dl_runtime::Clock;
 use dl_runtime::ManualClock;
 use dl_tests::cluster::Cluster;
@@ -24,72 +21,6 @@ async fn half_deleted(client: &Wire, clock: &ManualClock) -> Result<Writer> {
     writer.delete(client, clock.now(), |path| path.starts_with(b"0")).await?;
     clock.advance(SETTLED);
     Ok(writer)
-}
-
-/// Reads files by path; returns status and bytes of each.
-async fn read(
-    client: &Wire,
-    writer: &Writer,
-    files: &[(FilePath, FileRecord)],
-) -> Result<Vec<(pb::ItemStatus, Vec<u8>)>> {
-    let path = |path: &FilePath| pb::read_item::Source::Path(path.clone().into_bytes());
-    let request = pb::ReadRequest {
-        dataset: Bytes::copy_from_slice(writer.dataset.as_bytes()),
-        items: files
-            .iter()
-            .map(|(of, _)| pb::ReadItem { source: Some(path(of)), ..Default::default() })
-            .collect(),
-        check_copies: false,
-        pass_copies: false,
-        check_headers: false,
-    };
-    let mut found = vec![(pb::ItemStatus::Ok, Vec::new()); files.len()];
-    let mut replies = client.stub().read(request).await?.into_inner();
-    while let Some(reply) = replies.message().await? {
-        for piece in reply.pieces {
-            let slot = found.get_mut(piece.item as usize).context("another item")?;
-            slot.0 = piece.status();
-            slot.1.extend_from_slice(&piece.data);
-        }
-    }
-    Ok(found)
-}
-
-/// Keeps S-28: purges run while files are read by path.
-#[tokio::test(flavor = "multi_thread")]
-async fn files_moved_during_a_read_are_read() -> Result<()> {
-    let (store, time) = (dl_store::open("memory:").await?, new_clock());
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
-    let mut writer = half_deleted(&client, &time).await?;
-    let mut moved = 0;
-    for round in 0..6 {
-        let listed = client.list(writer.dataset).await?;
-        let reads = async {
-            for _ in 0..40 {
-                for (read, (path, _)) in read(&client, &writer, &listed).await?.iter().zip(&listed)
-                {
-                    let (status, bytes) = read;
-                    let wanted = writer.files.get(path.as_bytes());
-                    ensure!(*status == pb::ItemStatus::Ok, "{path}: {status:?}");
-                    ensure!(wanted == Some(bytes), "{path} has other bytes");
-                }
-            }
-            Ok(())
-        };
-        let (purged, read) = tokio::join!(client.purge(NAME, Duration::ZERO), reads);
-        read.with_context(|| format!("round {round}"))?;
-        moved += purged?.removed;
-        // Two more holes, so that the next purge moves the rest again.
-        let last: Vec<_> = writer.files.keys().take(4).cloned().collect();
-        writer.delete(&client, time.now(), |path| last.iter().any(|p| p == path)).await?;
-        time.advance(SETTLED);
-        if writer.files.is_empty() {
-            break;
-        }
-    }
-    ensure!(moved > 1, "nothing was moved");
-    Ok(())
 }
 
 /// Keeps S-28: libdiesel looks a file up again if a purge removed its chunk after the listing.

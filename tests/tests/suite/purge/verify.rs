@@ -32,16 +32,6 @@ impl Fixture {
     }
 }
 
-/// Keeps S-29.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_healthy_dataset_has_no_findings() -> Result<()> {
-    let scene = scene().await?;
-    ensure!(scene.verify(true).await?.is_empty(), "{:?}", scene.verify(true).await?);
-    let missing = scene.client.verify("other", false).await.err().context("there is none")?;
-    ensure!(missing.code() == tonic::Code::NotFound, "{missing}");
-    Ok(())
-}
-
 /// Keeps S-29 and S-14.
 #[tokio::test(flavor = "multi_thread")]
 async fn losses_and_damage_are_reported_with_their_files() -> Result<()> {

@@ -128,13 +128,3 @@ fn the_variables_of_dlcmd_match_the_document() -> Result<()> {
     hold(RULE, &differences("variable", &column(&section("dlcmd")?, 0), &taken));
     Ok(())
 }
-
-#[test]
-fn undocumented_and_unknown_settings_are_found() {
-    let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-    let found = differences("flag", &set(&["--a", "--b"]), &set(&["--b", "--c"]));
-    assert_eq!(found, ["flag --c is not written", "flag --a is not taken"]);
-    let table = "| flag |\n|---|\n| `--a FILE` | `A` |\n| `--b` | |\n";
-    assert_eq!(column(table, 0), set(&["--a", "--b"]));
-    assert_eq!(column(table, 1), set(&["A"]));
-}

@@ -36,15 +36,6 @@ fn crates_use_the_workspace_lints_and_forbid_unsafe_code() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_crate_without_the_lints_is_found() {
-    let manifest = Path::new("Cargo.toml");
-    let lints = "[lints]\nworkspace = true\n\n[dependencies]\n";
-    assert_eq!(missing(manifest, lints, INHERITED), None);
-    assert!(missing(manifest, "[lints.rust]\nunsafe_code = \"allow\"\n", INHERITED).is_some());
-    assert!(missing(Path::new("lib.rs"), "//! Doc.\n", FORBIDDEN).is_some());
-}
-
 fn missing(file: &Path, text: &str, wanted: &str) -> Option<String> {
     let wanted = wanted.trim_end();
     (!text.contains(wanted)).then(|| format!("{}: add {wanted:?}", file.display()))

@@ -68,16 +68,6 @@ fn an_unexplained_label_value_is_found() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_metric_without_a_row_and_a_row_without_a_metric_are_found() -> Result<()> {
-    let told =
-        told("# TYPE a_total counter\na_total 1\n# TYPE b_bytes gauge\nb_bytes{x=\"y\"} 1\n")?;
-    let document = "| `a_total` | gauge | | a |\n| `c_seconds` | histogram | `m` | c |\n";
-    let found = differences(&written(document)?, &told);
-    ensure!(found.len() == 3, "{found:?}");
-    Ok(())
-}
-
 fn differences(written: &Metrics, told: &Metrics) -> Vec<String> {
     let is_same = |name: &str, (kind, labels): &(String, BTreeSet<String>)| {
         let has_none = labels.is_empty() && name.starts_with(WITHOUT_SAMPLES);

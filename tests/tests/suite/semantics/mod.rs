@@ -1,7 +1,6 @@
 //! Promises of docs/SEMANTICS.md whose tests need no crash and no program, only servers over stores
 //! of the test.
 
-mod counted;
 mod forward;
 mod late;
 mod looked_up;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_format::ChunkIdMaker;
 use dl_meta::{Memory, MetaStore, Stop};
-use dl_runtime::fault::{CutPoint, Fault, Faults, Rates};
+use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_runtime::{Deadline, SeededRandom};
 use dl_server::prepare;
 use dl_store::{FaultStore, Prefix, Store, StoreExt};
@@ -147,45 +147,4 @@ async fn until(what: &str, is_so: impl AsyncFn() -> Result<bool>) -> Result<()> 
         clock().sleep(Duration::from_millis(20)).await;
     }
     Ok(())
-}
-
-/// Keeps S-24.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_undeletable_object_does_not_stop_a_start() -> Result<()> {
-    let faults = Faults::new(Arc::new(SeededRandom::new(0)));
-    let memory = dl_store::open("memory:").await?;
-    let before = FaultStore::new(memory, clock(), faults.clone(), CutPoint::new());
-    let store: Arc<dyn Store> = Arc::new(before);
-    let behind: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let mut writer = ChunkIdMaker::new([9; 9]);
-    let refuse = |before| {
-        let error = dl_store::Kind::Denied;
-        let (answer_lost, delay, longest_delay) = (0.0, 0.0, Duration::ZERO);
-        faults
-            .set_rates("delete", Some(Rates { before, answer_lost, delay, longest_delay, error }));
-    };
-    {
-        let (_server, client) = serve_with(&store, Arc::clone(&behind)).await?;
-        let dataset = client.create("gone").await?;
-        let object = chunk(id(&mut writer, 0), dataset, [(&b"path"[..], &b"x"[..])])?;
-        client.put(dataset, &object).await?;
-        refuse(1.0);
-        client.delete_dataset("gone", dataset).await?;
-    }
-    let (_server, client) = serve_with(&store, behind).await?;
-    ensure!(client.dataset("gone").await?.is_none(), "the deleted dataset still exists");
-    client.create("new").await?;
-    let is_left = async || {
-        let all = store.list_sorted(&Prefix::ROOT).await?;
-        anyhow::Ok(all.iter().any(|object| object.key.as_str().ends_with(".c")))
-    };
-    ensure!(is_left().await?, "the object was removed despite the fault");
-    refuse(0.0);
-    for _ in 0..600 {
-        if !is_left().await? {
-            return Ok(());
-        }
-        clock().sleep(Duration::from_millis(100)).await;
-    }
-    anyhow::bail!("the object was not removed within a minute")
 }

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, symlink};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
@@ -241,44 +239,6 @@ fn shuffle_prints_the_files_and_tokens_of_libdiesel() -> Result<()> {
         ensure!(printed(&words)? == read, "{words}");
         let token = printed(&format!("--world {world} --token 4"))?;
         ensure!(token.trim_end() == epoch.token(4).to_string(), "{words}: {token}");
-    }
-    Ok(())
-}
-
-#[test]
-fn only_regular_files_are_replaced_or_read() -> Result<()> {
-    let scene = Workplace::with_40_files()?;
-    let path = |name| scene.path().join(name);
-    ensure!(Command::new("mkfifo").arg(path("pipe")).status()?.success(), "mkfifo");
-    fs::create_dir(path("folder"))?;
-    fs::write(path("old"), b"old")?;
-    symlink("old", path("link"))?;
-    for name in ["pipe", "folder", "link"] {
-        let refused = scene.dl(&["snapshot", "save", "dl://ds", name])?.code(1)?;
-        let what = if name == "pipe" { "no regular file" } else { name };
-        ensure!(refused.stderr.contains(what), "{refused:?}");
-    }
-    ensure!(fs::symlink_metadata(path("pipe"))?.file_type().is_fifo(), "the pipe was replaced");
-    ensure!(fs::symlink_metadata(path("link"))?.is_symlink(), "the link was replaced");
-    ensure!(fs::read(path("old"))? == b"old", "the old file was changed");
-    // The leftover of a killed save.
-    scene.dl(&["snapshot", "save", "dl://ds", "saved"])?.code(0)?;
-    fs::rename(path("saved"), path("old.partial"))?;
-    scene.dl(&["snapshot", "save", "dl://ds", "old"])?.code(0)?;
-    ensure!(!path("old.partial").exists(), "the leftover still exists");
-    for name in ["pipe", "folder"] {
-        for words in [&["snapshot", "info", name][..], &["ls", "dl://ds", "--snapshot", name]] {
-            let refused = scene.dl(words)?.code(1)?;
-            ensure!(refused.stderr.contains(name), "{refused:?}");
-        }
-    }
-    // Reading follows a link.
-    scene.dl(&["snapshot", "info", "link"])?.code(0)?;
-    // A snapshot larger than any memory.
-    fs::OpenOptions::new().write(true).open(path("old"))?.set_len(1 << 40)?;
-    for words in [&["snapshot", "info", "old"][..], &["ls", "dl://ds", "--snapshot", "old"]] {
-        let refused = scene.dl(words)?.code(1)?;
-        ensure!(refused.stderr.contains("snapshot length"), "{refused:?}");
     }
     Ok(())
 }

@@ -4,11 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::program::{Server, dlcmd, run};
 use dl_tests::slow_link::SlowLink;
-use dl_tests::{rounds, tell};
+use dl_tests::rounds;
 use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, Dataset, FilePath, Snapshot};
 
 use super::name;
@@ -80,28 +79,6 @@ fn a_server_killed_in_a_build_or_a_transfer_costs_time_only() -> Result<()> {
 
 fn left_in(folder: &Path) -> Result<usize> {
     if folder.exists() { Ok(std::fs::read_dir(folder)?.count()) } else { Ok(0) }
-}
-
-/// Keeps S-10: with a hundred thousand tiny files (torture: 1.3 million).
-#[test]
-fn heavy_a_snapshot_build_keeps_the_memory_limit() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let mut server = Server::start(&folder.path().join("data"))?;
-    let files = rounds(100_000, 1_281_167);
-    let dataset = fill(&server, files)?;
-    let before = server.process().peak_memory().context("the server runs")?;
-    let began = clock().monotonic();
-    let snapshot = dataset.save_meta(&folder.path().join("saved"))?;
-    let took = clock().monotonic().saturating_sub(began).as_secs_f64();
-    let peak = server.process().peak_memory().context("the server runs")?;
-    tell(format_args!(
-        "{files} files in {took:.2} s, {:.1} bytes a file, {} MiB, {} MiB before",
-        snapshot.length() as f64 / f64::from(files),
-        peak >> 20,
-        before >> 20
-    ));
-    ensure!(snapshot.files() == files && peak < 256 << 20, "{} MiB", peak >> 20);
-    Ok(())
 }
 
 /// Keeps S-10 and S-57: three hundred paths of maximal length, each with two thousand folders.

@@ -175,6 +175,16 @@ fn listed(dataset: &Dataset) -> Result<Vec<String>> {
         .collect()
 }
 
+/// The results of `work` in `count` threads, each with its number.
+fn at_once<T: Send>(count: usize, work: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = (0..count).map(|number| scope.spawn(move || work(number))).collect();
+        let ended = threads.into_iter().map(|thread| thread.join());
+        ended.map(|ended| ended.map_err(|_| anyhow::anyhow!("a thread panicked"))?).collect()
+    })
+}
+
 fn files_in(folder: &Path, ending: &str) -> Result<usize> {
     let mut count = 0;
     for entry in std::fs::read_dir(folder)? {

@@ -1,11 +1,10 @@
 //! `dlcmd shuffle --report` for datasets stored by class and for shuffled datasets.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::folder;
-use dl_tests::program::{dlcmd, run, run_with_stdin};
+use dl_tests::program::run_with_stdin;
 use dl_tests::workspace;
 use serde_json::Value;
 
@@ -119,45 +118,6 @@ fn the_files_of_several_folders_are_shuffled_together() -> Result<()> {
     ensure!(strange.stderr.contains("two datasets"), "{strange:?}");
     let missing = shuffled(&["dl://sorted/train/c1", "dl://sorted/train/c9"])?.code(3)?;
     ensure!(missing.stderr.contains("dl://sorted/train/c9"), "{missing:?}");
-    Ok(())
-}
-
-#[test]
-fn a_report_describes_the_order_of_shuffle() -> Result<()> {
-    let scene = Workplace::with_classes()?;
-    let settings = ["--seed", "3", "--epoch", "2", "--group-size", "5"];
-    let report = scene.report("dl://sorted/train", &settings)?;
-    let order = scene.dl(&[&["shuffle", "dl://sorted/train"][..], &settings].concat())?.code(0)?;
-    let order = order.text();
-    let classes: Vec<&str> =
-        order.lines().filter_map(|path| Some(path.rsplit_once('/')?.0)).collect();
-    ensure!(classes.len() == FILES, "{order}");
-    let runs: Vec<usize> = classes.chunk_by(|a, b| a == b).map(<[_]>::len).collect();
-    let longest = runs.iter().copied().max().unwrap_or(0);
-    let windows: Vec<_> = classes.chunks_exact(32).collect();
-    let distinct = windows.iter().map(|window| window.iter().collect::<BTreeSet<_>>().len());
-    let simpson = windows.iter().map(|window| {
-        let mut counts: BTreeMap<&str, f64> = BTreeMap::new();
-        window.iter().for_each(|class| *counts.entry(class).or_default() += 1.0 / 32.0);
-        counts.values().map(|share| share * share).sum::<f64>()
-    });
-    let count = windows.len() as f64;
-    for (field, expected) in [
-        ("/order/longest_run", longest as f64),
-        ("/order/mean_run", FILES as f64 / runs.len() as f64),
-        ("/order/classes", distinct.sum::<usize>() as f64 / count),
-        ("/order/effective_classes", count / simpson.sum::<f64>()),
-    ] {
-        let found = number(&report, field)?;
-        ensure!((found - expected).abs() < 1e-9, "{field}: {found} instead of {expected}");
-    }
-    scene.dl(&["snapshot", "save", "dl://sorted", "saved"])?.code(0)?;
-    let words = ["shuffle", "--report", "--json", "dl://sorted"];
-    let mut alone = dlcmd()?;
-    alone.args(["--server", "127.0.0.1:1", "--snapshot", "saved"]).args(words);
-    let cache = scene.path().join("cache");
-    let saved = run(alone.current_dir(scene.path()).env("XDG_CACHE_HOME", cache))?.code(0)?.text();
-    ensure!(saved == scene.dl(&words)?.code(0)?.text(), "{saved}");
     Ok(())
 }
 

@@ -15,11 +15,9 @@ use dl_store::{CountStore, FaultStore, Prefix, Store, StoreExt};
 use dl_tests::cluster::{Cluster, clock, parts};
 use dl_tests::rounds;
 use libdiesel::admin::{RecoverRequest, VerifyRequest};
-use libdiesel::{Dataset, FilePath, Kind, StatItem};
+use libdiesel::{Kind, StatItem};
 
-use super::{Scene, listed, name, path, put};
-
-const HOUR: Duration = Duration::from_secs(60 * 60);
+use super::{Scene, at_once, listed, name, path, put};
 
 /// Keeps S-40 (I5): both files of a pair are replaced in one chunk, many times.
 #[test]
@@ -90,21 +88,10 @@ fn however_many_ask_a_snapshot_is_built_and_stored_once() -> Result<()> {
     let scene = Scene::over(cluster, 1, Arc::clone(&store), parts(store, meta))?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     let before = counters.counts().creates;
-    std::thread::scope(|scope| {
-        let readers: Vec<_> = (0..8)
-            .map(|number| {
-                let scene = &scene;
-                scope.spawn(move || -> Result<()> {
-                    let reader = scene.reader(&format!("of-{number}"))?;
-                    ensure!(listed(&reader)? == ["a", "b/c"], "{:?}", listed(&reader)?);
-                    Ok(())
-                })
-            })
-            .collect();
-        for reader in readers {
-            reader.join().map_err(|_| anyhow::anyhow!("a reader ended early"))??;
-        }
-        anyhow::Ok(())
+    at_once(8, |number| {
+        let reader = scene.reader(&format!("of-{number}"))?;
+        ensure!(listed(&reader)? == ["a", "b/c"], "{:?}", listed(&reader)?);
+        Ok(())
     })?;
     let created = counters.counts().creates - before;
     ensure!(created == 2, "{created} objects, not a part and a manifest");
@@ -119,19 +106,8 @@ fn concurrent_builds_of_a_snapshot_agree() -> Result<()> {
     let scene = Scene::over(cluster, 3, Arc::clone(&store), parts(store, meta))?;
     for round in 0..rounds(8, 100) {
         put(&scene.dataset, &[(&format!("{round}"), b"1")])?;
-        std::thread::scope(|scope| {
-            let reads = |number| {
-                let scene = &scene;
-                scope.spawn(move || scene.saved(&format!("{round}-{number}")))
-            };
-            let readers: Vec<_> = (0..3).map(reads).collect();
-            let mut saved = Vec::new();
-            for reader in readers {
-                saved.push(reader.join().map_err(|_| anyhow::anyhow!("the thread panicked"))??);
-            }
-            ensure!(saved.iter().all(|bytes| *bytes == saved[0]), "round {round}");
-            anyhow::Ok(())
-        })?;
+        let saved = at_once(3, |number| scene.saved(&format!("{round}-{number}")))?;
+        ensure!(saved.iter().all(|bytes| *bytes == saved[0]), "round {round}");
     }
     Ok(())
 }
@@ -161,30 +137,22 @@ fn an_incomplete_snapshot_is_never_handed_out() -> Result<()> {
         ensure!(scene.manifests()?.is_empty(), "step {step}: {refused:?}");
         ensure!(scene.saved("after")? == expected, "step {step}");
     }
-    let part = |scene: &Scene| -> Result<dl_store::Key> {
-        let stored = scene.stored()?;
-        let part = stored.into_iter().find(|(_, what)| *what == SnapshotObject::Part(0));
-        Ok(part.context("there is a part")?.0)
-    };
-    let manifest = |scene: &Scene| -> Result<dl_store::Key> {
-        let stored = scene.stored()?;
-        let found = stored.into_iter().find(|(_, what)| *what == SnapshotObject::Manifest);
-        Ok(found.context("there is a manifest")?.0)
-    };
-    let replace = |key: &dl_store::Key, bytes: Vec<u8>| -> Result<()> {
-        scene.cluster.run(scene.store.delete(key))?;
-        Ok(scene.cluster.run(scene.store.create(key, Bytes::from(bytes)))?)
-    };
     let mut damaged = expected.clone();
     damaged[100] ^= 1;
-    for bytes in [damaged, expected[..expected.len() - 1].to_vec(), vec![]] {
-        replace(&part(&scene)?, bytes)?;
-        ensure!(scene.saved("of-damaged-part")? == expected, "a damaged part");
+    for (object, bytes) in [
+        (SnapshotObject::Part(0), Some(damaged)),
+        (SnapshotObject::Part(0), Some(expected[..expected.len() - 1].to_vec())),
+        (SnapshotObject::Part(0), None),
+        (SnapshotObject::Manifest, Some(b"no manifest".to_vec())),
+    ] {
+        let found = scene.stored()?.into_iter().find(|(_, stored)| *stored == object);
+        let (key, _) = found.context("the object is stored")?;
+        scene.cluster.run(scene.store.delete(&key))?;
+        if let Some(bytes) = bytes {
+            scene.cluster.run(scene.store.create(&key, Bytes::from(bytes)))?;
+        }
+        ensure!(scene.saved("again")? == expected, "a damaged or missing {object:?}");
     }
-    scene.cluster.run(scene.store.delete(&part(&scene)?))?;
-    ensure!(scene.saved("of-missing-part")? == expected, "a missing part");
-    replace(&manifest(&scene)?, b"no manifest".to_vec())?;
-    ensure!(scene.saved("of-damaged-manifest")? == expected, "a damaged manifest");
     Ok(())
 }
 
@@ -214,7 +182,20 @@ fn snapshots_are_no_objects_and_go_with_their_dataset() -> Result<()> {
 
     ensure!(scene.client.delete_dataset(&name()?)?.removed == 1, "one chunk");
     ensure!(scene.stored()?.is_empty(), "{:?}", scene.stored()?);
+    let refused = scene.dataset.with_snapshot(&scene.cache("late")).err();
+    ensure!(refused.is_some_and(|why| why.kind() == Kind::NotFound), "of a deleted dataset");
     Ok(())
+}
+
+/// Removes the last chunk from the store and returns its key and its bytes.
+fn lose_chunk(scene: &Scene) -> Result<(dl_store::Key, Bytes)> {
+    let below = Prefix::new(dataset_prefix(scene.dataset.info().id))?;
+    let objects = scene.cluster.run(scene.store.list_sorted(&below))?;
+    let lost = objects.into_iter().rfind(|object| object.key.as_str().ends_with(".c"));
+    let key = lost.context("there are chunks")?.key;
+    let bytes = scene.cluster.run(scene.store.read_all(&key))?;
+    scene.cluster.run(scene.store.delete(&key))?;
+    Ok((key, bytes))
 }
 
 /// Keeps S-12: a missing chunk header hides the winners of its files.
@@ -223,11 +204,7 @@ fn a_lost_chunk_is_named_with_a_remedy() -> Result<()> {
     let scene = Scene::new()?;
     put(&scene.dataset, &[("a", b"1")])?;
     put(&scene.dataset, &[("b", b"2")])?;
-    let below = Prefix::new(dataset_prefix(scene.dataset.info().id))?;
-    let objects = scene.cluster.run(scene.store.list_sorted(&below))?;
-    let lost = objects.into_iter().find(|object| object.key.as_str().ends_with(".c"));
-    let lost = lost.context("there are two chunks")?.key;
-    scene.cluster.run(scene.store.delete(&lost))?;
+    let (lost, _) = lose_chunk(&scene)?;
     let refused = scene.saved("lost").err().context("a snapshot was built")?;
     let told = format!("{refused:#}");
     let (verify, again) = ("`dlcmd verify dl://ds`", "`dlcmd put --checksum SRC dl://ds`");
@@ -259,12 +236,7 @@ fn a_lost_chunk_is_not_searched_for_by_every_connection() -> Result<()> {
     for number in 0..20 {
         put(&scene.dataset, &[(&format!("{number}"), b"1")])?;
     }
-    let below = Prefix::new(dataset_prefix(scene.dataset.info().id))?;
-    let objects = scene.cluster.run(scene.store.list_sorted(&below))?;
-    let lost = objects.into_iter().rfind(|object| object.key.as_str().ends_with(".c"));
-    let lost = lost.context("there are chunks")?.key;
-    let bytes = scene.cluster.run(scene.store.read_all(&lost))?;
-    scene.cluster.run(scene.store.delete(&lost))?;
+    let (lost, bytes) = lose_chunk(&scene)?;
     let reads = || counters.counts().ranges;
     let refused = |file| -> Result<(String, u64)> {
         let before = reads();
@@ -278,103 +250,5 @@ fn a_lost_chunk_is_not_searched_for_by_every_connection() -> Result<()> {
     scene.cluster.run(scene.store.create(&lost, bytes))?;
     time.advance(Duration::from_secs(11));
     scene.saved("restored")?;
-    Ok(())
-}
-
-/// Uses a manual clock for the servers.
-#[test]
-fn snapshots_of_older_versions_go_after_an_hour() -> Result<()> {
-    let cluster = Cluster::new()?;
-    let store = cluster.run(dl_store::open("memory:"))?;
-    let time = Arc::new(ManualClock::new(SystemClock::new().now()));
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let parts =
-        Parts { clock: Arc::<ManualClock>::clone(&time), ..parts(Arc::clone(&store), meta) };
-    let scene = Scene::over(cluster, 1, store, parts)?;
-    put(&scene.dataset, &[("a", b"1")])?;
-    scene.reader("cache")?;
-    put(&scene.dataset, &[("b", b"2")])?;
-    scene.reader("cache")?;
-    let both = scene.manifests()?;
-    ensure!(both.len() == 2, "{both:?}");
-    // A grace time long enough that no object is removed.
-    let grace = 1_000 * HOUR;
-    time.advance(HOUR - Duration::from_secs(60));
-    scene.purge(grace)?;
-    ensure!(scene.manifests()?.len() == 2, "before the hour is over");
-    // The hour of the second version starts with its replacement: the first of these purges merges
-    // the two chunks.
-    for _ in 0..2 {
-        time.advance(2 * HOUR);
-        scene.purge(grace)?;
-        scene.reader("cache")?;
-    }
-    let left = scene.manifests()?;
-    let newest = scene.client.dataset(&name()?)?.info().version;
-    ensure!(left.len() == 1 && left[0].version == newest, "{left:?}");
-    ensure!(scene.stored()?.len() == 2, "{:?}", scene.stored()?);
-    Ok(())
-}
-
-/// Many files in several batches; some files are replaced, deleted or hidden by folders.
-#[test]
-fn a_snapshot_of_many_chunks_matches_the_listing() -> Result<()> {
-    let scene = Scene::new()?;
-    let mut files: Vec<(FilePath, Vec<u8>)> = Vec::new();
-    for number in 0..rounds(6_000_u32, 60_000) {
-        let text = format!("{}/{:03}/{number}", number % 7, number % 211);
-        files.push((path(&text)?, vec![number as u8; (number % 900) as usize]));
-    }
-    write(&scene.dataset, &files)?;
-    write(&scene.dataset, &files[..500])?;
-    // Hides a file behind the folder of the same name.
-    write(&scene.dataset, &[(path("3/007")?, b"hidden".to_vec())])?;
-    let gone: Vec<FilePath> = files.iter().step_by(5).map(|(path, _)| path.clone()).collect();
-    scene.dataset.delete(&gone)?;
-    let reader = scene.reader("cache")?;
-    let snapshot = reader.snapshot().context("a snapshot")?;
-    let (mut told, mut count) = (scene.dataset.list(&libdiesel::DirPath::ROOT, true, false)?, 0);
-    for entry in reader.list(&libdiesel::DirPath::ROOT, true, false)? {
-        let (entry, expected) = (entry?, told.next().context("the snapshot has an extra entry")??);
-        let (
-            libdiesel::ListEntry::File(path, Some(found)),
-            libdiesel::ListEntry::File(other, Some(record)),
-        ) = (&entry, &expected)
-        else {
-            anyhow::bail!("{entry:?} and {expected:?}")
-        };
-        ensure!(path == other, "{path} where {other} should be");
-        let of = |file: &libdiesel::FileRecord| {
-            let place = (file.holder.chunk, file.holder.stamp, file.offset, file.stored);
-            (place, file.version.stamp, file.length, file.crc, file.attributes)
-        };
-        ensure!(of(found) == of(record), "{path}: {found:?}, not {record:?}");
-        count += 1;
-    }
-    ensure!(told.next().is_none() && count == snapshot.files(), "{count} files");
-    let file = scene.folder.path().join("saved");
-    scene.dataset.save_meta(&file)?;
-    libdiesel::Snapshot::check(&file)?;
-    Ok(())
-}
-
-fn write(dataset: &Dataset, files: &[(FilePath, Vec<u8>)]) -> Result<()> {
-    for (path, data) in files {
-        dataset.put(path, libdiesel::Attributes { mode: 0o600, mtime: 1 }, data)?;
-    }
-    let _ = dataset.flush()?.check()?;
-    Ok(())
-}
-
-#[test]
-fn a_snapshot_of_a_deleted_dataset_is_refused() -> Result<()> {
-    let scene = Scene::new()?;
-    put(&scene.dataset, &[("a", b"1")])?;
-    let old = scene.client.dataset(&name()?)?;
-    scene.client.delete_dataset(&name()?)?;
-    let refused =
-        old.with_snapshot(&scene.cache("cache")).err().context("a snapshot was returned")?;
-    ensure!(refused.kind() == Kind::NotFound, "{refused:?}");
-    ensure!(scene.stored()?.is_empty(), "{:?}", scene.stored()?);
     Ok(())
 }

@@ -3,17 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
+use dl_format::layout::SNAPSHOT_PRELUDE_LEN;
+use dl_format::snapshot::{
+    FileNumber, LiveFile, Observed, Snapshot, SnapshotChunk, SnapshotEntry, SnapshotOf,
+    SnapshotSection,
+};
+use dl_format::{
+    Attributes, ChunkId, ChunkShape, Crc32c, DatasetId, DecodeError, EntryVersion, Extent,
+    FilePath, FileRecord, Stamp, Version,
+};
 use proptest::prelude::*;
 
-use super::*;
-use crate::checksum::Crc32c;
-use crate::entry::{Attributes, EntryVersion, Extent};
-use crate::error::DecodeError;
-use crate::fold::FileRecord;
-use crate::id::{ChunkId, DatasetId, Stamp};
-use crate::path::FilePath;
-use crate::shape::ChunkShape;
-use crate::version::Version;
+use crate::build::path;
+use crate::entry_points::repair_snapshot;
+use crate::snapshot::lay_out;
 
 type Chunks = Vec<(SnapshotChunk, Vec<LiveFile>)>;
 
@@ -25,51 +28,16 @@ fn of() -> SnapshotOf {
     }
 }
 
-/// A snapshot in memory.
+/// A snapshot in memory, from observations of parts in another order.
 fn build(chunks: &Chunks) -> Vec<u8> {
     let mut observed = Observed::default();
-    for (_, files) in chunks {
-        observed.chunk();
-        files.iter().for_each(|file| observed.file(&file.record));
-    }
-    // Merged observations give the same result.
-    let mut parts = Observed::default();
     for (_, files) in chunks.iter().rev() {
         let mut part = Observed::default();
         part.chunk();
         files.iter().for_each(|file| part.file(&file.record));
-        parts.merge(part);
+        observed.merge(part);
     }
-    parts.merge(Observed::default());
-    assert_eq!((parts.columns(), parts.files()), (observed.columns(), observed.files()));
-    assert_eq!(parts.file_bytes(), observed.file_bytes());
-    assert_eq!(parts.origins(), observed.origins());
-    let mut writer = SnapshotWriter::new(of(), observed).unwrap();
-    let mut sections: BTreeMap<SnapshotSection, Vec<u8>> = BTreeMap::new();
-    let mut hashes = Vec::new();
-    for (chunk, files) in chunks {
-        hashes.extend(writer.chunk(chunk, files.clone()));
-        for (section, bytes) in writer.drain() {
-            sections.entry(section).or_default().extend(bytes);
-        }
-    }
-    writer.end_files();
-    let runs = writer.runs().into_iter();
-    let runs: BTreeSet<_> = runs.map(|run| writer.placed(run)).collect();
-    runs.into_iter().for_each(|run| writer.run(run));
-    hashes.sort_unstable();
-    hashes.into_iter().for_each(|(hash, number)| writer.index(hash, number));
-    let (rest, mut snapshot) = writer.finish();
-    for (section, bytes) in rest {
-        sections.entry(section).or_default().extend(bytes);
-    }
-    for section in SnapshotSection::ALL {
-        let bytes = sections.remove(&section).unwrap_or_default();
-        let padding = snapshot_padding(bytes.len() as u64);
-        snapshot.extend(bytes);
-        snapshot.extend(vec![0; padding]);
-    }
-    snapshot
+    lay_out(of(), observed, chunks.iter().cloned())
 }
 
 /// Chunks of some files, each path once.
@@ -211,79 +179,10 @@ proptest! {
         turned.iter_mut().for_each(|(_, files)| files.reverse());
         prop_assert_eq!(build(&chunks), build(&turned));
     }
-
-    #[test]
-    fn no_bytes_make_a_snapshot_panic(
-        paths in paths(),
-        seed in any::<u64>(),
-        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
-        cut in any::<prop::sample::Index>(),
-        repair in any::<bool>(),
-    ) {
-        let chunks = chunks(&paths, seed);
-        let mut bytes = build(&chunks);
-        for (at, byte) in damage {
-            let at = at.index(bytes.len());
-            bytes[at] = byte;
-        }
-        let cut = cut.index(bytes.len() * 4).max(1);
-        bytes.truncate(cut);
-        if repair {
-            mend(&mut bytes);
-        }
-        let Ok(snapshot) = Snapshot::open(Bytes::from(bytes)) else { return Ok(()) };
-        let is_whole = snapshot.verify().is_ok();
-        for (_, files) in &chunks {
-            for file in files {
-                let found = snapshot.lookup(file.path.as_bytes());
-                if let Ok(Some(number)) = found {
-                    let _ = snapshot.file(number);
-                    let mut path = Vec::new();
-                    if snapshot.path(number, &mut path).is_ok() {
-                        prop_assert_eq!(&path[..], file.path.as_bytes());
-                    }
-                }
-                prop_assert!(!is_whole || found.is_ok());
-            }
-        }
-        for directory in 0..snapshot.directories().min(100) {
-            let Ok(mut entries) = snapshot.entries(directory, b"a/b") else { continue };
-            while let Ok(Some(_)) = entries.next(&snapshot) {}
-        }
-        if let Ok(Some(root)) = snapshot.directory(b"") {
-            let listed = snapshot.entries(root, b"");
-            let listed = listed.and_then(|mut entries| {
-                while entries.next(&snapshot)?.is_some() {}
-                Ok(())
-            });
-            prop_assert!(!is_whole || listed.is_ok());
-        }
-    }
-}
-
-/// Gives damaged bytes a valid length and valid checksums.
-fn mend(bytes: &mut [u8]) {
-    use crate::layout::{SNAPSHOT_CHECKSUM_OFFSET, SNAPSHOT_PRELUDE_LEN};
-    let length = (bytes.len() as u64).to_le_bytes();
-    let Some(place) = bytes.get_mut(64..72) else { return };
-    place.copy_from_slice(&length);
-    for section in 0..SnapshotSection::ALL.len() {
-        let row = SNAPSHOT_PRELUDE_LEN + section * 32;
-        let Some(fields) = bytes.get(row..row + 32) else { return };
-        let number =
-            |at: usize| u64::from_le_bytes(fields[at..at + 8].try_into().unwrap()) as usize;
-        let (start, end) = (number(8), number(8).saturating_add(number(16)));
-        let crc = Crc32c::of(bytes.get(start..end).unwrap_or_default()).value().to_le_bytes();
-        bytes[row + 4..row + 8].copy_from_slice(&crc);
-    }
-    let table = &bytes[SNAPSHOT_PRELUDE_LEN..][..32 * SnapshotSection::ALL.len()];
-    let crc = Crc32c::of_two(&bytes[..SNAPSHOT_CHECKSUM_OFFSET], table).value().to_le_bytes();
-    bytes[SNAPSHOT_CHECKSUM_OFFSET..SNAPSHOT_PRELUDE_LEN].copy_from_slice(&crc);
 }
 
 #[test]
 fn what_is_damaged_is_told_with_its_place_in_the_snapshot() {
-    use crate::layout::SNAPSHOT_PRELUDE_LEN;
     let paths: Vec<Vec<u8>> = (0..40).map(|n| format!("train/{n:02}").into_bytes()).collect();
     let bytes = build(&chunks(&[paths], 1));
     let start = |section: SnapshotSection| {
@@ -346,16 +245,12 @@ fn files_named_like_imagenet_take_less_than_40_bytes_each() {
         let files = (0..count).map(|entry| {
             let file = u64::from(number + entry);
             let (class, image) = (file / 1_300, file.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 45);
-            let path = format!(
-                "train/n{:08}/n{:08}_{image}{}.JPEG",
-                class * 7_919,
-                class * 7_919,
-                file % 10
-            );
+            let class = class * 7_919;
+            let name = format!("train/n{class:08}/n{class:08}_{image}{}.JPEG", file % 10);
             let holder = EntryVersion { stamp, chunk: id, entry };
             let mtime = 1_700_000_000_000_000_000 + (file as i64) * 40_003;
             LiveFile {
-                path: FilePath::new(path.into_bytes()).unwrap(),
+                path: path(name),
                 record: FileRecord {
                     version: holder,
                     holder,
@@ -383,15 +278,14 @@ fn files_named_like_imagenet_take_less_than_40_bytes_each() {
 #[test]
 fn a_path_that_is_a_file_and_a_folder_is_refused() {
     let mut chunks = chunks(&[vec![b"a".to_vec(), b"b/c".to_vec()]], 1);
-    let name = |path: &[u8]| FilePath::new(path.to_vec()).unwrap();
     for (other, is_whole) in [(&b"a/x"[..], false), (b"aa/x", true), (b"b/c/d", false)] {
         let (chunk, files) = &mut chunks[0];
         let record = FileRecord { offset: 4_096, ..files[0].record };
-        let file = LiveFile { path: name(other), record, extents: Vec::new() };
+        let file = LiveFile { path: path(other), record, extents: Vec::new() };
         let mut all = files.clone();
         all.push(file);
         let snapshot = Snapshot::open(Bytes::from(build(&vec![(*chunk, all)]))).unwrap();
-        assert_eq!(snapshot.verify().is_ok(), is_whole, "{}", name(other));
+        assert_eq!(snapshot.verify().is_ok(), is_whole, "{}", path(other));
     }
 }
 
@@ -399,11 +293,11 @@ fn a_path_that_is_a_file_and_a_folder_is_refused() {
 fn an_index_that_goes_on_where_there_is_room_is_refused() {
     let paths: Vec<Vec<u8>> = (0..100).map(|n| format!("file{n}").into_bytes()).collect();
     let mut bytes = build(&chunks(&[paths], 1));
-    let row = crate::layout::SNAPSHOT_PRELUDE_LEN + SnapshotSection::Index.place() * 32;
+    let row = SNAPSHOT_PRELUDE_LEN + (SnapshotSection::Index as usize - 1) * 32;
     let index = u64::from_le_bytes(bytes[row + 8..row + 16].try_into().unwrap()) as usize;
     assert!(Snapshot::open(&bytes[..]).unwrap().verify().is_ok());
     bytes[index + 13] = 1;
-    mend(&mut bytes);
+    repair_snapshot(&mut bytes);
     let problem = Snapshot::open(&bytes[..]).unwrap().verify().unwrap_err();
     assert!(problem.to_string().contains("has room"), "{problem}");
 }
