@@ -23,14 +23,18 @@ struct Nodes {
 
 impl Nodes {
     fn new(seed: u64, count: usize, arguments: &[&str]) -> Result<Self> {
-        let scene = Scene::new(seed)?;
-        let names = (1..=count).map(|node| node.to_string()).collect();
-        let nodes = Self { scene, names };
-        for node in 0..count {
-            nodes.start(node, arguments)?;
+        let mut nodes = Self { scene: Scene::new(seed)?, names: Vec::new() };
+        for _ in 0..count {
+            nodes.add(arguments)?;
         }
         nodes.await_links()?;
         Ok(nodes)
+    }
+
+    /// Adds a node with an agent.
+    fn add(&mut self, arguments: &[&str]) -> Result<()> {
+        self.names.push((self.names.len() + 1).to_string());
+        self.start(self.names.len() - 1, arguments)
     }
 
     fn start(&self, node: usize, arguments: &[&str]) -> Result<()> {
@@ -83,9 +87,7 @@ impl Nodes {
         let value = |node| self.status(node)?[field].as_u64().context("a number");
         (0..self.names.len()).map(value).sum()
     }
-}
 
-impl Nodes {
     /// Waits until each chunk has exactly one owner.
     fn share(&self, chunks: u64) -> Result<()> {
         let owned =
@@ -166,8 +168,7 @@ fn a_late_node_gets_its_chunks_from_its_peers() -> Result<()> {
     const ONESHOT: [&str; 4] = ["--memory", "256MiB", "--policy", "oneshot"];
     let mut nodes = Nodes::new(32, 1, &ONESHOT)?;
     nodes.wait_until(0, |status| status["partial"] == false)?;
-    nodes.names.push("2".to_owned());
-    nodes.start(1, &ONESHOT)?;
+    nodes.add(&ONESHOT)?;
     nodes.wait_until(1, |status| {
         let owned = status["datasets"][0]["chunks_owned"].as_u64().unwrap_or(0);
         owned > 0 && status["chunks_present"].as_u64() >= Some(owned)
@@ -183,8 +184,7 @@ fn a_late_node_gets_its_chunks_from_its_peers() -> Result<()> {
 fn files_come_alone_while_there_is_no_room_for_chunks() -> Result<()> {
     let mut nodes = Nodes::new(37, 1, &["--memory", "256MiB", "--policy", "oneshot"])?;
     nodes.wait_until(0, |status| status["partial"] == false)?;
-    nodes.names.push("2".to_owned());
-    nodes.start(1, &["--memory", "12MiB"])?;
+    nodes.add(&["--memory", "12MiB"])?;
     nodes.await_links()?;
     let dataset = open_at(&nodes.scene, "2", None)?;
     let snapshot = dataset.snapshot().context("a snapshot")?;
@@ -233,8 +233,7 @@ fn a_killed_or_stopped_node_costs_time_and_no_file() -> Result<()> {
 #[test]
 fn agents_with_and_without_tls_do_not_exchange_chunks() -> Result<()> {
     let mut nodes = Nodes::new(36, 1, &["--memory", "256MiB", "--peer-tls", "on"])?;
-    nodes.names.push("2".to_owned());
-    nodes.start(1, &["--memory", "256MiB", "--peer-tls", "off"])?;
+    nodes.add(&["--memory", "256MiB", "--peer-tls", "off"])?;
     for (node, says) in [(0, "uses no TLS"), (1, "uses TLS")] {
         nodes.wait_until(node, |status| {
             let reason = status["peers"][0]["reason"].as_str();
@@ -265,8 +264,7 @@ fn strangers_get_nothing_and_keep_nobody_out() -> Result<()> {
         let idle = (0..AT_ONCE).map(|_| TcpStream::connect(&address));
         let mut idle = idle.collect::<std::io::Result<Vec<_>>>()?;
         if wave == WAVES / 2 {
-            nodes.names.push("3".to_owned());
-            nodes.start(2, &["--memory", "256MiB"])?;
+            nodes.add(&["--memory", "256MiB"])?;
         }
         // In the last wave the server closes every connection; before, the test closes most of
         // them.

@@ -12,8 +12,8 @@ use dl_tests::cluster::{Cluster, parts};
 use dl_tests::dice::Dice;
 use dl_tests::rounds;
 use libdiesel::{
-    Client, Dataset, FilePath, Kind, OrderSettings, ResumeToken, Selection,
-    ShuffleOptions, SnapshotCache, Tail,
+    Client, Dataset, FilePath, Kind, OrderSettings, ResumeToken, Selection, ShuffleOptions,
+    SnapshotCache, Tail,
 };
 
 use super::scene::{self, Files};

@@ -12,7 +12,7 @@ use dl_proto::{
 use dl_runtime::Clock;
 use dl_tests::wire::Wire;
 
-use super::scene::{NAME, SETTLED, Writer, data, new_clock, serve};
+use super::scene::{Fixture, NAME, SETTLED, Writer, data, serve};
 
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -61,10 +61,7 @@ async fn readable(client: &Wire, writer: &Writer, of: &[(FilePath, FileRecord)])
 /// Keeps S-45.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leased_version_survives_purges_and_lost_metadata() -> Result<()> {
-    let (store, time) = (dl_store::open("memory:").await?, new_clock());
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let (server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
-    let mut writer = Writer::create(&client, 9).await?;
+    let Fixture { store, time, server, client, mut writer, .. } = Fixture::empty().await?;
     let files: Vec<_> = (0..20).map(|n| (format!("{n:02}"), data(n, 20_000))).collect();
     writer.put(&client, time.now(), &files).await?;
     let leased = client.list(writer.dataset).await?;

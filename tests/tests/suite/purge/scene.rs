@@ -8,6 +8,7 @@ use dl_format::{
     Attributes, ChunkIdMaker, ChunkWriter, DatasetId, Deletions, Extent, FilePath, Sealed,
 };
 use dl_meta::{Memory, MetaStore, Stop};
+use dl_proto::PurgeProgress;
 use dl_runtime::{Clock, ManualClock};
 use dl_server::{Parts, prepare};
 use dl_store::{Key, Store, StoreExt};
@@ -145,7 +146,6 @@ fn one(path: &str, bytes: &str) -> (String, Vec<u8>) {
 /// Builds a history: overwritten and deleted files, deleted files that hide older versions, a file
 /// hidden by a folder, live and deleted large files, and an abandoned upload. Then two days pass.
 pub(super) async fn history(client: &Wire, clock: &ManualClock) -> Result<Writer> {
-    use dl_runtime::Clock;
     let mut writer = Writer::create(client, 9).await?;
     let now = clock.now();
     let mut first = many("d", 0, 20);
@@ -232,28 +232,59 @@ async fn version(client: &Wire) -> Result<Version> {
     Ok((found.objects, found.files, found.bytes, found.version))
 }
 
-/// A server over stores in memory, with a chunk of nine files below `a/` and another below `b/`.
+/// A server over stores in memory, and a dataset.
 pub(super) struct Fixture {
     pub(super) store: Arc<dyn Store>,
     pub(super) meta: Arc<dyn MetaStore>,
     pub(super) time: Arc<ManualClock>,
-    _server: Running,
+    pub(super) server: Running,
     pub(super) client: Wire,
     pub(super) writer: Writer,
 }
 
 impl Fixture {
-    pub(super) async fn new() -> Result<Self> {
+    pub(super) async fn empty() -> Result<Self> {
         let (store, time) = (dl_store::open("memory:").await?, new_clock());
         let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-        let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
-        let mut writer = Writer::create(&client, 9).await?;
+        let (server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
+        let writer = Writer::create(&client, 9).await?;
+        Ok(Self { store, meta, time, server, client, writer })
+    }
+
+    /// With a chunk of nine files below `a/` and another below `b/`.
+    pub(super) async fn with_two_chunks() -> Result<Self> {
+        let mut scene = Self::empty().await?;
         for folder in ["a", "b"] {
             let file = |n| (format!("{folder}/{n}"), data(n, 50_000));
-            let files: Vec<_> = (0..9).map(file).collect();
-            writer.put(&client, time.now(), &files).await?;
+            scene.put(&(0..9).map(file).collect::<Vec<_>>()).await?;
         }
-        Ok(Self { store, meta, time, _server, client, writer })
+        Ok(scene)
+    }
+
+    pub(super) async fn put(&mut self, files: &[(String, Vec<u8>)]) -> Result<()> {
+        self.writer.put(&self.client, self.time.now(), files).await
+    }
+
+    pub(super) async fn delete(&mut self, is_wanted: impl Fn(&[u8]) -> bool) -> Result<()> {
+        self.writer.delete(&self.client, self.time.now(), is_wanted).await
+    }
+
+    pub(super) async fn purge(&self) -> Result<PurgeProgress> {
+        Ok(self.client.purge(NAME, Duration::ZERO).await?)
+    }
+
+    /// Purges four times, each time after the changes settled.
+    pub(super) async fn purge_settled(&self) -> Result<()> {
+        for _ in 0..4 {
+            self.time.advance(SETTLED);
+            let done = self.purge().await?;
+            ensure!(done.problems.is_empty(), "{done:?}");
+        }
+        Ok(())
+    }
+
+    pub(super) async fn check(&self) -> Result<()> {
+        check(&self.store, &self.client, &self.time, &self.writer).await
     }
 
     /// Changes the byte of an object at a position computed from its length.

@@ -10,7 +10,8 @@ use dl_runtime::Clock;
 use dl_tests::cluster::clock;
 
 use super::scene::{
-    GRACE, HOUR, NAME, SETTLED, Writer, check, history, new_clock, purge_all, serve, stored,
+    Fixture, GRACE, HOUR, NAME, SETTLED, Writer, check, history, new_clock, purge_all, serve,
+    stored,
 };
 
 async fn gives_space_back(meta: Arc<dyn MetaStore>) -> Result<()> {
@@ -84,22 +85,21 @@ async fn a_purge_gives_space_back_with_metadata_in_redis() -> Result<()> {
 /// Keeps S-06: recent puts may be repeated.
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_of_possible_retries_stay() -> Result<()> {
-    let (store, time) = (dl_store::open("memory:").await?, new_clock());
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
-    let dataset = client.create(NAME).await?;
+    let scene = Fixture::empty().await?;
+    let Fixture { client, time, writer: Writer { dataset, .. }, .. } = &scene;
+    let dataset = *dataset;
     let mut ids = dl_format::ChunkIdMaker::new([9; 9]);
     let old = dl_tests::wire::chunk(ids.next(time.now()), dataset, [(&b"a"[..], &b"old"[..])])?;
     let new = dl_tests::wire::chunk(ids.next(time.now()), dataset, [(&b"a"[..], &b"new"[..])])?;
     let stamp = client.put(dataset, &old).await?;
     client.put(dataset, &new).await?;
     time.advance(Duration::from_secs(14 * 60));
-    let done = client.purge(NAME, Duration::ZERO).await?;
+    let done = scene.purge().await?;
     ensure!((done.removed, done.waiting) == (0, 1), "{done:?}");
     ensure!(client.put(dataset, &old).await? == stamp, "the same answer");
     ensure!(client.files(dataset).await?.get(&b"a"[..]).is_some_and(|a| a == b"new"), "revived");
     time.advance(SETTLED);
-    let done = client.purge(NAME, Duration::ZERO).await?;
+    let done = scene.purge().await?;
     ensure!(done.removed == 1, "{done:?}");
     ensure!(client.put(dataset, &old).await.is_err(), "a late put was accepted");
     Ok(())
@@ -108,65 +108,51 @@ async fn objects_of_possible_retries_stay() -> Result<()> {
 /// Keeps S-13: the parts of a running upload stay, even for days.
 #[tokio::test(flavor = "multi_thread")]
 async fn parts_of_a_running_upload_stay() -> Result<()> {
-    let (store, time) = (dl_store::open("memory:").await?, new_clock());
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
-    let mut writer = Writer::create(&client, 9).await?;
+    let mut scene = Fixture::empty().await?;
     for days in 0..3u8 {
-        writer.put_part(&client, time.now(), &[days; 1_000]).await?;
-        let done = client.purge(NAME, Duration::ZERO).await?;
+        scene.writer.put_part(&scene.client, scene.time.now(), &[days; 1_000]).await?;
+        let done = scene.purge().await?;
         ensure!(done.removed == 0, "day {days}: {done:?}");
-        time.advance(20 * HOUR);
+        scene.time.advance(20 * HOUR);
     }
-    ensure!(client.purge(NAME, Duration::ZERO).await?.removed == 0, "20 hours after the last");
-    time.advance(5 * HOUR);
-    let done = client.purge(NAME, Duration::ZERO).await?;
+    ensure!(scene.purge().await?.removed == 0, "20 hours after the last");
+    scene.time.advance(5 * HOUR);
+    let done = scene.purge().await?;
     ensure!(done.removed == 3, "a day after the last sign of it: {done:?}");
-    check(&store, &client, &time, &writer).await
+    scene.check().await
 }
 
 /// Keeps S-27 and S-51: small chunks are merged.
 #[tokio::test(flavor = "multi_thread")]
 async fn small_chunks_are_put_together_once() -> Result<()> {
-    let (store, time) = (dl_store::open("memory:").await?, new_clock());
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
-    let mut writer = Writer::create(&client, 9).await?;
+    let mut scene = Fixture::empty().await?;
     for number in 0..30 {
-        let file = (format!("{number}"), super::scene::data(number, 50_000));
-        writer.put(&client, time.now(), &[file]).await?;
+        scene.put(&[(format!("{number}"), super::scene::data(number, 50_000))]).await?;
     }
-    time.advance(SETTLED);
-    let done = client.purge(NAME, Duration::ZERO).await?;
+    scene.time.advance(SETTLED);
+    let done = scene.purge().await?;
     ensure!((done.rewritten, done.written) == (30, 2), "{done:?}");
-    time.advance(SETTLED);
-    let rest = client.purge(NAME, Duration::ZERO).await?;
+    scene.time.advance(SETTLED);
+    let rest = scene.purge().await?;
     ensure!((rest.rewritten, done.removed + rest.removed) == (0, 30), "{done:?}, {rest:?}");
-    let again = client.purge(NAME, Duration::ZERO).await?;
+    let again = scene.purge().await?;
     ensure!((again.rewritten, again.removed, again.waiting) == (0, 0, 0), "{again:?}");
-    ensure!(stored(&store, writer.dataset).await?[0] == 2, "two chunks");
-    check(&store, &client, &time, &writer).await
+    ensure!(stored(&scene.store, scene.writer.dataset).await?[0] == 2, "two chunks");
+    scene.check().await
 }
 
 /// Keeps S-27: a chunk of tiny files is full when its header is full.
 #[tokio::test(flavor = "multi_thread")]
 async fn chunks_of_tiny_files_are_put_together_once() -> Result<()> {
-    let (store, time) = (dl_store::open("memory:").await?, new_clock());
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let (_server, client) = serve(&store, &meta, &time, Stop::Fresh).await?;
-    let mut writer = Writer::create(&client, 9).await?;
+    let mut scene = Fixture::empty().await?;
     for (chunk, files) in [6_000, 6_000, 6_000, 800, 800, 800].into_iter().enumerate() {
         let file = |n| (format!("n{chunk:08}/n{chunk:08}_{n:05}.JPEG"), vec![7]);
-        let files: Vec<_> = (0..files).map(file).collect();
-        writer.put(&client, time.now(), &files).await?;
+        scene.put(&(0..files).map(file).collect::<Vec<_>>()).await?;
     }
-    time.advance(SETTLED);
-    let done = client.purge(NAME, Duration::ZERO).await?;
-    ensure!((done.rewritten, done.written) == (3, 1), "{done:?}");
-    for _ in 0..2 {
-        time.advance(SETTLED);
-        let again = client.purge(NAME, Duration::ZERO).await?;
-        ensure!((again.rewritten, again.written) == (0, 0), "{again:?}");
+    for expected in [(3, 1), (0, 0), (0, 0)] {
+        scene.time.advance(SETTLED);
+        let done = scene.purge().await?;
+        ensure!((done.rewritten, done.written) == expected, "{done:?}");
     }
-    check(&store, &client, &time, &writer).await
+    scene.check().await
 }

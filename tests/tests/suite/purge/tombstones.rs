@@ -1,64 +1,48 @@
 //! Lost or damaged objects that keep files deleted: verify names the files, and a purge refuses the
 //! dataset until a repair.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use dl_runtime::Clock;
 use dl_store::{Key, StoreExt};
 
-use super::scene::{Fixture, GRACE, NAME, SETTLED, check, data};
+use super::scene::{Fixture, GRACE, NAME, data};
 
 /// Two chunks; a purge has copied one of them from a third chunk.
 async fn scene() -> Result<Fixture> {
-    let mut scene = Fixture::new().await?;
-    let now = scene.time.now();
-    scene.writer.delete(&scene.client, now, |path| path < &b"a/5"[..]).await?;
-    for _ in 0..4 {
-        scene.time.advance(SETTLED);
-        scene.client.purge(NAME, Duration::ZERO).await?;
-    }
-    ensure!(scene.tombstones().await?.is_empty(), "tombstones are left");
+    let mut scene = Fixture::with_two_chunks().await?;
+    scene.delete(|path| path < &b"a/5"[..]).await?;
+    scene.purge_settled().await?;
+    ensure!(scene.keys(".t").await?.is_empty(), "tombstones are left");
     Ok(scene)
 }
 
 impl Fixture {
-    async fn tombstones(&self) -> Result<Vec<Key>> {
-        self.keys(".t").await
-    }
-
-    async fn chunks(&self) -> Result<Vec<Key>> {
-        self.keys(".c").await
-    }
-
+    /// The keys of the dataset's objects with this ending.
     async fn keys(&self, end: &str) -> Result<Vec<Key>> {
         let of_dataset = dl_store::Prefix::new(self.writer.dataset.to_string())?;
         let keys = self.store.list_sorted(&of_dataset).await?.into_iter().map(|object| object.key);
         Ok(keys.filter(|key| key.as_str().ends_with(end)).collect())
     }
 
-    /// Deletes a file of each chunk; returns the tombstone.
-    async fn delete(&mut self, end: &[u8]) -> Result<Key> {
-        let (client, now) = (self.client.clone(), self.time.now());
-        let before = self.tombstones().await?;
-        self.writer.delete(&client, now, |path| path.ends_with(end)).await?;
-        let after = self.tombstones().await?;
+    /// Deletes `a/8` and `b/8`; returns the tombstone.
+    async fn delete_8(&mut self) -> Result<Key> {
+        let before = self.keys(".t").await?;
+        self.delete(|path| path.ends_with(b"/8")).await?;
+        let after = self.keys(".t").await?;
         after.into_iter().find(|key| !before.contains(key)).context("no tombstone")
     }
 
     /// Puts files; returns their chunk.
-    async fn put(&mut self, files: &[(String, Vec<u8>)]) -> Result<Key> {
-        let before = self.chunks().await?;
-        self.writer.put(&self.client, self.time.now(), files).await?;
-        let after = self.chunks().await?;
+    async fn put_chunk(&mut self, files: &[(String, Vec<u8>)]) -> Result<Key> {
+        let before = self.keys(".c").await?;
+        self.put(files).await?;
+        let after = self.keys(".c").await?;
         after.into_iter().find(|key| !before.contains(key)).context("no chunk")
     }
 
     /// Overwrites a file of each chunk.
     async fn put_newer(&mut self) -> Result<Key> {
-        self.put(&["a/8", "b/8"].map(|path| (path.to_owned(), data(77, 9)))).await
+        self.put_chunk(&["a/8", "b/8"].map(|path| (path.to_owned(), data(77, 9)))).await
     }
 }
 
@@ -69,7 +53,7 @@ impl Fixture {
     /// Loses the object that keeps `a/8` and `b/8` deleted; returns its key and its bytes.
     async fn lose(&mut self, is_chunk: bool, is_damaged: bool) -> Result<(Key, Bytes)> {
         let newer = if is_chunk { Some(self.put_newer().await?) } else { None };
-        let tombstone = self.delete(b"/8").await?;
+        let tombstone = self.delete_8().await?;
         let lost = newer.unwrap_or(tombstone);
         let bytes = self.store.read_all(&lost).await?;
         match is_damaged {
@@ -81,7 +65,7 @@ impl Fixture {
 
     /// Checks that a purge changes nothing and asks for a verify.
     async fn check_refused(&self) -> Result<()> {
-        let purged = self.client.purge(NAME, Duration::ZERO).await?;
+        let purged = self.purge().await?;
         let [problem] = purged.problems.as_slice() else { anyhow::bail!("{purged:?}") };
         ensure!(problem.contains("run `dlcmd verify dl://ds`"), "{problem}");
         ensure!(purged.rewritten + purged.written + purged.removed == 0, "{purged:?}");
@@ -93,7 +77,7 @@ impl Fixture {
         let purged = self.client.purge(NAME, GRACE).await?;
         ensure!(purged.problems.is_empty(), "{purged:?}");
         ensure!(self.verify(true).await?.is_empty(), "{:?}", self.verify(true).await?);
-        check(&self.store, &self.client, &self.time, &self.writer).await
+        self.check().await
     }
 }
 
@@ -128,7 +112,7 @@ async fn deleting_the_files_again_repairs_a_lost_deletion() -> Result<()> {
         let (lost, _) = scene.lose(is_chunk, is_damaged).await?;
         scene.check_refused().await?;
         scene.put_newer().await?;
-        scene.delete(b"/8").await?;
+        scene.delete_8().await?;
         let found = scene.verify(true).await?;
         let [found] = found.as_slice() else { anyhow::bail!("{found:?}") };
         ensure!(found.contains("run `dlcmd purge dl://ds`") && !found.contains("mend"), "{found}");
@@ -138,10 +122,7 @@ async fn deleting_the_files_again_repairs_a_lost_deletion() -> Result<()> {
             scene.store.delete(&lost).await?;
         }
         scene.check_repaired().await?;
-        for _ in 0..4 {
-            scene.time.advance(SETTLED);
-            scene.client.purge(NAME, Duration::ZERO).await?;
-        }
+        scene.purge_settled().await?;
         scene.check_repaired().await?;
     }
     Ok(())
@@ -151,23 +132,19 @@ async fn deleting_the_files_again_repairs_a_lost_deletion() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_purge_refuses_a_restored_purged_chunk() -> Result<()> {
     let mut scene = scene().await?;
-    let (client, time) = (scene.client.clone(), Arc::clone(&scene.time));
     let more = [("c/1".to_owned(), data(1, 60_000)), ("c/2".to_owned(), data(2, 60_000))];
-    let chunk = scene.put(&more).await?;
+    let chunk = scene.put_chunk(&more).await?;
     let bytes = scene.store.read_all(&chunk).await?;
-    scene.writer.delete(&client, time.now(), |path| path.starts_with(b"c/")).await?;
-    for _ in 0..4 {
-        time.advance(SETTLED);
-        client.purge(NAME, Duration::ZERO).await?;
-    }
-    ensure!(!scene.chunks().await?.contains(&chunk), "the chunk is gone");
+    scene.delete(|path| path.starts_with(b"c/")).await?;
+    scene.purge_settled().await?;
+    ensure!(!scene.keys(".c").await?.contains(&chunk), "the chunk is still there");
     scene.store.create(&chunk, bytes).await?;
-    client.recover().await?;
+    scene.client.recover().await?;
     let found = scene.verify(true).await?;
     let is_named = |one: &&String| one.contains("c/") && one.contains("is not in the metadata");
     ensure!(found.iter().filter(is_named).count() == 2, "{found:?}");
     scene.check_refused().await?;
     scene.put(&more).await?;
-    scene.writer.delete(&client, time.now(), |path| path.starts_with(b"c/")).await?;
+    scene.delete(|path| path.starts_with(b"c/")).await?;
     scene.check_repaired().await
 }

@@ -1,7 +1,6 @@
 //! Findings of verify, and purges of damaged datasets.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_format::{ChunkId, ObjectKind, object_key};
@@ -13,8 +12,8 @@ use super::scene::{Fixture, GRACE, NAME, SETTLED, data, serve};
 
 /// Two chunks, and a tombstone for a file of the first chunk.
 async fn scene() -> Result<Fixture> {
-    let mut scene = Fixture::new().await?;
-    scene.writer.delete(&scene.client, scene.time.now(), |path| path.ends_with(b"/0")).await?;
+    let mut scene = Fixture::with_two_chunks().await?;
+    scene.delete(|path| path.ends_with(b"/0")).await?;
     scene.time.advance(SETTLED);
     Ok(scene)
 }
@@ -30,12 +29,20 @@ impl Fixture {
     fn key(&self, chunk: ChunkId) -> Result<Key> {
         Ok(Key::new(object_key(self.writer.dataset, chunk, ObjectKind::Chunk))?)
     }
+
+    /// Checks that all files are there and that verify finds nothing.
+    async fn check_healthy(&self) -> Result<()> {
+        ensure!(self.verify(true).await?.is_empty(), "{:?}", self.verify(true).await?);
+        ensure!(self.client.files(self.writer.dataset).await? == self.writer.files, "other files");
+        Ok(())
+    }
 }
 
 /// Keeps S-29 and S-14.
 #[tokio::test(flavor = "multi_thread")]
 async fn losses_and_damage_are_reported_with_their_files() -> Result<()> {
     let scene = scene().await?;
+    scene.check_healthy().await?;
     let (first, second) = (scene.chunk_of("a/1").await?, scene.chunk_of("b/1").await?);
     scene.damage(&scene.key(second)?, |length| length - 10).await?;
     ensure!(scene.verify(false).await?.is_empty(), "bytes are not read");
@@ -67,9 +74,8 @@ async fn a_loss_is_over_after_a_new_put_and_a_purge() -> Result<()> {
     ensure!(found.iter().any(|one| one.contains("cut short")), "{found:?}");
     ensure!(found.iter().filter(|one| one.contains("put --checksum")).count() == 16, "{found:?}");
     for folder in ["a", "b"] {
-        let files: Vec<_> =
-            (1..9).map(|n| (format!("{folder}/{n}"), data(n + 1, 50_000))).collect();
-        scene.writer.put(&scene.client, scene.time.now(), &files).await?;
+        let file = |n: usize| (format!("{folder}/{n}"), data(n + 1, 50_000));
+        scene.put(&(1..9).map(file).collect::<Vec<_>>()).await?;
     }
     let found = scene.verify(true).await?;
     ensure!(found.len() == 2, "{found:?}");
@@ -78,10 +84,8 @@ async fn a_loss_is_over_after_a_new_put_and_a_purge() -> Result<()> {
         scene.store.delete(&scene.key(chunk)?).await?;
     }
     scene.time.advance(SETTLED);
-    scene.client.purge(NAME, Duration::ZERO).await?;
-    ensure!(scene.verify(true).await?.is_empty(), "{:?}", scene.verify(true).await?);
-    ensure!(scene.client.files(scene.writer.dataset).await? == scene.writer.files, "the files");
-    Ok(())
+    scene.purge().await?;
+    scene.check_healthy().await
 }
 
 /// Keeps S-29 and S-20: the metadata lack an object, or have rows without chunks.
@@ -101,8 +105,7 @@ async fn wrong_metadata_are_found() -> Result<()> {
     ensure!(found[0].contains("dlcmd recover dl://ds"), "{found:?}");
     // A purge adopts the object, as a recovery does.
     scene.client.purge(NAME, GRACE).await?;
-    ensure!(scene.client.files(scene.writer.dataset).await? == scene.writer.files, "adopted");
-    ensure!(scene.verify(true).await?.is_empty(), "mended");
+    scene.check_healthy().await?;
 
     // Simulates a metadata store that has dropped an object without reason.
     let chunk = scene.chunk_of("c").await?;
@@ -120,21 +123,19 @@ async fn wrong_metadata_are_found() -> Result<()> {
 async fn a_purge_refuses_a_damaged_file_until_a_new_put() -> Result<()> {
     let mut scene = scene().await?;
     let chunk = scene.chunk_of("a/8").await?;
-    let (client, now) = (scene.client.clone(), scene.time.now());
-    scene.writer.delete(&client, now, |path| path < &b"a/6"[..]).await?;
+    scene.delete(|path| path < &b"a/6"[..]).await?;
     scene.damage(&scene.key(chunk)?, |length| length - 10).await?;
     scene.time.advance(SETTLED);
     for _ in 0..2 {
-        let purged = scene.client.purge(NAME, Duration::ZERO).await?;
+        let purged = scene.purge().await?;
         let [problem] = purged.problems.as_slice() else { anyhow::bail!("{purged:?}") };
         let told = ["a/8 is damaged", "run `dlcmd verify --checksums dl://ds`"];
         ensure!(told.iter().all(|told| problem.contains(told)), "{problem}");
         ensure!(purged.written + purged.removed == 0, "{purged:?}");
     }
     ensure!(scene.chunk_of("a/8").await? == chunk, "the damaged file was moved");
-    let again = [("a/8".to_owned(), data(9, 50_000))];
-    scene.writer.put(&client, scene.time.now(), &again).await?;
-    let purged = scene.client.purge(NAME, Duration::ZERO).await?;
+    scene.put(&[("a/8".to_owned(), data(9, 50_000))]).await?;
+    let purged = scene.purge().await?;
     ensure!(purged.problems.is_empty() && purged.rewritten > 0, "{purged:?}");
     ensure!(scene.chunk_of("a/7").await? != chunk, "the other files were not moved");
     ensure!(scene.client.files(scene.writer.dataset).await? == scene.writer.files, "other files");
@@ -146,21 +147,15 @@ async fn a_purge_refuses_a_damaged_file_until_a_new_put() -> Result<()> {
 async fn beside_a_damaged_header_deleted_files_are_kept_deleted() -> Result<()> {
     let mut scene = scene().await?;
     let chunk = scene.chunk_of("b/1").await?;
-    let (client, now) = (scene.client.clone(), scene.time.now());
-    scene.writer.delete(&client, now, |path| path.starts_with(b"a/")).await?;
+    scene.delete(|path| path.starts_with(b"a/")).await?;
     scene.damage(&scene.key(chunk)?, |_| 200).await?;
     scene.time.advance(SETTLED);
     for _ in 0..2 {
-        let purged = scene.client.purge(NAME, Duration::ZERO).await?;
+        let purged = scene.purge().await?;
         ensure!(purged.removed == 0, "{purged:?}");
         ensure!(purged.problems.iter().any(|one| one.contains(&chunk.to_string())), "{purged:?}");
     }
     scene.damage(&scene.key(chunk)?, |_| 200).await?;
-    for _ in 0..3 {
-        scene.client.purge(NAME, Duration::ZERO).await?;
-        scene.time.advance(SETTLED);
-    }
-    ensure!(scene.client.files(scene.writer.dataset).await? == scene.writer.files, "other files");
-    ensure!(scene.verify(true).await?.is_empty(), "found something");
-    Ok(())
+    scene.purge_settled().await?;
+    scene.check_healthy().await
 }

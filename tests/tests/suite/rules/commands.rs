@@ -87,29 +87,6 @@ fn the_documents_install_existing_programs() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn an_installation_of_a_missing_program_is_found() -> Result<()> {
-    let packages = workspace::packages()?;
-    let found = |commands: &str| -> Result<String> {
-        let text = format!("```sh\n{commands}\n```\n");
-        let installs = commands_of(Path::new("page.md"), &text, installs)?;
-        Ok(missing(&installs, &packages).join("\n"))
-    };
-    let both = "cargo install --locked --path server && cargo install --path dlcmd    # both";
-    ensure!(found(both)?.is_empty(), "{}", found(both)?);
-    ensure!(found("cargo build && dlcmd datasets")?.is_empty(), "nothing is installed");
-    for (commands, told) in [
-        ("cargo install --path dlcmd", "page.md:2: the page installs only {\"dlcmd\"}"),
-        ("cargo install --path server; cargo install --path dlcmds", "--path dlcmds: there is no"),
-        ("cargo install --path server; cargo install dlcmd", "dlcmd: there is no such package"),
-        ("cargo install --path server; cargo install --path format", "{\"dlserver\"}"),
-    ] {
-        let found = found(commands)?;
-        ensure!(found.contains(told), "{told} is not in {found:?}");
-    }
-    Ok(())
-}
-
 /// README.md and the pages of docs/, with their text.
 fn documents() -> Result<Vec<(PathBuf, String)>> {
     let mut documents = Vec::new();

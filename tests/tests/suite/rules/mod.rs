@@ -1,7 +1,7 @@
 //! The rules of CONTRIBUTING.md, checked against the sources of the whole repository.
 //!
-//! Each module checks a rule with two kinds of tests: the repository follows the rule, and a
-//! planted breach is found. A message names the place, the rule and the remedy.
+//! Each module tests that the repository follows a rule. Where a rule could pass unnoticed, a
+//! planted breach must be found. A message names the place, the rule and the remedy.
 
 mod circles;
 mod commands;

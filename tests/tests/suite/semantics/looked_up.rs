@@ -16,19 +16,19 @@ use dl_tests::wire::{Wire, chunk};
 struct LookUps(Faults<Kind>);
 
 impl LookUps {
-    /// Permits `count` look-ups; a further look-up fails the request.
-    fn allow(&self, count: usize) {
+    /// Checks that a request makes exactly `count` look-ups; a further look-up fails the request.
+    async fn count<T>(
+        &self,
+        method: &str,
+        count: usize,
+        request: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         let one_more = Some(Fault::Before(Kind::Denied));
-        let script = std::iter::repeat_n(None, count).chain([one_more]);
-        self.0.script("record", script);
-    }
-
-    /// Checks that exactly the permitted look-ups were made, and clears the script.
-    fn end(&self, method: &str) -> Result<()> {
+        self.0.script("record", std::iter::repeat_n(None, count).chain([one_more]));
+        let answer = request.await.context(method.to_owned())?;
         ensure!(!self.0.is_used_up("record"), "{method} looks the record up too often");
-        let first = self.0.next("record");
-        ensure!(first.is_some(), "{method} looks the record up less often");
-        Ok(())
+        ensure!(self.0.next("record").is_some(), "{method} looks the record up less often");
+        Ok(answer)
     }
 }
 
@@ -47,46 +47,39 @@ async fn a_request_looks_the_record_of_its_dataset_up_once() -> Result<()> {
     let paths = [FilePath::new("a")?];
     let object = chunk(ids.next(clock().now()), id, [(&b"a"[..], &b"bytes"[..])])?;
 
-    look_ups.allow(1);
-    wire.put(id, &object).await?;
-    look_ups.end("PutChunk")?;
-
-    look_ups.allow(1);
-    wire.stat(id, &paths).await?;
-    look_ups.end("Stat")?;
-
-    look_ups.allow(1);
-    ensure!(wire.read(id, &paths).await?[0].as_deref() == Some(&b"bytes"[..]), "the file");
-    look_ups.end("Read")?;
+    look_ups.count("PutChunk", 1, async { Ok(wire.put(id, &object).await?) }).await?;
+    look_ups.count("Stat", 1, wire.stat(id, &paths)).await?;
+    let read = look_ups.count("Read", 1, wire.read(id, &paths)).await?;
+    ensure!(read[0].as_deref() == Some(&b"bytes"[..]), "the file");
 
     let dataset = bytes::Bytes::copy_from_slice(id.as_bytes());
     let range = pb::ChunkRange { chunk: dataset.clone(), offset: 0, length: 1 };
-    let request = pb::GetChunksRequest { dataset, ranges: vec![range], pass_copies: false };
-    look_ups.allow(1);
-    let mut chunks = wire.stub().get_chunks(request).await?.into_inner();
-    while chunks.message().await?.is_some() {}
-    look_ups.end("GetChunks")?;
+    let request =
+        pb::GetChunksRequest { dataset: dataset.clone(), ranges: vec![range], pass_copies: false };
+    let chunks = async {
+        let mut chunks = wire.stub().get_chunks(request).await?.into_inner();
+        while chunks.message().await?.is_some() {}
+        Ok(())
+    };
+    look_ups.count("GetChunks", 1, chunks).await?;
 
     // The second look-up follows a page: lost metadata must not look like an empty dataset.
-    look_ups.allow(2);
-    let listed = wire.list(id).await?;
-    look_ups.end("List")?;
+    let listed = look_ups.count("List", 2, wire.list(id)).await?;
 
-    let request = pb::GetSnapshotRequest {
-        dataset: bytes::Bytes::copy_from_slice(id.as_bytes()),
-        ..Default::default()
+    let snapshot = async || {
+        let request = pb::GetSnapshotRequest { dataset: dataset.clone(), ..Default::default() };
+        let mut pieces = wire.stub().get_snapshot(request).await?.into_inner();
+        while pieces.message().await?.is_some() {}
+        anyhow::Ok(())
     };
-    let mut build = wire.stub().get_snapshot(request.clone()).await?.into_inner();
-    while build.message().await?.is_some() {}
-    look_ups.allow(1);
-    let mut stored = wire.stub().get_snapshot(request).await?.into_inner();
-    while stored.message().await?.is_some() {}
-    look_ups.end("GetSnapshot")?;
+    snapshot().await.context("build the snapshot")?;
+    look_ups.count("GetSnapshot", 1, snapshot()).await?;
 
     let mut deletions = Deletions::default();
     deletions.insert(&listed.first().context("a file")?.1.version);
-    look_ups.allow(1);
-    wire.delete(id, ids.next(clock().now()), &deletions).await?;
-    look_ups.end("Delete")?;
+    let tombstone = ids.next(clock().now());
+    look_ups
+        .count("Delete", 1, async { Ok(wire.delete(id, tombstone, &deletions).await?) })
+        .await?;
     server.stop().await
 }

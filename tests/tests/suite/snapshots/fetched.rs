@@ -5,10 +5,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use dl_meta::{FaultMeta, Memory, MetaStore};
+use dl_meta::{FaultMeta, Memory};
 use dl_runtime::SeededRandom;
 use dl_runtime::fault::{CutPoint, Faults, Rates};
-use dl_tests::cluster::{Cluster, clock, parts};
+use dl_tests::cluster::{clock, parts};
 use dl_tests::program::run;
 use dl_tests::skip;
 use libdiesel::{DirPath, Kind, ReadItem, ShuffleOptions, SnapshotCache, StatItem};
@@ -18,13 +18,10 @@ use super::{Scene, files_in, listed, path, put};
 /// Keeps S-41: with a metadata store that answers no request.
 #[test]
 fn with_a_snapshot_no_metadata_is_asked_for() -> Result<()> {
-    let cluster = Cluster::new()?;
-    let store = cluster.run(dl_store::open("memory:"))?;
-    let faults = Faults::new(Arc::new(SeededRandom::new(1)));
-    let inner: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let meta: Arc<dyn MetaStore> =
-        Arc::new(FaultMeta::new(inner, clock(), faults.clone(), CutPoint::new()));
-    let mut scene = Scene::over(cluster, 1, Arc::clone(&store), parts(store, meta))?;
+    let (store, faults) = (dl_store::memory(), Faults::new(Arc::new(SeededRandom::new(1))));
+    let inner = Arc::new(Memory::new());
+    let meta = FaultMeta::new(inner, clock(), faults.clone(), CutPoint::new());
+    let mut scene = Scene::over(1, &store, parts(Arc::clone(&store), Arc::new(meta)))?;
     let large = vec![7; 2_500_000];
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"22"), ("large", b"")])?;
     let attributes = libdiesel::Attributes { mode: 0o644, mtime: 7 };

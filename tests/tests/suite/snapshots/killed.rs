@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_tests::dice::Dice;
 use dl_tests::program::{Server, dlcmd, run};
-use dl_tests::slow_link::SlowLink;
 use dl_tests::rounds;
+use dl_tests::slow_link::SlowLink;
 use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, Dataset, FilePath, Snapshot};
 
 use super::name;

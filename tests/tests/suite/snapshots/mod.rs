@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::Result;
 use dl_format::snapshot::Manifest;
 use dl_format::{SnapshotObject, parse_snapshot_key, snapshots_prefix};
-use dl_meta::{Memory, MetaStore, Stop};
+use dl_meta::{Memory, Stop};
 use dl_server::{Parts, prepare};
 use dl_store::{Prefix, Store, StoreExt};
 use dl_tests::cluster::{Cluster, parts};
@@ -38,19 +38,13 @@ struct Scene {
 impl Scene {
     /// A server over stores in memory.
     fn new() -> Result<Self> {
-        let cluster = Cluster::new()?;
-        let store = cluster.run(dl_store::open("memory:"))?;
-        let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-        Self::over(cluster, 1, Arc::clone(&store), parts(store, meta))
+        let store = dl_store::memory();
+        Self::over(1, &store, parts(Arc::clone(&store), Arc::new(Memory::new())))
     }
 
     /// Servers with these parts over `store`.
-    fn over(
-        mut cluster: Cluster,
-        count: usize,
-        store: Arc<dyn Store>,
-        parts: Parts,
-    ) -> Result<Self> {
+    fn over(count: usize, store: &Arc<dyn Store>, parts: Parts) -> Result<Self> {
+        let (mut cluster, store) = (Cluster::new()?, Arc::clone(store));
         cluster.run(prepare(&parts, Stop::Fresh))?;
         cluster.start(&parts, count)?;
         let client = cluster.client()?;

@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use dl_format::{SnapshotObject, dataset_prefix};
-use dl_meta::{Memory, MetaStore};
+use dl_meta::Memory;
 use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_runtime::{Clock, ManualClock, SeededRandom, SystemClock};
 use dl_server::Parts;
 use dl_store::{CountStore, FaultStore, Prefix, Store, StoreExt};
-use dl_tests::cluster::{Cluster, clock, parts};
+use dl_tests::cluster::{clock, parts};
 use dl_tests::rounds;
 use libdiesel::admin::{RecoverRequest, VerifyRequest};
 use libdiesel::{Kind, StatItem};
@@ -80,12 +80,9 @@ fn rebuilt_metadata_gives_the_same_snapshot_to_the_byte() -> Result<()> {
 
 #[test]
 fn however_many_ask_a_snapshot_is_built_and_stored_once() -> Result<()> {
-    let cluster = Cluster::new()?;
-    let inner = cluster.run(dl_store::open("memory:"))?;
-    let (store, counters) = CountStore::new(inner);
+    let (store, counters) = CountStore::new(dl_store::memory());
     let store: Arc<dyn Store> = Arc::new(store);
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let scene = Scene::over(cluster, 1, Arc::clone(&store), parts(store, meta))?;
+    let scene = Scene::over(1, &store, parts(Arc::clone(&store), Arc::new(Memory::new())))?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     let before = counters.counts().creates;
     at_once(8, |number| {
@@ -100,10 +97,8 @@ fn however_many_ask_a_snapshot_is_built_and_stored_once() -> Result<()> {
 
 #[test]
 fn concurrent_builds_of_a_snapshot_agree() -> Result<()> {
-    let cluster = Cluster::new()?;
-    let store = cluster.run(dl_store::open("memory:"))?;
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let scene = Scene::over(cluster, 3, Arc::clone(&store), parts(store, meta))?;
+    let store = dl_store::memory();
+    let scene = Scene::over(3, &store, parts(Arc::clone(&store), Arc::new(Memory::new())))?;
     for round in 0..rounds(8, 100) {
         put(&scene.dataset, &[(&format!("{round}"), b"1")])?;
         let saved = at_once(3, |number| scene.saved(&format!("{round}-{number}")))?;
@@ -118,13 +113,9 @@ const ATTEMPTS: usize = 3;
 /// Keeps S-40: after a crash before the manifest, or later damage, the snapshot is built again.
 #[test]
 fn an_incomplete_snapshot_is_never_handed_out() -> Result<()> {
-    let cluster = Cluster::new()?;
-    let inner = cluster.run(dl_store::open("memory:"))?;
-    let faults = Faults::new(Arc::new(SeededRandom::new(1)));
-    let store: Arc<dyn Store> =
-        Arc::new(FaultStore::new(Arc::clone(&inner), clock(), faults.clone(), CutPoint::new()));
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let scene = Scene::over(cluster, 1, inner, parts(store, meta))?;
+    let (inner, faults) = (dl_store::memory(), Faults::new(Arc::new(SeededRandom::new(1))));
+    let store = FaultStore::new(Arc::clone(&inner), clock(), faults.clone(), CutPoint::new());
+    let scene = Scene::over(1, &inner, parts(Arc::new(store), Arc::new(Memory::new())))?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     let expected = scene.saved("first")?;
     for step in 0..2 {
@@ -224,15 +215,12 @@ fn a_lost_chunk_is_named_with_a_remedy() -> Result<()> {
 /// Uses a manual clock for the servers.
 #[test]
 fn a_lost_chunk_is_not_searched_for_by_every_connection() -> Result<()> {
-    let cluster = Cluster::new()?;
-    let inner = cluster.run(dl_store::open("memory:"))?;
+    let inner = dl_store::memory();
     let (store, counters) = CountStore::new(Arc::clone(&inner));
-    let store: Arc<dyn Store> = Arc::new(store);
     let time = Arc::new(ManualClock::new(SystemClock::new().now()));
-    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let parts =
-        Parts { clock: Arc::<ManualClock>::clone(&time), ..parts(Arc::clone(&store), meta) };
-    let scene = Scene::over(cluster, 1, inner, parts)?;
+    let parts = parts(Arc::new(store), Arc::new(Memory::new()));
+    let parts = Parts { clock: Arc::<ManualClock>::clone(&time), ..parts };
+    let scene = Scene::over(1, &inner, parts)?;
     for number in 0..20 {
         put(&scene.dataset, &[(&format!("{number}"), b"1")])?;
     }
