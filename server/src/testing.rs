@@ -38,7 +38,7 @@ pub(crate) struct Rig {
     pub(crate) store: Faults<Kind>,
     pub(crate) counters: Arc<Counters>,
     /// Before the metadata.
-    pub(crate) meta: Faults<dl_meta::Kind>,
+    pub(crate) meta: Faults<Kind>,
     /// Behind it.
     pub(crate) memory: Arc<Memory>,
 }

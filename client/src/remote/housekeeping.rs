@@ -38,7 +38,8 @@ impl Client {
             "purge",
             || address_of(request.dataset.as_ref()),
             open,
-            |mut step: PurgeProgress| {
+            |message| {
+                let mut step = PurgeProgress::from(message);
                 progress(&step);
                 step.problems.retain(|problem| filter.is_new((&step.dataset, problem)));
                 if let Some(mut before) = last.remove(&step.dataset) {
