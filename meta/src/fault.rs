@@ -11,8 +11,9 @@ use dl_runtime::Clock;
 use dl_runtime::fault::{CutPoint, FaultLayer, Faults};
 
 use crate::{
-    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind, ListEntry,
-    ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup, TaskTerms,
+    Appended, Damage, DatasetInfo, DatasetRecord, Datasets, Error, Found, Heartbeat, Integrity,
+    Kind, ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup,
+    TaskMembers, TaskTerms,
 };
 
 /// Faults in front of `inner`. Operations have the names of the methods. The writes are `bind`,
@@ -54,15 +55,7 @@ impl fmt::Display for FaultMeta {
 
 #[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
 #[async_trait]
-impl MetaStore for FaultMeta {
-    async fn identity(&self) -> Result<Option<StoreId>, Error> {
-        self.read("identity", "metadata", self.inner.identity()).await
-    }
-
-    async fn bind(&self, store: StoreId) -> Result<(), Error> {
-        self.layer.write("bind", store, self.inner.bind(store)).await
-    }
-
+impl Datasets for FaultMeta {
     async fn put_dataset(&self, record: &DatasetRecord) -> Result<(), Error> {
         self.layer.write("put_dataset", &record.name, self.inner.put_dataset(record)).await
     }
@@ -83,16 +76,68 @@ impl MetaStore for FaultMeta {
         self.read("remnants", "metadata", self.inner.remnants()).await
     }
 
+    async fn drop_dataset(&self, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
+        self.layer.write("drop_dataset", id, self.inner.drop_dataset(name, id)).await
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
+#[async_trait]
+impl Integrity for FaultMeta {
+    async fn identity(&self) -> Result<Option<StoreId>, Error> {
+        self.read("identity", "metadata", self.inner.identity()).await
+    }
+
+    async fn bind(&self, store: StoreId) -> Result<(), Error> {
+        self.layer.write("bind", store, self.inner.bind(store)).await
+    }
+
+    async fn damage(&self) -> Result<Option<Damage>, Error> {
+        self.read("damage", "metadata", self.inner.damage()).await
+    }
+
+    async fn refusal(&self) -> Result<Option<Refusal>, Error> {
+        self.read("refusal", "metadata", self.inner.refusal()).await
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.inner.trouble()
+    }
+
+    async fn begin_rebuild(&self) -> Result<Rebuild, Error> {
+        self.layer.write("begin_rebuild", "metadata", self.inner.begin_rebuild()).await
+    }
+
+    async fn end_rebuild(&self, rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
+        self.layer.write("end_rebuild", "metadata", self.inner.end_rebuild(rebuild, store)).await
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
+#[async_trait]
+impl TaskMembers for FaultMeta {
+    async fn join(
+        &self,
+        beat: &Heartbeat,
+        terms: Option<&TaskTerms>,
+    ) -> Result<Option<TaskGroup>, Error> {
+        self.layer.write("join", beat.task.task, self.inner.join(beat, terms)).await
+    }
+
+    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
+        self.layer.write("leave", beat.task.task, self.inner.leave(beat)).await
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
+#[async_trait]
+impl MetaStore for FaultMeta {
     async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Error> {
         self.read("outline", id, self.inner.outline(id)).await
     }
 
     async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
         self.read("dataset", id, self.inner.dataset(id)).await
-    }
-
-    async fn drop_dataset(&self, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
-        self.layer.write("drop_dataset", id, self.inner.drop_dataset(name, id)).await
     }
 
     async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Error> {
@@ -136,38 +181,6 @@ impl MetaStore for FaultMeta {
         // A delayed listing counts as begun.
         query.steps.step();
         self.read("list", dataset, self.inner.list(dataset, query)).await
-    }
-
-    async fn damage(&self) -> Result<Option<Damage>, Error> {
-        self.read("damage", "metadata", self.inner.damage()).await
-    }
-
-    async fn refusal(&self) -> Result<Option<Refusal>, Error> {
-        self.read("refusal", "metadata", self.inner.refusal()).await
-    }
-
-    fn trouble(&self) -> Option<String> {
-        self.inner.trouble()
-    }
-
-    async fn begin_rebuild(&self) -> Result<Rebuild, Error> {
-        self.layer.write("begin_rebuild", "metadata", self.inner.begin_rebuild()).await
-    }
-
-    async fn end_rebuild(&self, rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
-        self.layer.write("end_rebuild", "metadata", self.inner.end_rebuild(rebuild, store)).await
-    }
-
-    async fn join(
-        &self,
-        beat: &Heartbeat,
-        terms: Option<&TaskTerms>,
-    ) -> Result<Option<TaskGroup>, Error> {
-        self.layer.write("join", beat.task.task, self.inner.join(beat, terms)).await
-    }
-
-    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
-        self.layer.write("leave", beat.task.task, self.inner.leave(beat)).await
     }
 
     async fn close(&self) -> Result<(), Error> {

@@ -16,8 +16,8 @@ use crate::tasks::Tasks;
 use crate::types::{bound_elsewhere, deleted_entries, still_in_use};
 use crate::walk::{self, Visit, Winners};
 use crate::{
-    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind, ListEntry,
-    ListQuery, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms,
+    Appended, DatasetInfo, DatasetRecord, Datasets, Error, Found, Heartbeat, Integrity, Kind,
+    ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, TaskGroup, TaskMembers, TaskTerms,
 };
 
 /// A metadata store in memory. Appends survive as long as the store.
@@ -114,16 +114,7 @@ impl fmt::Display for Memory {
 }
 
 #[async_trait]
-impl MetaStore for Memory {
-    async fn identity(&self) -> Result<Option<StoreId>, Error> {
-        Ok(self.state().identity)
-    }
-
-    async fn bind(&self, store: StoreId) -> Result<(), Error> {
-        let bound = *self.state().identity.get_or_insert(store);
-        if bound == store { Ok(()) } else { Err(bound_elsewhere(store, bound)) }
-    }
-
+impl Datasets for Memory {
     async fn put_dataset(&self, record: &DatasetRecord) -> Result<(), Error> {
         let mut state = self.state();
         let named = state.names.get(&record.name).and_then(|id| state.datasets.get(id));
@@ -163,6 +154,41 @@ impl MetaStore for Memory {
         Ok(records)
     }
 
+    async fn drop_dataset(&self, _: &DatasetName, id: DatasetId) -> Result<(), Error> {
+        self.state().forget(id);
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Integrity for Memory {
+    async fn identity(&self) -> Result<Option<StoreId>, Error> {
+        Ok(self.state().identity)
+    }
+
+    async fn bind(&self, store: StoreId) -> Result<(), Error> {
+        let bound = *self.state().identity.get_or_insert(store);
+        if bound == store { Ok(()) } else { Err(bound_elsewhere(store, bound)) }
+    }
+}
+
+#[async_trait]
+impl TaskMembers for Memory {
+    async fn join(
+        &self,
+        beat: &Heartbeat,
+        terms: Option<&TaskTerms>,
+    ) -> Result<Option<TaskGroup>, Error> {
+        self.tasks.join(beat, terms)
+    }
+
+    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
+        Ok(self.tasks.leave(beat))
+    }
+}
+
+#[async_trait]
+impl MetaStore for Memory {
     async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Error> {
         Ok(self.state().datasets.get(&id).map(|dataset| Outline {
             record: dataset.record.clone(),
@@ -173,11 +199,6 @@ impl MetaStore for Memory {
 
     async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
         Ok(self.state().datasets.get_mut(&id).map(Dataset::info))
-    }
-
-    async fn drop_dataset(&self, _: &DatasetName, id: DatasetId) -> Result<(), Error> {
-        self.state().forget(id);
-        Ok(())
     }
 
     async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Error> {
@@ -266,30 +287,6 @@ impl MetaStore for Memory {
     async fn list(&self, dataset: DatasetId, query: &ListQuery) -> Result<Vec<ListEntry>, Error> {
         let mut state = self.state();
         walk::list(&state.dataset(dataset, "list dataset")?.fold, query)
-    }
-
-    async fn damage(&self) -> Result<Option<Damage>, Error> {
-        Ok(None)
-    }
-
-    async fn refusal(&self) -> Result<Option<Refusal>, Error> {
-        Ok(None)
-    }
-
-    fn trouble(&self) -> Option<String> {
-        None
-    }
-
-    async fn join(
-        &self,
-        beat: &Heartbeat,
-        terms: Option<&TaskTerms>,
-    ) -> Result<Option<TaskGroup>, Error> {
-        self.tasks.join(beat, terms)
-    }
-
-    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
-        Ok(self.tasks.leave(beat))
     }
 
     async fn close(&self) -> Result<(), Error> {

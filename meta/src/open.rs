@@ -12,7 +12,7 @@ use crate::{Embedded, EmbeddedOptions, Error, Kind, Memory, MetaStore, Redis, Re
 
 /// Opens the metadata store at `url`: `embedded:DIR` (created if missing), a Redis or a Redis Cluster, or
 /// `memory:`, which starts empty and ends with the process. Paths are taken literally. Tells also how the
-/// store was left, and so whether its logs may lack their end; for a Redis, ask [`MetaStore::damage`].
+/// store was left, and so whether its logs may lack their end; for a Redis, ask [`Integrity::damage`](crate::Integrity::damage).
 ///
 /// # Errors
 /// [`Kind::Unsupported`] for any other address; otherwise the failure to open the store.

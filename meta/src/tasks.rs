@@ -105,7 +105,7 @@ impl Group {
 }
 
 impl Tasks {
-    /// [`MetaStore::join`](crate::MetaStore::join).
+    /// [`join`](crate::TaskMembers::join).
     pub(crate) fn join(
         &self,
         beat: &Heartbeat,
@@ -145,7 +145,7 @@ impl Tasks {
         if is_in { Ok(Some(joined)) } else { Err(beat.crowded()) }
     }
 
-    /// [`MetaStore::leave`](crate::MetaStore::leave).
+    /// [`leave`](crate::TaskMembers::leave).
     pub(crate) fn leave(&self, beat: &Heartbeat) -> Option<TaskTerms> {
         let mut groups = self.groups();
         let group = groups.get_mut(&beat.task)?;

@@ -38,8 +38,9 @@ use self::tail::{Command, Known, State};
 pub use self::volatile::VolatileFile;
 use crate::tasks::Tasks;
 use crate::{
-    Appended, Damage, DatasetInfo, DatasetRecord, DatasetState, Error, Found, Heartbeat, Kind,
-    ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, Refusal, TaskGroup, TaskTerms, walk,
+    Appended, DatasetInfo, DatasetRecord, DatasetState, Datasets, Error, Found, Heartbeat,
+    Integrity, Kind, ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, TaskGroup,
+    TaskMembers, TaskTerms, walk,
 };
 
 /// Most paths looked up in memory by the thread of the call. Larger lookups would occupy the thread for too
@@ -347,15 +348,7 @@ impl fmt::Display for Embedded {
 }
 
 #[async_trait]
-impl MetaStore for Embedded {
-    async fn identity(&self) -> Result<Option<StoreId>, Error> {
-        Ok(self.shared.state().identity)
-    }
-
-    async fn bind(&self, store: StoreId) -> Result<(), Error> {
-        self.command(Command::Bind(store), "bind").await
-    }
-
+impl Datasets for Embedded {
     async fn put_dataset(&self, record: &DatasetRecord) -> Result<(), Error> {
         self.command(Command::Put(record.clone()), "put dataset into").await
     }
@@ -374,6 +367,39 @@ impl MetaStore for Embedded {
         Ok(known.map(|known| known.record.clone()).collect())
     }
 
+    async fn drop_dataset(&self, _: &DatasetName, id: DatasetId) -> Result<(), Error> {
+        self.command(Command::Drop(id), "drop dataset from").await
+    }
+}
+
+#[async_trait]
+impl Integrity for Embedded {
+    async fn identity(&self) -> Result<Option<StoreId>, Error> {
+        Ok(self.shared.state().identity)
+    }
+
+    async fn bind(&self, store: StoreId) -> Result<(), Error> {
+        self.command(Command::Bind(store), "bind").await
+    }
+}
+
+#[async_trait]
+impl TaskMembers for Embedded {
+    async fn join(
+        &self,
+        beat: &Heartbeat,
+        terms: Option<&TaskTerms>,
+    ) -> Result<Option<TaskGroup>, Error> {
+        self.shared.tasks.join(beat, terms)
+    }
+
+    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
+        Ok(self.shared.tasks.leave(beat))
+    }
+}
+
+#[async_trait]
+impl MetaStore for Embedded {
     async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Error> {
         let action = "describe dataset";
         match self.applied(action, id).await {
@@ -391,10 +417,6 @@ impl MetaStore for Embedded {
 
     async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
         self.info(id).await
-    }
-
-    async fn drop_dataset(&self, _: &DatasetName, id: DatasetId) -> Result<(), Error> {
-        self.command(Command::Drop(id), "drop dataset from").await
     }
 
     async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Error> {
@@ -525,30 +547,6 @@ impl MetaStore for Embedded {
             Ok(walk::list(&Index::open(transaction, dataset)?, &query))
         };
         self.ask("list dataset", dataset, read).await?
-    }
-
-    async fn damage(&self) -> Result<Option<Damage>, Error> {
-        Ok(None)
-    }
-
-    async fn refusal(&self) -> Result<Option<Refusal>, Error> {
-        Ok(None)
-    }
-
-    fn trouble(&self) -> Option<String> {
-        None
-    }
-
-    async fn join(
-        &self,
-        beat: &Heartbeat,
-        terms: Option<&TaskTerms>,
-    ) -> Result<Option<TaskGroup>, Error> {
-        self.shared.tasks.join(beat, terms)
-    }
-
-    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
-        Ok(self.shared.tasks.leave(beat))
     }
 
     async fn close(&self) -> Result<(), Error> {

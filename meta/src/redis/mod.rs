@@ -62,8 +62,9 @@ use self::stamps::Stamps;
 use self::write::LargeFolders;
 use crate::types::still_in_use;
 use crate::{
-    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind, ListEntry,
-    ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup, TaskTerms,
+    Appended, Damage, DatasetInfo, DatasetRecord, Datasets, Error, Found, Heartbeat, Integrity,
+    Kind, ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup,
+    TaskMembers, TaskTerms,
 };
 
 /// Settings of a [`Redis`] store.
@@ -88,7 +89,7 @@ impl Default for RedisOptions {
 }
 
 /// A metadata store in Redis. An append is as durable as Redis: even with `appendonly` and replicas, the last
-/// writes may be lost. [`MetaStore::damage`] reports such losses.
+/// writes may be lost. [`Integrity::damage`] reports such losses.
 #[derive(Debug)]
 pub struct Redis {
     shared: Arc<Shared>,
@@ -270,17 +271,7 @@ impl fmt::Display for Redis {
 }
 
 #[async_trait]
-impl MetaStore for Redis {
-    async fn identity(&self) -> Result<Option<StoreId>, Error> {
-        let identity = self.shared.identity().await;
-        identity.map_err(|failure| failure.during("read the identity in", self))
-    }
-
-    async fn bind(&self, store: StoreId) -> Result<(), Error> {
-        let bound = self.shared.bind(store).await;
-        bound.map_err(|failure| failure.during("bind metadata to", store))?
-    }
-
+impl Datasets for Redis {
     async fn put_dataset(&self, record: &DatasetRecord) -> Result<(), Error> {
         let put = self.shared.put(record).await;
         put.map_err(|failure| failure.during("put dataset", &record.name))?
@@ -307,6 +298,68 @@ impl MetaStore for Redis {
         records.map_err(|failure| failure.during("list datasets of", self))
     }
 
+    async fn drop_dataset(&self, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
+        let dropped = self.shared.drop_dataset(name, id).await;
+        dropped.map_err(|failure| failure.during("drop dataset", id))
+    }
+}
+
+#[async_trait]
+impl Integrity for Redis {
+    async fn identity(&self) -> Result<Option<StoreId>, Error> {
+        let identity = self.shared.identity().await;
+        identity.map_err(|failure| failure.during("read the identity in", self))
+    }
+
+    async fn bind(&self, store: StoreId) -> Result<(), Error> {
+        let bound = self.shared.bind(store).await;
+        bound.map_err(|failure| failure.during("bind metadata to", store))?
+    }
+
+    async fn damage(&self) -> Result<Option<Damage>, Error> {
+        let damage = self.shared.damage().await;
+        damage.map_err(|failure| failure.during("look for damage in", self))
+    }
+
+    async fn refusal(&self) -> Result<Option<Refusal>, Error> {
+        let refusal = self.shared.router.refusal().await;
+        refusal.map_err(|failure| failure.during("look for room in", self))
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.shared.router.trouble()
+    }
+
+    async fn begin_rebuild(&self) -> Result<Rebuild, Error> {
+        let rebuild = self.shared.begin_rebuild().await;
+        rebuild.map_err(|failure| failure.during("begin to rebuild", self))
+    }
+
+    async fn end_rebuild(&self, rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
+        let ended = self.shared.end_rebuild(rebuild, store).await;
+        ended.map_err(|failure| failure.during("end the rebuild of", self))?
+    }
+}
+
+#[async_trait]
+impl TaskMembers for Redis {
+    async fn join(
+        &self,
+        beat: &Heartbeat,
+        terms: Option<&TaskTerms>,
+    ) -> Result<Option<TaskGroup>, Error> {
+        let joined = self.shared.join(beat, terms).await;
+        joined.map_err(|failure| failure.during("join task", beat.task.task))?
+    }
+
+    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
+        let left = self.shared.leave(beat).await;
+        left.map_err(|failure| failure.during("leave task", beat.task.task))
+    }
+}
+
+#[async_trait]
+impl MetaStore for Redis {
     async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Error> {
         let outline = self.shared.outline_together(id).await;
         outline.map_err(|failure| failure.during("describe dataset", id))
@@ -315,11 +368,6 @@ impl MetaStore for Redis {
     async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
         let counted = self.shared.info_together(id).await;
         counted.map_err(|failure| failure.during("describe dataset", id))
-    }
-
-    async fn drop_dataset(&self, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
-        let dropped = self.shared.drop_dataset(name, id).await;
-        dropped.map_err(|failure| failure.during("drop dataset", id))
     }
 
     async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Error> {
@@ -371,44 +419,6 @@ impl MetaStore for Redis {
     async fn list(&self, dataset: DatasetId, query: &ListQuery) -> Result<Vec<ListEntry>, Error> {
         let entries = self.shared.list(dataset, query).await;
         entries.map_err(|failure| failure.during("list dataset", dataset))
-    }
-
-    async fn damage(&self) -> Result<Option<Damage>, Error> {
-        let damage = self.shared.damage().await;
-        damage.map_err(|failure| failure.during("look for damage in", self))
-    }
-
-    async fn refusal(&self) -> Result<Option<Refusal>, Error> {
-        let refusal = self.shared.router.refusal().await;
-        refusal.map_err(|failure| failure.during("look for room in", self))
-    }
-
-    fn trouble(&self) -> Option<String> {
-        self.shared.router.trouble()
-    }
-
-    async fn begin_rebuild(&self) -> Result<Rebuild, Error> {
-        let rebuild = self.shared.begin_rebuild().await;
-        rebuild.map_err(|failure| failure.during("begin to rebuild", self))
-    }
-
-    async fn end_rebuild(&self, rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
-        let ended = self.shared.end_rebuild(rebuild, store).await;
-        ended.map_err(|failure| failure.during("end the rebuild of", self))?
-    }
-
-    async fn join(
-        &self,
-        beat: &Heartbeat,
-        terms: Option<&TaskTerms>,
-    ) -> Result<Option<TaskGroup>, Error> {
-        let joined = self.shared.join(beat, terms).await;
-        joined.map_err(|failure| failure.during("join task", beat.task.task))?
-    }
-
-    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
-        let left = self.shared.leave(beat).await;
-        left.map_err(|failure| failure.during("leave task", beat.task.task))
     }
 
     async fn close(&self) -> Result<(), Error> {

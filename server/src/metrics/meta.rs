@@ -9,8 +9,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
 use dl_meta::{
-    Appended, Damage, DatasetInfo, DatasetRecord, Error, Found, Heartbeat, Kind, ListEntry,
-    ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup, TaskTerms,
+    Appended, Damage, DatasetInfo, DatasetRecord, Datasets, Error, Found, Heartbeat, Integrity,
+    Kind, ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup,
+    TaskMembers, TaskTerms,
 };
 use dl_runtime::Clock;
 
@@ -89,15 +90,7 @@ impl fmt::Display for MeteredMeta {
 
 #[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
 #[async_trait]
-impl MetaStore for MeteredMeta {
-    async fn identity(&self) -> Result<Option<StoreId>, Error> {
-        self.timed(&self.metrics.state, self.inner.identity()).await
-    }
-
-    async fn bind(&self, store: StoreId) -> Result<(), Error> {
-        self.timed(&self.metrics.change, self.inner.bind(store)).await
-    }
-
+impl Datasets for MeteredMeta {
     async fn put_dataset(&self, record: &DatasetRecord) -> Result<(), Error> {
         self.timed(&self.metrics.change, self.inner.put_dataset(record)).await
     }
@@ -118,16 +111,68 @@ impl MetaStore for MeteredMeta {
         self.timed(&self.metrics.dataset, self.inner.remnants()).await
     }
 
+    async fn drop_dataset(&self, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
+        self.timed(&self.metrics.change, self.inner.drop_dataset(name, id)).await
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
+#[async_trait]
+impl Integrity for MeteredMeta {
+    async fn identity(&self) -> Result<Option<StoreId>, Error> {
+        self.timed(&self.metrics.state, self.inner.identity()).await
+    }
+
+    async fn bind(&self, store: StoreId) -> Result<(), Error> {
+        self.timed(&self.metrics.change, self.inner.bind(store)).await
+    }
+
+    async fn damage(&self) -> Result<Option<Damage>, Error> {
+        self.timed(&self.metrics.state, self.inner.damage()).await
+    }
+
+    async fn refusal(&self) -> Result<Option<Refusal>, Error> {
+        self.timed(&self.metrics.state, self.inner.refusal()).await
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.inner.trouble()
+    }
+
+    async fn begin_rebuild(&self) -> Result<Rebuild, Error> {
+        self.timed(&self.metrics.change, self.inner.begin_rebuild()).await
+    }
+
+    async fn end_rebuild(&self, rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
+        self.timed(&self.metrics.change, self.inner.end_rebuild(rebuild, store)).await
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
+#[async_trait]
+impl TaskMembers for MeteredMeta {
+    async fn join(
+        &self,
+        beat: &Heartbeat,
+        terms: Option<&TaskTerms>,
+    ) -> Result<Option<TaskGroup>, Error> {
+        self.timed(&self.metrics.task, self.inner.join(beat, terms)).await
+    }
+
+    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
+        self.timed(&self.metrics.task, self.inner.leave(beat)).await
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a layer may not forget a method")]
+#[async_trait]
+impl MetaStore for MeteredMeta {
     async fn outline(&self, id: DatasetId) -> Result<Option<Outline>, Error> {
         self.timed(&self.metrics.dataset, self.inner.outline(id)).await
     }
 
     async fn dataset(&self, id: DatasetId) -> Result<Option<DatasetInfo>, Error> {
         self.timed(&self.metrics.dataset, self.inner.dataset(id)).await
-    }
-
-    async fn drop_dataset(&self, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
-        self.timed(&self.metrics.change, self.inner.drop_dataset(name, id)).await
     }
 
     async fn stamp(&self, dataset: DatasetId, now: Stamp) -> Result<Stamp, Error> {
@@ -167,40 +212,8 @@ impl MetaStore for MeteredMeta {
         self.timed(&self.metrics.list, self.inner.list(dataset, query)).await
     }
 
-    async fn damage(&self) -> Result<Option<Damage>, Error> {
-        self.timed(&self.metrics.state, self.inner.damage()).await
-    }
-
-    async fn refusal(&self) -> Result<Option<Refusal>, Error> {
-        self.timed(&self.metrics.state, self.inner.refusal()).await
-    }
-
-    fn trouble(&self) -> Option<String> {
-        self.inner.trouble()
-    }
-
     async fn retire(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Error> {
         self.timed(&self.metrics.change, self.inner.retire(dataset, ids)).await
-    }
-
-    async fn begin_rebuild(&self) -> Result<Rebuild, Error> {
-        self.timed(&self.metrics.change, self.inner.begin_rebuild()).await
-    }
-
-    async fn end_rebuild(&self, rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
-        self.timed(&self.metrics.change, self.inner.end_rebuild(rebuild, store)).await
-    }
-
-    async fn join(
-        &self,
-        beat: &Heartbeat,
-        terms: Option<&TaskTerms>,
-    ) -> Result<Option<TaskGroup>, Error> {
-        self.timed(&self.metrics.task, self.inner.join(beat, terms)).await
-    }
-
-    async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
-        self.timed(&self.metrics.task, self.inner.leave(beat)).await
     }
 
     async fn close(&self) -> Result<(), Error> {
