@@ -181,7 +181,7 @@ impl Client {
             || address_of(request.dataset.as_ref()),
             open,
             |message| {
-                                progress(&message);
+                progress(&message);
                 add(&mut last.borrow_mut(), message);
             },
         )?;

@@ -16,7 +16,9 @@ use crate::redis::command::{Ask, bytes};
 use crate::redis::keys;
 use crate::redis::slots::Shard;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{DatasetRecord, DatasetState, Found, Kind, MetaStore, RedisOptions, Refusal};
+use crate::{
+    DatasetRecord, DatasetState, Datasets, Found, Integrity, Kind, MetaStore, RedisOptions, Refusal,
+};
 
 /// Moves a slot with all that is in it to another primary.
 async fn move_slot(slot: u16, from: &Server, to: &Server) {

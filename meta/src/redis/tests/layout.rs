@@ -14,7 +14,7 @@ use crate::redis::command::Ask;
 use crate::redis::keys::{self, LARGE_ROWS};
 use crate::redis::rows::file;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{Appended, DatasetRecord, Found, ListQuery, MetaStore, Redis};
+use crate::{Appended, DatasetRecord, Datasets, Found, ListQuery, MetaStore, Redis};
 
 /// Rows in the first bucket of the root.
 async fn rows_of(store: &Redis) -> u64 {

@@ -16,7 +16,9 @@ use crate::redis::keys::{self, LARGE_ROWS};
 use crate::redis::slots::Shard;
 use crate::redis::sweep::Left;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{Damage, DatasetRecord, DatasetState, Error, Found, Kind, MetaStore, Redis};
+use crate::{
+    Damage, DatasetRecord, DatasetState, Datasets, Error, Found, Integrity, Kind, MetaStore, Redis,
+};
 
 /// Files in many folders, so that all shards have some.
 fn objects_of(maker: &mut Maker) -> Vec<Committed> {

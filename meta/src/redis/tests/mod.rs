@@ -23,7 +23,7 @@ use super::keys::Keys;
 use super::testing::{Cluster, Server, eventually};
 use super::{Redis, RedisOptions};
 use crate::conformance::model::Model;
-use crate::{DatasetRecord, Error, ListQuery, MetaStore, conformance};
+use crate::{DatasetRecord, Datasets, Error, Integrity, ListQuery, MetaStore, conformance};
 
 const STORE: StoreId = StoreId::from_bytes([1; 16]);
 

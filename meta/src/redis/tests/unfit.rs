@@ -10,7 +10,7 @@ use super::{fail_over, hasty, id, open, open_with, path, reason, set, whole};
 use crate::conformance::history::Maker;
 use crate::redis::Shared;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{Error, Kind, MetaStore, Redis};
+use crate::{Error, Integrity, Kind, MetaStore, Redis};
 
 async fn filled(url: &str, maker: &mut Maker) -> Redis {
     let names = (0..600).map(|number| format!("{}/{number}", number % 200));

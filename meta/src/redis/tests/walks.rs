@@ -1,5 +1,7 @@
 //! Listings of very many chunks, and what changes under calls that are half done.
 
+use crate::Datasets;
+use crate::Integrity;
 use std::collections::BTreeSet;
 
 use futures::StreamExt;

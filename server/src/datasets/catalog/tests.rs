@@ -1,5 +1,6 @@
 //! Listing datasets whose metadata is missing, and deleting them.
 
+use dl_meta::Datasets;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dl_meta::{DatasetRecord, MetaStore};
+use dl_meta::{DatasetRecord, Datasets, MetaStore};
 
 use super::*;
 use crate::config;
