@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use dl_format::layout::PATH_MAX;
 use dl_format::{DatasetId, DirPath, FilePath};
-use dl_meta::{Datasets, Found, ListQuery, Steps};
+use dl_meta::{Found, ListQuery, Steps};
 use dl_proto::{Kind, ListEntry, ListRequest, StatItem, StatRequest};
 use tokio::sync::mpsc;
 
@@ -169,7 +169,7 @@ async fn not_a_folder(parts: &Parts, dir: &DirPath, dataset: DatasetId) -> Resul
 mod tests {
     use std::sync::Arc;
 
-    use dl_meta::{DatasetRecord, DatasetState, MetaStore};
+    use dl_meta::{DatasetRecord, DatasetState, Datasets};
     use dl_runtime::fault::Fault;
 
     use super::*;

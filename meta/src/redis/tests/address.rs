@@ -8,7 +8,7 @@ use super::{
 };
 use crate::conformance::history::Maker;
 use crate::redis::testing::{Cluster, Server, eventually};
-use crate::{Datasets, Integrity, Kind, MetaStore};
+use crate::{Datasets, Integrity, Kind};
 
 /// That an address is refused with a remedy; gives all that is shown.
 async fn is_refused(url: &str, kind: Kind, remedy: &str) -> String {

@@ -202,13 +202,13 @@ async fn what_was_flushed_while_it_was_read_is_not_called_missing() {
     let (store, _) = whole_store(&server.url()).await;
     let shard = keys_of(&store).await.log().shard;
     let ask = || store.shared.ask_marks(std::iter::once(shard));
-    let stamps = store.shared.router.ask(ask()).await.unwrap();
-    assert!(store.shared.are_whole(stamps).await.unwrap());
+    let marks = store.shared.router.ask(ask()).await.unwrap();
+    assert!(store.shared.are_whole(marks).await.unwrap());
     server.ask(&["FLUSHALL"]).await;
-    let stamps = store.shared.router.ask(ask()).await.unwrap();
-    let failure = store.shared.are_whole(stamps).await.unwrap_err();
+    let marks = store.shared.router.ask(ask()).await.unwrap();
+    let failure = store.shared.are_whole(marks).await.unwrap_err();
     assert_eq!(failure.kind, Kind::Lost, "{failure}");
-    // Nor is anything once the flush is known: no stamps are asked for then.
+    // Nor is anything once the flush is known: no marks are asked for then.
     assert!(ask().is_empty());
     let calls = [
         store.lookup(id(), &[path("1/1")]).await.unwrap_err(),
@@ -218,6 +218,27 @@ async fn what_was_flushed_while_it_was_read_is_not_called_missing() {
         store.dataset(id()).await.unwrap_err(),
     ];
     assert_eq!(calls.map(|error| error.kind), [Kind::Lost; 5]);
+}
+
+/// A walk that began before may lack rows, though the shard is whole again.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_read_before_another_server_rebuilt_a_flushed_shard_are_read_again() {
+    let cluster = Cluster::start(3, 0).await;
+    let (reader, objects) = whole_store(&cluster.url()).await;
+    let other = open(&cluster.url()).await;
+    let router = &reader.shared.router;
+    let port_of = |shard: Shard| router.owner(shard).map(|node| node.port);
+    let kept = [port_of(Shard::FIRST), port_of(keys_of(&reader).await.root().shard)];
+    let flushed = cluster.servers().iter().find(|server| !kept.contains(&Some(server.port())));
+    let flushed = flushed.expect("three primaries");
+    let changes = reader.shared.assure().await.unwrap();
+    flushed.ask(&["FLUSHALL"]).await;
+    recover(&other, &objects).await;
+    let shard = Shard::all().find(|shard| port_of(*shard) == Some(flushed.port())).unwrap();
+    let marks = router.ask(reader.shared.ask_marks(std::iter::once(shard))).await.unwrap();
+    assert!(!reader.shared.are_whole(marks).await.unwrap());
+    assert!(!reader.shared.is_as(changes));
+    check(&reader, &objects).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

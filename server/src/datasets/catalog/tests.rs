@@ -4,7 +4,6 @@ use dl_meta::Datasets;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dl_meta::MetaStore;
 use dl_proto::{KeyHash, RecoverRequest, User, Users};
 use dl_runtime::SystemClock;
 use dl_runtime::fault::Fault;

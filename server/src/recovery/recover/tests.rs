@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dl_format::{Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, DatasetId, FilePath, Stamp};
-use dl_meta::{DatasetRecord, DatasetState, Datasets, Found, MetaStore, Stop};
+use dl_meta::{DatasetRecord, DatasetState, Datasets, Found, Stop};
 use dl_runtime::fault::Fault;
 use dl_runtime::{Clock, SystemClock};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dl_meta::{DatasetRecord, Datasets, MetaStore};
+use dl_meta::{DatasetRecord, Datasets};
 
 use super::*;
 use crate::config;

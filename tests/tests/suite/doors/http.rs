@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dl_meta::{DatasetRecord, DatasetState, Datasets, Memory, MetaStore, Stop};
+use dl_meta::{DatasetRecord, DatasetState, Datasets, Memory, Stop};
 use dl_proto::pb::PutChunkRequest;
 use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_runtime::{Deadline, SeededRandom, blocking};

@@ -1,15 +1,39 @@
 //! Concurrent readers of one snapshot, and of a snapshot whose version is replaced.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
+use dl_meta::{DatasetRecord, DatasetState, Memory, MetaStore};
+use dl_tests::cluster::parts;
 use dl_tests::dice::Dice;
 use dl_tests::http::get;
 use dl_tests::program::{Server, run};
 use dl_tests::{folder, rounds};
-use libdiesel::{SnapshotCache, StatItem};
+use libdiesel::{Kind, ShuffleOptions, SnapshotCache, StatItem};
 
 use super::{Scene, at_once, files_in, listed, name, path, put};
+
+/// Keeps S-50: a rebuild holds up reads by path, and not reads by place.
+#[test]
+fn a_snapshot_reader_goes_on_while_its_dataset_is_rebuilt() -> Result<()> {
+    let store = dl_store::memory();
+    let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
+    let scene = Scene::over(1, &store, parts(Arc::clone(&store), Arc::clone(&meta)))?;
+    put(&scene.dataset, &[("a", b"some bytes")])?;
+    let reader = scene.reader("cache")?;
+    let id = scene.dataset.info().id;
+    let record = scene.cluster.run(meta.record(id))?.context("the record")?;
+    let rebuilt = DatasetRecord { state: DatasetState::Recovering, ..record };
+    scene.cluster.run(meta.put_dataset(&rebuilt))?;
+    ensure!(reader.get(&path("a")?)? == b"some bytes"[..], "by its place");
+    let epoch = reader.shuffle(ShuffleOptions::new(1, 0, 8))?;
+    let file = epoch.next()?.context("a file of the epoch")?;
+    ensure!(file.bytes? == b"some bytes"[..], "in whole chunks");
+    let refused = scene.dataset.get(&path("a")?);
+    ensure!(refused.is_err_and(|error| error.kind() == Kind::NeedsRecovery), "by its path");
+    Ok(())
+}
 
 /// Keeps S-41 and S-71.
 #[test]
