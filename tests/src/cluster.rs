@@ -7,14 +7,16 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use dl_meta::MetaStore;
+use dl_meta::{Memory, MetaStore, Stop};
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
-use dl_server::{Doors, HttpPort, Limits, Parts, Roll, Room, Settings};
+use dl_server::{Doors, HttpPort, Limits, Parts, Roll, Room, Settings, prepare};
 use dl_store::Store;
 use libdiesel::{Client, ConnectOptions};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
+
+use crate::wire::Wire;
 
 /// A server in this process. Dropping the handle stops the server as a crash does.
 #[derive(Debug)]
@@ -32,6 +34,17 @@ impl Running {
     /// When the machine has no free port.
     pub async fn start(parts: Parts) -> Result<Self> {
         Self::behind(Doors::open(free().await?), parts).await
+    }
+
+    /// Serves these parts for the first time, with a client.
+    ///
+    /// # Errors
+    /// When the stores fail, or the machine has no free port.
+    pub async fn fresh(parts: Parts) -> Result<(Self, Wire)> {
+        prepare(&parts, Stop::Fresh).await?;
+        let server = Self::start(parts).await?;
+        let client = Wire::connect(server.address()).await?;
+        Ok((server, client))
     }
 
     /// Serves these parts on the caller's listeners.
@@ -86,6 +99,11 @@ pub fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
         settings: Settings::default(),
         roll: Roll::default(),
     }
+}
+
+/// Parts with empty stores in memory.
+pub fn in_memory(limits: Limits) -> Parts {
+    Parts { limits, ..parts(dl_store::memory(), Arc::new(Memory::new())) }
 }
 
 /// The clock for waits on processes and networks.

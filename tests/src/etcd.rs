@@ -3,18 +3,13 @@
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use dl_runtime::Deadline;
+use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use crate::ca::Ca;
-use crate::cluster::clock;
 use crate::program::{Process, run};
-
-/// The longest time until the cluster has a leader.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::soon;
 
 /// The nodes of a cluster, killed on drop.
 #[derive(Debug)]
@@ -132,12 +127,7 @@ impl Etcd {
     /// # Errors
     /// When no majority answers in time.
     pub fn wait(&self) -> Result<()> {
-        let deadline = Deadline::after(&*clock(), PATIENCE);
-        while self.control(&["put", "/started", "1"]).is_err() {
-            ensure!(!deadline.remaining(&*clock()).is_zero(), "etcd does not come up");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
+        soon("etcd comes up", || Ok(self.control(&["put", "/started", "1"]).is_ok()))
     }
 
     /// The nodes, as `HOST:PORT,HOST:PORT`.

@@ -9,7 +9,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
@@ -43,8 +43,39 @@ pub fn fill(root: &Path, count: usize, longest: usize, dice: &Dice) -> Result<()
     Ok(())
 }
 
+/// Fills `root` with `count` files of the given bytes, a thousand in each folder.
+///
+/// # Errors
+/// As the file system fails.
+pub fn fill_with(root: &Path, count: usize, bytes: impl Fn(usize) -> Vec<u8>) -> Result<()> {
+    (0..count).try_for_each(|number| {
+        write(root, format!("{:04}/{number:07}", number / 1_000), bytes(number))
+    })
+}
+
 /// The compared properties of a file: bytes, modification time in nanoseconds, permission bits.
 type File = (Vec<u8>, i64, u32);
+
+/// The sorted paths of all files below a folder; none if the folder does not exist.
+///
+/// # Errors
+/// As the file system fails.
+pub fn paths(root: &Path) -> Result<Vec<PathBuf>> {
+    let (mut paths, mut folders) = (Vec::new(), vec![root.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        let entries = match fs::read_dir(&folder) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            entries => entries.with_context(|| format!("read {}", folder.display()))?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            let is_folder = entry.file_type()?.is_dir();
+            if is_folder { &mut folders } else { &mut paths }.push(entry.path());
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
 
 /// All files below `root`.
 ///
@@ -52,21 +83,12 @@ type File = (Vec<u8>, i64, u32);
 /// As the file system fails.
 pub fn read(root: &Path) -> Result<BTreeMap<Vec<u8>, File>> {
     let mut files = BTreeMap::new();
-    let mut folders = vec![root.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))? {
-            let entry = entry?;
-            let metadata = entry.metadata()?;
-            let path = entry.path();
-            if metadata.is_dir() {
-                folders.push(path);
-            } else {
-                let mtime = metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec();
-                let bytes = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
-                let name = path.strip_prefix(root)?.as_os_str().as_bytes().to_vec();
-                files.insert(name, (bytes, mtime, metadata.mode() & 0o777));
-            }
-        }
+    for path in paths(root)? {
+        let metadata = fs::symlink_metadata(&path)?;
+        let mtime = metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec();
+        let bytes = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+        let name = path.strip_prefix(root)?.as_os_str().as_bytes().to_vec();
+        files.insert(name, (bytes, mtime, metadata.mode() & 0o777));
     }
     Ok(files)
 }
@@ -76,22 +98,9 @@ pub fn read(root: &Path) -> Result<BTreeMap<Vec<u8>, File>> {
 /// # Errors
 /// When the folder can't be read.
 pub fn bytes_under(root: &Path) -> Result<u64> {
-    let entries = match fs::read_dir(root) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
-        entries => entries?,
-    };
-    let mut bytes = 0;
-    for entry in entries {
-        let entry = entry?;
-        bytes += match entry.metadata() {
-            Ok(found) if found.is_dir() => bytes_under(&entry.path())?,
-            Ok(found) => found.len(),
-            // The file was renamed or removed during the listing.
-            Err(error) if error.kind() == ErrorKind::NotFound => 0,
-            Err(error) => return Err(error.into()),
-        };
-    }
-    Ok(bytes)
+    // A file may be renamed or removed during the listing.
+    let length = |path: &PathBuf| fs::symlink_metadata(path).map_or(0, |found| found.len());
+    Ok(paths(root)?.iter().map(length).sum())
 }
 
 /// Compares two folders and reports the first difference.

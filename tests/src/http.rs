@@ -4,13 +4,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use dl_runtime::Deadline;
+use anyhow::{Context, Result};
 
-use crate::cluster::clock;
-
-/// The longest wait for an expected answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::soon;
 
 /// The status and the body of a GET.
 ///
@@ -32,20 +28,14 @@ pub fn get(address: &str, path: &str) -> Result<(u16, String)> {
 /// second, and a store on a busy machine may time out.
 ///
 /// # Errors
-/// With the last answer, when `is_so` accepts none within half a minute.
+/// With the last answer, when `is_so` accepts none within a minute.
 pub fn becomes(address: &str, is_so: impl Fn(u16, &str) -> bool) -> Result<()> {
-    let deadline = Deadline::after(&*clock(), PATIENCE);
-    loop {
-        let (status, text) = get(address, "/healthz")?;
-        if is_so(status, &text) {
-            return Ok(());
-        }
-        ensure!(
-            !deadline.remaining(&*clock()).is_zero(),
-            "GET /healthz still answers {status} {text}"
-        );
-        std::thread::sleep(Duration::from_millis(200));
-    }
+    let mut last = None;
+    let became = soon("the health changes", || {
+        let (status, text) = last.insert(get(address, "/healthz")?);
+        Ok(is_so(*status, text))
+    });
+    became.with_context(|| format!("GET /healthz still answers {last:?}"))
 }
 
 /// Waits until the server reports good health.

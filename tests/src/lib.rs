@@ -19,6 +19,7 @@ pub mod program;
 pub mod proxy;
 pub mod relay;
 pub mod s3;
+pub mod scene;
 pub mod shift;
 mod skipped;
 pub mod slow_link;
@@ -27,13 +28,15 @@ pub mod workspace;
 
 use std::fmt::Display;
 use std::io::Write;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use dl_runtime::Deadline;
 
 pub use self::skipped::skip;
 
-/// Whether long loops and large sizes are enabled (`make torture`).
-pub fn is_torture() -> bool {
-    std::env::var_os("DIESEL_TORTURE").is_some()
-}
+/// The time limit of [`soon`].
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Prints a measurement or another note of a test. nextest shows the output of a passing test only
 /// if its name contains `heavy`.
@@ -44,5 +47,19 @@ pub fn tell(text: impl Display) {
 
 /// `short` in a usual run, `long` under `make torture`.
 pub fn rounds<T>(short: T, long: T) -> T {
-    if is_torture() { long } else { short }
+    if std::env::var_os("DIESEL_TORTURE").is_some() { long } else { short }
+}
+
+/// Waits until a condition holds.
+///
+/// # Errors
+/// As the condition, or when it does not hold within a minute.
+pub fn soon(what: impl Display, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let clock = cluster::clock();
+    let deadline = Deadline::after(&*clock, PATIENCE);
+    while !is_so()? {
+        ensure!(!deadline.remaining(&*clock).is_zero(), "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
 }

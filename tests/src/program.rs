@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cluster::clock;
-use crate::rounds;
+use crate::{folder, rounds, tell};
 
 /// The time limit for a quick step of a program.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -272,15 +272,46 @@ impl Server {
         Ok(command)
     }
 
+    /// Puts a file or a folder.
+    ///
+    /// # Errors
+    /// When dlcmd does not end with 0.
+    pub fn put(&self, source: impl AsRef<OsStr>, target: impl AsRef<OsStr>) -> Result<()> {
+        run(self.dlcmd()?.arg("put").arg(source).arg(target))?.code(0).map(drop)
+    }
+
+    /// Gets the files at an address and compares them with a folder.
+    ///
+    /// # Errors
+    /// When dlcmd does not end with 0, or a file differs.
+    pub fn compare(&self, address: impl AsRef<str>, source: &Path) -> Result<()> {
+        let address = address.as_ref();
+        let scene = tempfile::tempdir()?;
+        let got = scene.path().join("got");
+        run(self.dlcmd()?.arg("get").arg(address).arg(&got))?.code(0)?;
+        folder::compare(source, &got).with_context(|| format!("compare {address}"))
+    }
+
+    /// Checks that the server's peak memory is below 256 MiB.
+    ///
+    /// # Errors
+    /// When the server took more, or has ended.
+    pub fn check_memory(&self, what: &str) -> Result<()> {
+        let peak = self.process.peak_memory().context("the server runs")?;
+        tell(format_args!("{what}: at most {} MiB", peak >> 20));
+        ensure!(peak < 256 << 20, "{what} took {} MiB", peak >> 20);
+        Ok(())
+    }
+
     /// Stops the server with SIGTERM and returns the log.
     ///
     /// # Errors
-    /// When the exit code is not 0.
+    /// When the exit code is not 0, or a task panicked.
     pub fn stop(mut self) -> Result<String> {
         self.process.signal(Signal::TERM)?;
         let code = self.process.wait(PATIENCE)?;
         let log = self.log.take().map(|log| log.join().unwrap_or_default()).unwrap_or_default();
-        ensure!(code == 0, "dlserver ended with {code}: {log}");
+        ensure!(code == 0 && !log.contains("panicked"), "dlserver ended with {code}: {log}");
         Ok(log)
     }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use dl_runtime::fault::{Fault, Faults};
+use dl_runtime::fault::{Fault, Faults, Rates};
 use dl_runtime::{Clock, Random, SystemClock};
 use dl_store::Throttle;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -87,6 +87,13 @@ impl Proxy {
     /// The plan of faults.
     pub fn faults(&self) -> &Faults<FaultyAnswer> {
         &self.faults
+    }
+
+    /// Sets the fault rates of all methods.
+    pub fn set_rates(&self, rates: Option<Rates<FaultyAnswer>>) {
+        for method in ["GET", "PUT", "DELETE"] {
+            self.faults.set_rates(method, rates);
+        }
     }
 
     /// Requests whose answer was replaced.

@@ -9,17 +9,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use dl_runtime::Deadline;
+use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use crate::cluster::clock;
 use crate::program::{Process, tool};
-
-/// The time limit for a start: a cold Python on a busy machine is slow.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::soon;
 
 /// The bucket of every server.
 pub const BUCKET: &str = "chunks";
@@ -146,18 +141,12 @@ pub(crate) fn run(command: &mut Command, log: &Path) -> Result<(Process, SocketA
     let output = File::create(log)?;
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     let process = Process::start(command)?;
-    let deadline = Deadline::after(&*clock(), PATIENCE);
-    loop {
-        let said = std::fs::read_to_string(log)?;
-        if let Some(address) = listening(&said) {
-            return Ok((process, address));
-        }
-        ensure!(
-            !deadline.remaining(&*clock()).is_zero(),
-            "{command:?} does not listen after a minute: {said}"
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let mut address = None;
+    soon(format_args!("{command:?} listens"), || {
+        address = listening(&std::fs::read_to_string(log)?);
+        Ok(address.is_some())
+    })?;
+    Ok((process, address.context("the address was logged")?))
 }
 
 /// The first address with a port: some servers first log the requested address with port 0.

@@ -10,16 +10,19 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use dl_format::{
-    Attributes, ChunkId, ChunkShape, ChunkWriter, Crc32c, DatasetId, DatasetName, Deletions,
-    FilePath, FileRecord, Stamp,
+    Attributes, ChunkId, ChunkIdMaker, ChunkShape, ChunkWriter, Crc32c, DatasetId, DatasetName,
+    Deletions, FilePath, FileRecord, Stamp,
 };
 use dl_proto::pb::diesel_client::DieselClient;
 use dl_proto::{
     DeleteRequest, Finding, ListEntry, MESSAGE_BYTES_MAX, PurgeProgress, PurgeRequest,
     RecoverProgress, StatItem, StatRequest, pb,
 };
+use dl_runtime::{OsRandom, Random};
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
+
+use crate::cluster::clock;
 
 /// The files of a dataset: path and bytes.
 pub type Files = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -47,6 +50,16 @@ impl Wire {
         Ok(Self { server })
     }
 
+    /// Connects to a server and looks a dataset up.
+    ///
+    /// # Errors
+    /// When nothing listens at the address, or the dataset is missing.
+    pub async fn open(address: &str, dataset: &str) -> Result<(Self, DatasetId)> {
+        let client = Self::connect(address.parse()?).await?;
+        let id = client.dataset(dataset).await?;
+        Ok((client, id.with_context(|| format!("there is no dataset {dataset}"))?))
+    }
+
     /// The generated stub.
     pub fn stub(&self) -> DieselClient<Channel> {
         self.server.clone()
@@ -57,8 +70,15 @@ impl Wire {
     /// # Errors
     /// As the server answers.
     pub async fn create(&self, name: &str) -> Result<DatasetId, Status> {
-        let request =
-            pb::CreateDatasetRequest { name: name.to_owned(), chunk_size: CHUNK, alignment: 64 };
+        self.create_with(name, CHUNK).await
+    }
+
+    /// Creates a dataset with this chunk size in bytes, or returns the existing one.
+    ///
+    /// # Errors
+    /// As the server answers.
+    pub async fn create_with(&self, name: &str, chunk_size: u32) -> Result<DatasetId, Status> {
+        let request = pb::CreateDatasetRequest { name: name.to_owned(), chunk_size, alignment: 64 };
         let dataset = self.stub().create_dataset(request).await?.into_inner();
         id(&dataset.id)
     }
@@ -266,6 +286,13 @@ impl Wire {
 fn id(bytes: &[u8]) -> Result<DatasetId, Status> {
     let bytes = bytes.try_into().map_err(|_| Status::internal("an id has 16 bytes"))?;
     Ok(DatasetId::from_bytes(bytes))
+}
+
+/// A new chunk id.
+pub fn new_id() -> ChunkId {
+    let mut origin = [0; 9];
+    OsRandom.fill(&mut origin);
+    ChunkIdMaker::new(origin).next(clock().now())
 }
 
 /// The shape of the chunks of the test datasets.

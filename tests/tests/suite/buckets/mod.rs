@@ -24,26 +24,21 @@ use dl_tests::proxy::{FaultyAnswer, Proxy};
 /// The settings of a store for a server or proxy at an address.
 type Settings = fn(SocketAddr) -> Vec<(String, String)>;
 
-/// Runs the store contract on a server behind a proxy. `fault` gives the seed and the kind of the
-/// proxy's faults.
+/// Runs the store contract on a server behind a proxy with these faults.
 async fn check_contract(
     server: SocketAddr,
     fresh: impl Fn() -> String,
     settings: Settings,
-    fault: Option<(u64, FaultyAnswer)>,
+    fault: Option<FaultyAnswer>,
 ) -> Result<()> {
-    let seed = fault.map_or(0, |(seed, _)| seed);
-    let proxy = Proxy::start(server, Arc::new(SeededRandom::new(seed)))?;
-    let rates = fault.map(|(_, error)| Rates {
+    let proxy = Proxy::start(server, Arc::new(SeededRandom::new(1)))?;
+    proxy.set_rates(fault.map(|error| Rates {
         before: 0.06,
         answer_lost: 0.06,
         delay: 0.06,
         longest_delay: Duration::from_millis(30),
         error,
-    });
-    for method in ["GET", "PUT", "DELETE"] {
-        proxy.faults().set_rates(method, rates);
-    }
+    }));
     let settings = settings(proxy.address());
     dl_store::conformance::run(async || {
         dl_store::open_with(&fresh(), &settings).await.expect("open an empty store")

@@ -7,13 +7,14 @@ use anyhow::{Result, ensure};
 use dl_tests::ca::Ca;
 use dl_tests::cluster::clock;
 use dl_tests::program::{run, server_command};
+use dl_tests::scene::Scene;
 
 /// A failed start takes at most 5 s; a busy machine starts programs slowly.
 const PATIENCE: Duration = Duration::from_secs(9);
 
 /// The last line on stderr of a server with a bucket at the unreachable `endpoint`.
 fn refused(endpoint: &str, variables: &[(&str, &str)]) -> Result<String> {
-    let scene = tempfile::tempdir()?;
+    let scene = Scene::new()?;
     let mut server = server_command()?;
     server.env("AWS_ENDPOINT", endpoint).env("AWS_ALLOW_HTTP", "true");
     server.envs([("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret")]);
@@ -23,7 +24,7 @@ fn refused(endpoint: &str, variables: &[(&str, &str)]) -> Result<String> {
     server.envs(variables.iter().copied());
     server.args(["--listen", "127.0.0.1:0", "--store", "s3://bucket/prefix", "--data"]);
     let began = clock().monotonic();
-    let ended = run(server.arg(scene.path()))?.code(1)?;
+    let ended = run(server.arg(scene.data()))?.code(1)?;
     let took = clock().monotonic().saturating_sub(began);
     ensure!(took < PATIENCE, "the start took {took:?}: {}", ended.stderr);
     Ok(ended.stderr.lines().last().unwrap_or_default().to_owned())

@@ -9,10 +9,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dl_runtime::Deadline;
 use dl_store::{ByteRange, Key, Kind, Prefix, Store, StoreExt};
-use dl_tests::cluster::clock;
 use dl_tests::program::Process;
+use dl_tests::soon;
 
 const OBJECTS: usize = 150;
 const LENGTH: usize = 20_000;
@@ -56,25 +55,12 @@ async fn contend(store: &dyn Store, process: u8) -> Result<BTreeSet<usize>> {
 async fn second(folder: &Path) -> Result<()> {
     let store = open(folder).await?;
     let won = contend(&*store, 2).await?;
-    wait_for(&folder.join("first"))?;
+    soon("the first process is done", || Ok(folder.join("first").exists()))?;
     for number in (0..OBJECTS).step_by(2) {
         store.delete(&contested(number)?).await?;
     }
     let won: Vec<String> = won.iter().map(ToString::to_string).collect();
     std::fs::write(folder.join("won"), won.join(" "))?;
-    Ok(())
-}
-
-fn wait_for(file: &Path) -> Result<()> {
-    let deadline = Deadline::after(&*clock(), Duration::from_secs(60));
-    while !file.exists() {
-        ensure!(
-            !deadline.remaining(&*clock()).is_zero(),
-            "{} did not appear within a minute",
-            file.display()
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
     Ok(())
 }
 

@@ -23,18 +23,18 @@ use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use dl_format::{ChunkShape, DatasetName, FilePath};
 use dl_meta::redis_testing::Cluster;
+use dl_runtime::SeededRandom;
 use dl_runtime::fault::Rates;
-use dl_runtime::{Deadline, SeededRandom};
 use dl_store::Throttle;
-use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::history::{Content, HistoryChecker};
 use dl_tests::http::sample;
 use dl_tests::program::{Ended, Server, dlcmd, run};
 use dl_tests::proxy::{FaultyAnswer, Proxy};
-use dl_tests::rounds;
 use dl_tests::s3::{Kind, S3, settings};
+use dl_tests::scene::Scene;
 use dl_tests::shift::ClockShift;
+use dl_tests::{rounds, soon};
 use libdiesel::{Client, ConnectOptions, DirPath, ListEntry};
 use tokio::runtime::Runtime;
 
@@ -67,7 +67,7 @@ const STALLED: Duration = Duration::from_secs(30);
 const HASTE: Duration = Duration::from_secs(5);
 
 struct Stage {
-    scene: tempfile::TempDir,
+    scene: Scene,
     runtime: Runtime,
     redis: Cluster,
     _bucket: S3,
@@ -93,8 +93,8 @@ impl Stage {
     /// bucket's server.
     fn with(seed: u64, replicas: usize, shape: ChunkShape, off: &[i64]) -> Result<Self> {
         let runtime = Runtime::new()?;
-        let scene = tempfile::tempdir()?;
-        let clocks = shifts(scene.path(), "server", off)?;
+        let scene = Scene::new()?;
+        let clocks = shifts(&scene.path(""), "server", off)?;
         let of_bucket = clocks.get(3).map(ClockShift::variables).unwrap_or_default();
         let bucket = S3::start_among(Kind::S3sFs, &of_bucket)?;
         let proxy = Proxy::start(bucket.address(), Arc::new(SeededRandom::new(seed)))?;
@@ -123,9 +123,9 @@ impl Stage {
 
     /// Two of the servers have a fast store; the second fast store is too small for the dataset.
     fn start(&self, number: usize, listen: &str) -> Result<Server> {
-        let data = self.scene.path().join(format!("data{number}"));
+        let data = self.scene.path(&format!("data{number}"));
         let (redis, fast) = (self.redis.url(), self.fast(number).display().to_string());
-        let mut flags = vec!["--meta", &redis, "--store", &self.url, "--http", "127.0.0.1:0"];
+        let mut flags = vec!["--meta", &redis, "--store", &self.url];
         if let Some(quota) = QUOTAS.get(number) {
             flags.extend(["--fast-store", &fast, "--fast-store-quota", quota]);
         }
@@ -135,7 +135,7 @@ impl Stage {
     }
 
     fn fast(&self, number: usize) -> PathBuf {
-        self.scene.path().join(format!("fast{number}"))
+        self.scene.path(&format!("fast{number}"))
     }
 
     /// Ranges read from fast stores since the start of the servers.
@@ -190,16 +190,7 @@ impl Stage {
 
     /// Waits until the writers have stored files, on busy machines too.
     fn wait_for_files(&self) -> Result<()> {
-        let deadline = Deadline::after(&*clock(), PATIENCE);
-        loop {
-            let written = self.history.paths().len();
-            if written > 50 {
-                return Ok(());
-            }
-            let is_over = deadline.remaining(&*clock()).is_zero();
-            ensure!(!is_over, "only {written} files were written");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        soon("50 files are written", || Ok(self.history.paths().len() > 50))
     }
 
     fn writers(&self, stop: &Arc<AtomicBool>) -> Result<Vec<Counting>> {
@@ -209,7 +200,7 @@ impl Stage {
             let access = match self.writers.get(usize::from(number)) {
                 None => Access::Library(self.client()?.dataset(&name)?),
                 Some(shift) => {
-                    let folder = self.scene.path().join(format!("writer{number}"));
+                    let folder = self.scene.path(&format!("writer{number}"));
                     Access::Programs(Programs::new(&self.addresses, shift, folder))
                 }
             };
@@ -254,18 +245,10 @@ impl Stage {
                     error,
                 };
                 let before = self.proxy.failed();
-                for method in ["GET", "PUT", "DELETE"] {
-                    self.proxy.faults().set_rates(method, Some(rates));
-                }
+                self.proxy.set_rates(Some(rates));
                 std::thread::sleep(Duration::from_secs(4));
-                let deadline = Deadline::after(&*clock(), PATIENCE);
-                while self.proxy.failed() == before {
-                    ensure!(!deadline.remaining(&*clock()).is_zero(), "nothing fails");
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                for method in ["GET", "PUT", "DELETE"] {
-                    self.proxy.faults().set_rates(method, None);
-                }
+                soon("a request fails", || Ok(self.proxy.failed() > before))?;
+                self.proxy.set_rates(None);
             }
         }
         Ok(())
@@ -318,18 +301,16 @@ impl Stage {
 
     /// Waits until listings succeed or ask for a recovery; returns whether a recovery was run.
     fn recover_if_asked(&self) -> Result<bool> {
-        let deadline = Deadline::after(&*clock(), PATIENCE);
-        loop {
+        let mut is_asked = false;
+        soon("listings succeed or ask for a recovery", || {
             let listed = self.ask(&["ls", "-R", "dl://chaos"])?;
-            if listed.code == 0 {
-                return Ok(false);
-            }
-            if listed.stderr.contains("recover --all") && listed.code == 1 {
-                self.ask(&["recover", "--all"])?.code(0)?;
-                return Ok(true);
-            }
-            ensure!(!deadline.remaining(&*clock()).is_zero(), "listings still fail: {listed:?}");
+            is_asked = listed.code == 1 && listed.stderr.contains("recover --all");
+            Ok(is_asked || listed.code == 0)
+        })?;
+        if is_asked {
+            self.ask(&["recover", "--all"])?.code(0)?;
         }
+        Ok(is_asked)
     }
 }
 
@@ -546,7 +527,7 @@ fn the_bucket_fails_while_recoveries_run() -> Result<()> {
 #[test]
 fn redis_loses_data_again_during_a_recovery() -> Result<()> {
     for first in [Event::AllIsFlushed, Event::PrimaryIsEmptied] {
-        for number in 0..3 {
+        for number in 0..rounds(1, 3) {
             let mut stage = Stage::new(number as u64, 0)?;
             stage.under_writers(first)?;
             stage.ask(&["ls", "dl://chaos"])?.code(1)?;
@@ -565,10 +546,6 @@ fn redis_loses_data_again_during_a_recovery() -> Result<()> {
                 ensure!(ended.stderr.contains("recover --all"), "{ended:?}");
             }
             stage.check().with_context(|| format!("{first:?}, then {number}: {ended:?}"))?;
-            if dl_tests::is_torture() {
-                continue;
-            }
-            break;
         }
     }
     Ok(())

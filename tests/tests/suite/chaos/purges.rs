@@ -12,18 +12,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_format::{ChunkShape, DatasetName, FilePath};
-use dl_runtime::Deadline;
 use dl_store::Throttle;
-use dl_tests::cluster::clock;
 use dl_tests::history::Content;
 use dl_tests::program::{dlcmd, run};
 use dl_tests::proxy::FaultyAnswer;
-use dl_tests::rounds;
 use dl_tests::shift::ClockShift;
+use dl_tests::{rounds, soon};
 use libdiesel::admin::{PurgeProgress, PurgeRequest};
 use libdiesel::{Client, Kind};
 
-use super::{Event, NAME, PATIENCE, STALLED, Stage, WRITERS, again, counted};
+use super::{Event, NAME, STALLED, Stage, WRITERS, again, counted};
 
 /// Two days, in seconds.
 const AGE: i64 = 2 * 86_400;
@@ -42,8 +40,8 @@ impl Stage {
     /// Puts the writers' files two days ago, every second file twice.
     fn fill_two_days_ago(&self) -> Result<()> {
         self.clocks.iter().try_for_each(|clock| clock.set(-AGE))?;
-        let then = ClockShift::new(self.scene.path(), "then", -AGE)?;
-        let source = self.scene.path().join("old");
+        let then = ClockShift::new(&self.scene.path(""), "then", -AGE)?;
+        let source = self.scene.path("old");
         let mut files = BTreeMap::new();
         for round in 0..2 {
             for writer in 0..WRITERS {
@@ -102,12 +100,7 @@ fn survive(event: Event, replicas: usize) -> Result<()> {
         let watched = Arc::clone(&is_working);
         let purges = again(&stop, move || purge(&client, &watched));
         let happened = stage.under_writers_after(event, || {
-            let deadline = Deadline::after(&*clock(), PATIENCE);
-            while !is_working.load(Ordering::Relaxed) {
-                ensure!(!deadline.remaining(&*clock()).is_zero(), "no purge has anything to do");
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Ok(())
+            soon("a purge has something to do", || Ok(is_working.load(Ordering::Relaxed)))
         });
         stop.store(true, Ordering::Relaxed);
         let (answers, moved) = (counted(reader).context("read")?, counted(purges)?);

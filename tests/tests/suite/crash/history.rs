@@ -252,24 +252,20 @@ async fn ask(server: &Wire, request: &Request) -> Result<Option<Stamp>, tonic::S
 }
 
 fn apply(datasets: &mut BTreeMap<&'static str, Dataset>, step: &Step) {
+    let mut change = |name: &str, change: &dyn Fn(&mut Files)| {
+        datasets.get_mut(name).into_iter().for_each(|dataset| change(&mut dataset.files));
+    };
     match step {
-        Step::Put(name, files) => {
-            for dataset in datasets.get_mut(name).into_iter() {
-                let files = files.iter();
-                let files = files.map(|(path, data)| (path.as_bytes().to_vec(), data.clone()));
-                dataset.files.extend(files);
-            }
-        }
-        Step::Publish(name, path, bytes, _) => {
-            for dataset in datasets.get_mut(name).into_iter() {
-                dataset.files.insert(path.as_bytes().to_vec(), bytes.clone());
-            }
-        }
-        Step::Delete(name, paths) => {
-            for dataset in datasets.get_mut(name).into_iter() {
-                dataset.files.retain(|path, _| !paths.iter().any(|p| p.as_bytes() == path));
-            }
-        }
+        Step::Put(name, files) => change(name, &|there| {
+            let files = files.iter();
+            there.extend(files.map(|(path, data)| (path.as_bytes().to_vec(), data.clone())));
+        }),
+        Step::Publish(name, path, bytes, _) => change(name, &|there| {
+            there.insert(path.as_bytes().to_vec(), bytes.clone());
+        }),
+        Step::Delete(name, paths) => change(name, &|there| {
+            there.retain(|path, _| !paths.iter().any(|gone| gone.as_bytes() == path));
+        }),
         Step::DeleteDataset(name) => {
             datasets.remove(name);
         }

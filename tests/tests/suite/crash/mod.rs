@@ -7,7 +7,6 @@
 
 mod found;
 mod history;
-mod late;
 mod unanswered;
 mod world;
 

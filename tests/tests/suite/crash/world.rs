@@ -157,11 +157,8 @@ impl World {
 
     /// Removes all metadata: the server must refuse until recovered, then agree.
     pub(super) async fn check_without_metadata(&self, journal: &Journal) -> Result<()> {
-        let memory: Arc<dyn MetaStore> = Arc::new(Memory::new());
-        let parts = parts(self.disk.open()?, memory);
-        prepare(&parts, Stop::Fresh).await?;
-        let server = Running::start(parts).await?;
-        let client = Wire::connect(server.address()).await?;
+        let parts = parts(self.disk.open()?, Arc::new(Memory::new()));
+        let (_server, client) = Running::fresh(parts).await?;
         for name in journal.acknowledged_names() {
             let refused = client.dataset(name).await.err();
             let refused = refused.with_context(|| format!("{name} is taken for gone or empty"))?;

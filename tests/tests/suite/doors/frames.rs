@@ -3,18 +3,17 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dl_meta::{Memory, Stop};
 use dl_proto::{
     CLIENT_WINDOW_BYTES, FRAME_BYTES, SERVER_FRAME_BYTES, SERVER_STREAM_WINDOW_BYTES,
     SERVER_WINDOW_BYTES, STREAM_WINDOW_BYTES,
 };
-use dl_server::prepare;
-use dl_tests::cluster::{Cluster, parts};
+use dl_server::Limits;
+use dl_tests::cluster::{Running, in_memory};
 use libdiesel::{Client, ConnectOptions};
+use tokio::runtime::Runtime;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -67,11 +66,9 @@ fn announced(from: &mut TcpStream) -> Result<Sizes> {
 
 #[test]
 fn a_server_announces_the_sizes_of_a_server() -> Result<()> {
-    let (mut cluster, parts) =
-        (Cluster::new()?, parts(dl_store::memory(), Arc::new(Memory::new())));
-    cluster.run(prepare(&parts, Stop::Fresh))?;
-    cluster.start(&parts, 1)?;
-    let mut client = TcpStream::connect(cluster.addresses().pop().context("the server runs")?)?;
+    let runtime = Runtime::new()?;
+    let (server, _) = runtime.block_on(Running::fresh(in_memory(Limits::default())))?;
+    let mut client = TcpStream::connect(server.address())?;
     client.set_read_timeout(Some(PATIENCE))?;
     client.write_all(PREFACE)?;
     client.write_all(&[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])?;

@@ -7,15 +7,15 @@ use anyhow::{Context, Result, ensure};
 use dl_meta::{DatasetRecord, DatasetState, Datasets, Memory, Stop};
 use dl_proto::pb::PutChunkRequest;
 use dl_runtime::fault::{CutPoint, Fault, Faults};
-use dl_runtime::{Deadline, SeededRandom, blocking};
-use dl_server::{Doors, HttpPort, prepare};
+use dl_runtime::{SeededRandom, blocking};
+use dl_server::{Doors, HttpPort, Limits, Parts, prepare};
 use dl_store::{CountStore, FaultStore, Kind};
-use dl_tests::cluster::{Running, clock, parts};
-use dl_tests::folder;
+use dl_tests::cluster::{Running, clock, in_memory, parts};
 use dl_tests::http::get;
 use dl_tests::program::{Process, Server, dl, dlcmd, run, server_command};
-use dl_tests::s3;
+use dl_tests::scene::Scene;
 use dl_tests::wire::Wire;
+use dl_tests::{folder, s3, soon};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Endpoint;
@@ -23,15 +23,35 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
+/// A server of these parts in this process, with the address of its HTTP port.
+async fn serve(parts: Parts) -> Result<(Running, String)> {
+    let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock())?;
+    let address = http.address().to_string();
+    prepare(&parts, Stop::Fresh).await?;
+    let grpc = TcpListener::bind("127.0.0.1:0").await?;
+    let doors = Doors { http: Some(http), ..Doors::open(grpc) };
+    Ok((Running::behind(doors, parts).await?, address))
+}
+
+/// Asks for a path of an HTTP port.
+async fn ask(address: &str, path: &'static str) -> Result<(u16, String)> {
+    let address = address.to_owned();
+    blocking::run(move || get(&address, path)).await?
+}
+
+/// Asks for the health once the last answer is forgotten.
+async fn health(address: &str) -> Result<(u16, String)> {
+    clock().sleep(Duration::from_millis(1_200)).await;
+    ask(address, "/healthz").await
+}
+
 /// Keeps S-32 and S-69.
 #[test]
 fn metrics_count_requests_and_show_no_names() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let data = scene.path().join("data");
-    let server = Server::start_with(&data, "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
-    folder::write(scene.path(), "src/secret-file", "a file")?;
-    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://secret-set"))?
-        .code(0)?;
+    let scene = Scene::new()?;
+    let server = scene.start()?;
+    folder::write(&scene.src(), "secret-file", "a file")?;
+    server.put(scene.src(), "dl://secret-set")?;
     dl(&server, ["cat", "dl://secret-set/secret-file"])?.code(0)?;
     dl(&server, ["cat", "dl://none/a"])?.code(3)?;
     let (status, text) = get(server.http(), "/metrics")?;
@@ -60,7 +80,6 @@ fn metrics_count_requests_and_show_no_names() -> Result<()> {
     ensure!(!text.contains("secret"), "{text}");
     ensure!(get(server.http(), "/healthz")? == (200, "ok\n".to_owned()), "not well");
     ensure!(get(server.http(), "/")?.0 == 404, "the root");
-    server.stop()?;
     Ok(())
 }
 
@@ -70,30 +89,18 @@ async fn a_server_with_failing_or_silent_stores_is_unhealthy() -> Result<()> {
     let faults = Faults::new(Arc::new(SeededRandom::new(1)));
     let store = FaultStore::new(dl_store::memory(), clock(), faults.clone(), CutPoint::new());
     let parts = parts(Arc::new(store), Arc::new(Memory::new()));
-    prepare(&parts, Stop::Fresh).await?;
-    let http = TcpListener::bind("127.0.0.1:0").await?;
-    let http = HttpPort::open(http, clock())?;
-    let address = http.address().to_string();
-    let grpc = TcpListener::bind("127.0.0.1:0").await?;
-    let doors = Doors { http: Some(http), ..Doors::open(grpc) };
-    let server = Running::behind(doors, parts).await?;
-    let ask = async || {
-        let address = address.clone();
-        blocking::run(move || get(&address, "/healthz")).await?
-    };
-    ensure!(ask().await?.0 == 200, "not well from the start");
+    let (server, address) = serve(parts).await?;
+    ensure!(health(&address).await?.0 == 200, "not well from the start");
     for (fault, told) in [
         (Fault::Before(Kind::Unavailable), "the chunk store can't be asked: "),
         (Fault::Delay(Duration::from_secs(5)), "the chunk store did not answer within 1s"),
     ] {
-        // Answers about health are cached for a second.
         clock().sleep(Duration::from_millis(1_200)).await;
         faults.script("read", [Some(fault)]);
-        let (status, text) = ask().await?;
+        let (status, text) = ask(&address, "/healthz").await?;
         ensure!(status == 503 && text.starts_with(told), "{status} {text}");
     }
-    clock().sleep(Duration::from_millis(1_200)).await;
-    ensure!(ask().await?.0 == 200, "not well again");
+    ensure!(health(&address).await?.0 == 200, "not well again");
     server.stop().await
 }
 
@@ -105,19 +112,12 @@ async fn concurrent_health_checks_share_an_answer() -> Result<()> {
     let store = FaultStore::new(dl_store::memory(), clock(), faults.clone(), CutPoint::new());
     let (store, counters) = CountStore::new(Arc::new(store));
     let parts = parts(Arc::new(store), Arc::new(Memory::new()));
-    prepare(&parts, Stop::Fresh).await?;
-    let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock())?;
-    let address = http.address().to_string();
-    let grpc = TcpListener::bind("127.0.0.1:0").await?;
-    let server = Running::behind(Doors { http: Some(http), ..Doors::open(grpc) }, parts).await?;
+    let (server, address) = serve(parts).await?;
     faults.script("read", vec![Some(Fault::Delay(Duration::from_secs(5))); ASKING]);
     let (before, start) = (counters.counts().reads, clock().monotonic());
-    let asking = (0..ASKING).map(|_| {
-        let address = address.clone();
-        blocking::run(move || get(&address, "/healthz"))
-    });
+    let asking = (0..ASKING).map(|_| ask(&address, "/healthz"));
     for answer in futures::future::join_all(asking).await {
-        let (status, text) = answer??;
+        let (status, text) = answer?;
         ensure!(status == 503 && text.contains("did not answer within 1s"), "{status} {text}");
     }
     let (reads, took) = (counters.counts().reads - before, clock().monotonic() - start);
@@ -132,29 +132,19 @@ async fn concurrent_health_checks_share_an_answer() -> Result<()> {
 async fn a_server_with_refused_datasets_is_healthy_and_counts_them() -> Result<()> {
     let meta = Arc::new(Memory::new());
     let parts = parts(dl_store::memory(), Arc::<Memory>::clone(&meta));
-    prepare(&parts, Stop::Fresh).await?;
-    let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock())?;
-    let address = http.address().to_string();
-    let grpc = TcpListener::bind("127.0.0.1:0").await?;
-    let server = Running::behind(Doors { http: Some(http), ..Doors::open(grpc) }, parts).await?;
+    let (server, address) = serve(parts).await?;
     let wire = Wire::connect(server.address()).await?;
     wire.create("served").await?;
     let record = meta.record(wire.create("secret-set").await?).await?.context("a dataset")?;
-    let ask = async || {
-        // Answers about health are cached for a second.
-        clock().sleep(Duration::from_millis(1_200)).await;
-        let address = address.clone();
-        let both = move || anyhow::Ok((get(&address, "/healthz")?, get(&address, "/metrics")?));
-        blocking::run(both).await?
-    };
     for (state, count) in
         [(DatasetState::Live, 0), (DatasetState::Recovering, 1), (DatasetState::Live, 0)]
     {
         meta.put_dataset(&DatasetRecord { state, ..record.clone() }).await?;
-        let ((status, health), (_, metrics)) = ask().await?;
-        ensure!(status == 200 && health.starts_with("ok\n"), "{status} {health}");
-        let told = health.contains(&format!("{count}; run `dlcmd recover --all`"));
-        ensure!(told == (count > 0) && !health.contains("secret"), "{health}");
+        let (status, text) = health(&address).await?;
+        ensure!(status == 200 && text.starts_with("ok\n"), "{status} {text}");
+        let told = text.contains(&format!("{count}; run `dlcmd recover --all`"));
+        ensure!(told == (count > 0) && !text.contains("secret"), "{text}");
+        let (_, metrics) = ask(&address, "/metrics").await?;
         let gauge = format!("\ndiesel_recovering_datasets {count}\n");
         ensure!(metrics.contains(&gauge), "{metrics}");
     }
@@ -164,14 +154,10 @@ async fn a_server_with_refused_datasets_is_healthy_and_counts_them() -> Result<(
 /// Keeps S-32.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_starting_or_stopping_server_is_alive_but_unhealthy() -> Result<()> {
-    let store = dl_store::open("memory:").await?;
-    let parts = parts(store, Arc::new(Memory::new()));
+    let parts = in_memory(Limits::default());
     let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock())?;
     let address = http.address().to_string();
-    let ask = async |path: &'static str| {
-        let address = address.clone();
-        blocking::run(move || get(&address, path)).await?
-    };
+    let ask = async |path| ask(&address, path).await;
     let until = async |path, part: &str| -> Result<()> {
         while !ask(path).await?.1.contains(part) {
             clock().sleep(Duration::from_millis(20)).await;
@@ -225,20 +211,18 @@ async fn a_starting_or_stopping_server_is_alive_but_unhealthy() -> Result<()> {
 /// Keeps S-32.
 #[test]
 fn a_server_reports_the_wait_for_its_bucket() -> Result<()> {
-    let scene = tempfile::tempdir()?;
+    let scene = Scene::new()?;
     // A silent bucket. The same port is free at the next address.
     let bucket = std::net::TcpListener::bind("127.0.0.1:0")?;
     let http = format!("127.0.0.2:{}", bucket.local_addr()?.port());
     let mut server = server_command()?;
     server.envs(s3::settings(bucket.local_addr()?)).args(["--listen", "127.0.0.1:0"]);
-    server.args(["--http", &http, "--store", "s3://chunks/1", "--data"]).arg(scene.path());
+    server.args(["--http", &http, "--store", "s3://chunks/1", "--data"]).arg(scene.data());
     let _server = Process::start(&mut server)?;
-    let deadline = Deadline::after(&*clock(), Duration::from_secs(20));
     let starting = (503, "starting: opening the chunk store\n".to_owned());
-    while get(&http, "/healthz").ok().as_ref() != Some(&starting) {
-        ensure!(!deadline.remaining(&*clock()).is_zero(), "the server does not report its start");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    soon("the server reports its start", || {
+        Ok(get(&http, "/healthz").ok().as_ref() == Some(&starting))
+    })?;
     ensure!(get(&http, "/livez")? == (200, "ok\n".to_owned()), "a starting server is alive");
     Ok(())
 }
@@ -246,35 +230,23 @@ fn a_server_reports_the_wait_for_its_bucket() -> Result<()> {
 /// Keeps S-12: the default HTTP port is optional.
 #[test]
 fn a_client_at_the_http_port_is_sent_to_the_grpc_port() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let server = Server::start_with(scene.path(), "127.0.0.1:0", &["--http", "127.0.0.1:0"])?;
+    let scene = Scene::new()?;
+    let server = scene.start()?;
     let asked = run(dlcmd()?.args(["--server", server.http(), "datasets"]))?.code(5)?;
     ensure!(asked.stderr.contains("--listen"), "{}", asked.stderr);
-    server.stop()?;
     Ok(())
 }
 
 #[test]
 fn a_taken_http_port_stops_a_server_only_if_requested() -> Result<()> {
-    let scene = tempfile::tempdir()?;
+    let scene = Scene::new()?;
     let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();
-    let mut server = server_command()?;
-    server.args(["--listen", "127.0.0.1:0", "--http", &address, "--data"]).arg(scene.path());
-    let refused = run(&mut server)?.code(1)?.stderr;
+    let refused = scene.fails(1, &["--http", &address])?;
     ensure!(refused.contains(&address), "{refused}");
     // Takes the default port, if free.
     let _usual = std::net::TcpListener::bind("127.0.0.1:7421");
     let mut server = server_command()?;
-    server.env_remove("DIESEL_HTTP").args(["--listen", "127.0.0.1:0", "--data"]).arg(scene.path());
-    server.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null());
-    let mut server = server.spawn()?;
-    let mut line = String::new();
-    let stdout = server.stdout.take().context("stdout is a pipe")?;
-    let read = std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line);
-    server.kill()?;
-    server.wait()?;
-    read?;
-    ensure!(line.starts_with("listening on "), "{line}");
-    Ok(())
+    server.env_remove("DIESEL_HTTP").args(["--listen", "127.0.0.1:0", "--data"]).arg(scene.data());
+    Server::run(server, 1)?.stop().map(drop)
 }

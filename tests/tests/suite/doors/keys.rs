@@ -1,12 +1,10 @@
 //! Users with keys and roles, through the programs.
 
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use dl_tests::cluster::clock;
-use dl_tests::folder;
 use dl_tests::program::{Ended, Server, dlcmd, run, server_command};
+use dl_tests::{folder, soon};
 
 use super::UsersFile;
 
@@ -37,6 +35,15 @@ impl Scene {
 
     fn src(&self) -> String {
         self.folder.path().join("src").to_string_lossy().into_owned()
+    }
+
+    /// Waits until a request of a user with this key has an exit code.
+    fn becomes(&self, user: &str, key: &str, code: i32) -> Result<()> {
+        soon(format_args!("{user} gets {code}"), || {
+            let mut command = self.server.dlcmd()?;
+            command.args(["--user", user, "cat", "dl://apples/a"]).env("DIESEL_KEY", key.trim());
+            Ok(run(&mut command)?.code == code)
+        })
     }
 
     fn as_user(&self, user: &str, arguments: &[&str]) -> Result<Ended> {
@@ -116,26 +123,18 @@ fn wrong_or_missing_keys_are_refused_and_not_shown() -> Result<()> {
 fn changes_of_users_count_in_seconds_unless_the_file_is_broken() -> Result<()> {
     let scene = Scene::new()?;
     let file = scene.users.path.clone();
-    let becomes = |user: &str, code: i32| -> Result<()> {
-        let clock = clock();
-        let until = clock.monotonic() + Duration::from_secs(10);
-        while scene.as_user(user, &["cat", "dl://apples/a"])?.code != code {
-            ensure!(clock.monotonic() < until, "{user} never gets {code}");
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        Ok(())
-    };
-    scene.users.add("eve", &["read:apples"])?;
-    becomes("eve", 0)?;
+    let ann = std::fs::read_to_string(scene.users.key_file("ann"))?;
+    let eve = scene.users.add("eve", &["read:apples"])?;
+    scene.becomes("eve", &eve, 0)?;
     scene.users.remove("ann")?;
-    becomes("ann", 1)?;
+    scene.becomes("ann", &ann, 1)?;
     let good = std::fs::read(&file)?;
     std::fs::write(&file, "no users file\n")?;
-    std::thread::sleep(Duration::from_secs(6));
+    std::thread::sleep(std::time::Duration::from_secs(6));
     scene.as_user("eve", &["cat", "dl://apples/a"])?.code(0)?;
     std::fs::write(&file, good)?;
     scene.users.remove("eve")?;
-    becomes("eve", 1)?;
+    scene.becomes("eve", &eve, 1)?;
     let mode = std::fs::metadata(&file)?.permissions().mode();
     ensure!(mode & 0o777 == 0o600, "{mode:o}");
     let listed = run(dlcmd()?.args(["user", "list", "--users"]).arg(&file))?.code(0)?.text();
@@ -158,20 +157,7 @@ fn a_user_has_two_keys_for_as_long_as_a_rotation_takes() -> Result<()> {
         run(dlcmd()?.args(["user", "--users"]).arg(&scene.users.path).args(arguments))
     };
     let old = std::fs::read_to_string(scene.users.key_file("ann"))?;
-    let becomes = |key: &str, code: i32| -> Result<()> {
-        let clock = clock();
-        let until = clock.monotonic() + Duration::from_secs(10);
-        loop {
-            let mut command = scene.server.dlcmd()?;
-            command.args(["--user", "ann", "cat", "dl://apples/a"]).env("DIESEL_KEY", key.trim());
-            let ended = run(&mut command)?;
-            if ended.code == code {
-                return Ok(());
-            }
-            ensure!(clock.monotonic() < until, "never {code}: {ended:?}");
-            std::thread::sleep(Duration::from_millis(100));
-        }
-    };
+    let becomes = |key: &str, code: i32| scene.becomes("ann", key, code);
     let second = user(&["rekey", "ann", "--keep-old"])?.code(0)?.text();
     becomes(&second, 0)?;
     becomes(&old, 0)?;

@@ -1,14 +1,12 @@
 //! TLS, and every mismatch between client and server.
 
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dl_runtime::Deadline;
 use dl_tests::ca::Ca;
-use dl_tests::cluster::clock;
-use dl_tests::program::{Ended, Server, dlcmd, run, server_command};
-use dl_tests::{folder, http};
+use dl_tests::program::{Ended, Server, dlcmd, run};
+use dl_tests::scene::Scene;
+use dl_tests::{folder, http, soon};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
@@ -49,60 +47,41 @@ fn tls_works_with_keys_and_whole_datasets() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-31.
+/// Keeps S-31: TLS at a plain port, plain text at a TLS port, and certificates of an unknown CA, of
+/// another host, and expired.
 #[test]
-fn tls_at_a_plain_port_and_the_reverse_are_reported() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let ca = Ca::new(folder.path(), "ca")?;
+fn each_mismatch_between_client_and_server_has_its_remedy() -> Result<()> {
+    let scene = Scene::new()?;
+    let folder = scene.path("");
+    let (ca, other) = (Ca::new(&folder, "ca")?, Ca::new(&folder, "other")?);
     ca.issue("server", "127.0.0.1", false)?;
-    let tls = ca.serve("server", &[])?;
-    let told = ask(&tls, "http", &[])?.code(5)?.stderr;
-    ensure!(told.contains("that port speaks TLS: write https://"), "{told}");
-    let plain = Server::start(&folder.path().join("data"))?;
-    let told = ask(&plain, "https", &["--ca", &ca.file("ca.pem")])?.code(5)?.stderr;
-    ensure!(told.contains("that port speaks no TLS: write http://"), "{told}");
-    // Both ports still serve proper clients.
-    ask(&tls, "https", &["--ca", &ca.file("ca.pem")])?.code(0)?;
-    ask(&plain, "http", &[])?.code(0)?;
-    Ok(())
-}
-
-/// Keeps S-31.
-#[test]
-fn an_untrusted_certificate_is_refused_with_a_remedy() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let (ca, other) = (Ca::new(folder.path(), "ca")?, Ca::new(folder.path(), "other")?);
-    ca.issue("server", "127.0.0.1", false)?;
-    let server = ca.serve("server", &[])?;
-    let told = ask(&server, "https", &["--ca", &other.file("ca.pem")])?.code(5)?.stderr;
-    ensure!(told.contains("nobody trusted here has signed it"), "{told}");
-    ensure!(told.contains("--ca"), "{told}");
-    let none = ca.file("server.key");
-    let told = ask(&server, "https", &["--ca", &none])?.code(2)?.stderr;
-    ensure!(told.contains("the certificates to trust are none"), "{told}");
-    // A machine without trusted certificates.
-    std::fs::write(folder.path().join("no.pem"), "")?;
-    let mut bare = to(&server, "https")?;
-    bare.arg("datasets").env("SSL_CERT_FILE", folder.path().join("no.pem"));
-    let told = run(bare.env("SSL_CERT_DIR", folder.path().join("none")))?.code(2)?.stderr;
-    ensure!(told.contains("trusts no certificates") && told.contains("--ca"), "{told}");
-    Ok(())
-}
-
-/// Keeps S-31.
-#[test]
-fn an_expired_or_foreign_certificate_is_refused() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let ca = Ca::new(folder.path(), "ca")?;
     ca.issue("expired", "127.0.0.1", true)?;
     ca.issue("elsewhere", "node1.example.org", false)?;
-    let expired = ca.serve("expired", &[])?;
-    let told = ask(&expired, "https", &["--ca", &ca.file("ca.pem")])?.code(5)?.stderr;
-    ensure!(told.contains("expired") && told.contains("new certificate"), "{told}");
-    expired.stop()?;
-    let elsewhere = ca.serve("elsewhere", &[])?;
-    let told = ask(&elsewhere, "https", &["--ca", &ca.file("ca.pem")])?.code(5)?.stderr;
-    ensure!(told.contains("node1.example.org") && told.contains("names it"), "{told}");
+    let (trusted, foreign, no_certificate) =
+        (ca.file("ca.pem"), other.file("ca.pem"), ca.file("server.key"));
+    let (trusted, foreign, none) =
+        (["--ca", &trusted], ["--ca", &foreign], ["--ca", &no_certificate]);
+    let plain = scene.start()?;
+    for (name, scheme, flags, code, told) in [
+        ("server", "http", &[][..], 5, &["that port speaks TLS: write https://"][..]),
+        ("plain", "https", &trusted, 5, &["that port speaks no TLS: write http://"]),
+        ("server", "https", &foreign, 5, &["nobody trusted here has signed it", "--ca"]),
+        ("server", "https", &none, 2, &["the certificates to trust are none"]),
+        ("expired", "https", &trusted, 5, &["expired", "new certificate"]),
+        ("elsewhere", "https", &trusted, 5, &["node1.example.org", "names it"]),
+        ("server", "https", &trusted, 0, &[]),
+        ("plain", "http", &[], 0, &[]),
+    ] {
+        let tls = (name != "plain").then(|| ca.serve(name, &[])).transpose()?;
+        let said = ask(tls.as_ref().unwrap_or(&plain), scheme, flags)?.code(code)?.stderr;
+        ensure!(told.iter().all(|told| said.contains(told)), "{name}, {scheme}: {said}");
+    }
+    // A machine without trusted certificates.
+    std::fs::write(scene.path("no.pem"), "")?;
+    let mut bare = to(&plain, "https")?;
+    bare.arg("datasets").env("SSL_CERT_FILE", scene.path("no.pem"));
+    let said = run(bare.env("SSL_CERT_DIR", scene.path("none")))?.code(2)?.stderr;
+    ensure!(said.contains("trusts no certificates") && said.contains("--ca"), "{said}");
     Ok(())
 }
 
@@ -156,12 +135,12 @@ async fn a_new_certificate_counts_for_new_connections() -> Result<()> {
     // A key of another certificate.
     let kept = std::fs::read_to_string(old.file("server.key"))?;
     replace("server.key", &new)?;
-    eventually("the metric reports the wrong key", stale)?;
+    soon("the metric reports the wrong key", stale)?;
     connect(&server, &old).await?;
 
     replace("server.pem", &new)?;
     let new_ca = new.file("ca.pem");
-    eventually("the server presents the new certificate", || {
+    soon("the server presents the new certificate", || {
         Ok(ask(&server, "https", &["--ca", &new_ca])?.code == 0)
     })?;
     ensure!(connect(&server, &old).await.is_err(), "the server still presents the old certificate");
@@ -169,14 +148,14 @@ async fn a_new_certificate_counts_for_new_connections() -> Result<()> {
     before.check(HealthCheckRequest::default()).await.context("on the old connection")?;
 
     std::fs::remove_file(old.file("server.pem"))?;
-    eventually("the metric reports the missing file", stale)?;
+    soon("the metric reports the missing file", stale)?;
     connect(&server, &new).await?;
     replace("server.pem", &new)?;
-    eventually("the metric reports the restored file", || Ok(!stale()?))?;
+    soon("the metric reports the restored file", || Ok(!stale()?))?;
     // A key without line breaks.
     let line = std::fs::read_to_string(new.file("server.key"))?.replace('\n', "");
     std::fs::write(old.file("server.key"), line)?;
-    eventually("the metric reports the damaged key", stale)?;
+    soon("the metric reports the damaged key", stale)?;
     let log = server.stop()?;
     ensure!(
         log.contains("the certificate and its key can't be used: the last good ones hold"),
@@ -189,20 +168,11 @@ async fn a_new_certificate_counts_for_new_connections() -> Result<()> {
     Ok(())
 }
 
-fn eventually(what: &str, holds: impl Fn() -> Result<bool>) -> Result<()> {
-    let deadline = Deadline::after(&*clock(), Duration::from_secs(30));
-    while !holds()? {
-        ensure!(!deadline.remaining(&*clock()).is_zero(), "{what}: not in time");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
-}
-
 /// Keeps S-12.
 #[test]
 fn a_server_whose_certificate_is_of_no_use_does_not_start() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let ca = Ca::new(folder.path(), "ca")?;
+    let scene = Scene::new()?;
+    let ca = Ca::new(&scene.path(""), "ca")?;
     for name in ["one", "other"] {
         ca.issue(name, "127.0.0.1", false)?;
     }
@@ -223,10 +193,8 @@ fn a_server_whose_certificate_is_of_no_use_does_not_start() -> Result<()> {
         ("one.key", "one.key", "there is no certificate"),
         ("one.pem", "one.pem", "the key: "),
     ] {
-        let mut command = server_command()?;
-        command.args(["--listen", "127.0.0.1:0", "--data"]).arg(folder.path().join("data"));
-        command.args(["--tls-cert", &ca.file(cert), "--tls-key", &ca.file(key)]);
-        let refused = run(&mut command)?.code(2)?.stderr;
+        let flags = ["--tls-cert", &ca.file(cert), "--tls-key", &ca.file(key)];
+        let refused = scene.fails(2, &flags)?;
         ensure!(refused.contains(told), "{cert} {key}: {refused}");
         for shown in ["PRIVATE", secret, "45, 45, "] {
             ensure!(!refused.contains(shown), "{cert} {key}: {shown} is in {refused}");

@@ -1,7 +1,6 @@
 //! For users without access, a dataset looks missing in every answer.
 
 use std::fs;
-use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
@@ -9,6 +8,7 @@ use dl_format::DatasetId;
 use dl_proto::pb::diesel_client::DieselClient;
 use dl_proto::{DESCRIPTORS, KEY_HEADER, USER_HEADER, pb};
 use dl_tests::program::Server;
+use dl_tests::scene::Scene;
 use prost::Message;
 use prost_types::FileDescriptorSet;
 use tonic::service::Interceptor;
@@ -156,19 +156,20 @@ async fn create(root: &mut Client, name: &str) -> Result<DatasetId> {
     Ok(DatasetId::from_bytes(id.as_ref().try_into()?))
 }
 
-fn start(folder: &Path, users: &UsersFile) -> Result<Server> {
-    Server::start_with(&folder.join("data"), "127.0.0.1:0", &users.flags())
+/// A server with the admins `root` of all datasets and `ann` of `apples`.
+async fn start() -> Result<(Scene, Server, [Client; 2])> {
+    let scene = Scene::new()?;
+    let users = UsersFile::new(&scene.path(""));
+    let (root, ann) = (users.add("root", &["admin:*"])?, users.add("ann", &["admin:apples"])?);
+    let server = scene.start_with(&users.flags())?;
+    let clients = [client(&server, "root", root).await?, client(&server, "ann", ann).await?];
+    Ok((scene, server, clients))
 }
 
 /// Keeps S-30: for every method.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forbidden_dataset_answers_like_a_missing_dataset() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let users = UsersFile::new(folder.path());
-    let (root, ann) = (users.add("root", &["admin:*"])?, users.add("ann", &["admin:apples"])?);
-    let server = start(folder.path(), &users)?;
-    let mut root = client(&server, "root", root).await?;
-    let mut ann = client(&server, "ann", ann).await?;
+    let (_scene, _server, [mut root, mut ann]) = start().await?;
     create(&mut root, "apples").await?;
     let bananas = create(&mut root, "bananas").await?;
     let none = DatasetId::from_bytes([9; 16]);
@@ -191,24 +192,18 @@ async fn a_forbidden_dataset_answers_like_a_missing_dataset() -> Result<()> {
         .await?;
     let found = ask(&mut root, "List", "bananas", bananas).await?;
     ensure!(!found.contains("NotFound"), "{found}");
-    server.stop()?;
     Ok(())
 }
 
 /// Keeps S-30: for every method, with a user who had access before the deletion.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_users_of_a_deleted_dataset_learn_of_its_deletion() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let users = UsersFile::new(folder.path());
-    let (root, ann) = (users.add("root", &["admin:*"])?, users.add("ann", &["admin:apples"])?);
-    let server = start(folder.path(), &users)?;
-    let mut root = client(&server, "root", root).await?;
-    let mut ann = client(&server, "ann", ann).await?;
+    let (scene, _server, [mut root, mut ann]) = start().await?;
     let deleted = create(&mut root, "apples").await?;
     create(&mut root, "bananas").await?;
     ask(&mut ann, "Stat", "apples", deleted).await?;
     ask(&mut root, "DeleteDataset", "apples", deleted).await?;
-    fs::write(folder.path().join("data/chunks/names/bananas/1"), "damaged")?;
+    fs::write(scene.path("data/chunks/names/bananas/1"), "damaged")?;
     let unknown = DatasetId::from_bytes([9; 16]);
     let by_id = methods()?.into_iter().filter(|method| {
         ["PutChunk", "Read", "Stat", "List", "Delete", "GetChunks", "JoinTask", "GetSnapshot"]
@@ -224,18 +219,14 @@ async fn only_users_of_a_deleted_dataset_learn_of_its_deletion() -> Result<()> {
         asked += 1;
     }
     ensure!(asked == 8, "{asked} methods");
-    server.stop()?;
     Ok(())
 }
 
 /// Keeps S-30: for every method.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_method_answers_without_a_key() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let users = UsersFile::new(folder.path());
-    let root = users.add("root", &["admin:*"])?;
-    let server = start(folder.path(), &users)?;
-    let id = create(&mut client(&server, "root", root).await?, "apples").await?;
+    let (_scene, server, [mut root, _]) = start().await?;
+    let id = create(&mut root, "apples").await?;
     let mut wrong = client(&server, "root", "0".repeat(64)).await?;
     let methods = methods()?;
     ensure!(methods.len() >= 10, "{methods:?}");

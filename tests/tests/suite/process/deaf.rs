@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use dl_format::DatasetId;
+use dl_format::{DatasetId, FilePath};
 use dl_proto::pb::{self, read_item::Source};
 use dl_server::Limits;
 use dl_tests::cluster::clock;
-use dl_tests::folder;
 use dl_tests::http::sample;
-use dl_tests::program::{Server, dl, run};
+use dl_tests::program::{Server, dl};
+use dl_tests::scene::Scene;
+use dl_tests::soon;
 use prost::Message;
 
 use super::readers::impatient;
@@ -34,17 +35,13 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-fn whole_file(path: &'static str) -> pb::ReadItem {
-    let source = Some(Source::Path(Bytes::from_static(path.as_bytes())));
-    pb::ReadItem { source, ..pb::ReadItem::default() }
-}
-
 /// Requests a file many times with large windows, and reads nothing.
 fn ask(address: SocketAddr, dataset: DatasetId) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_write_timeout(Some(Duration::from_secs(5)))?;
     let dataset = Bytes::copy_from_slice(dataset.as_bytes());
-    let items = vec![whole_file("a"); 100];
+    let source = Some(Source::Path(Bytes::from_static(b"a")));
+    let items = vec![pb::ReadItem { source, ..Default::default() }; 100];
     let request = pb::ReadRequest { dataset, items, ..Default::default() }.encode_to_vec();
     let message = [&[0][..], &(request.len() as u32).to_be_bytes(), &request].concat();
     let window = [&[0, 4][..], &0x7fff_ffff_u32.to_be_bytes()].concat();
@@ -73,17 +70,8 @@ async fn readers_with_idle_sockets_lose_their_memory() -> Result<()> {
         clock().sleep(Duration::from_millis(50)).await;
         deaf.retain_mut(|stream| stream.write_all(&frame(6, 0, 0, &[7; 8])).is_ok());
     }
-    let request = pb::ReadRequest {
-        dataset: Bytes::copy_from_slice(dataset.as_bytes()),
-        items: vec![whole_file("a")],
-        ..Default::default()
-    };
-    let mut answer = honest.stub().read(request).await?.into_inner();
-    let mut came = 0;
-    while let Some(reply) = answer.message().await? {
-        came += reply.pieces.iter().map(|piece| piece.data.len()).sum::<usize>();
-    }
-    ensure!(came == bytes.len(), "{came} bytes");
+    let read = honest.read(dataset, &[FilePath::new("a")?]).await?;
+    ensure!(read == [Some(bytes)], "other bytes");
     Ok(())
 }
 
@@ -96,11 +84,7 @@ fn known(server: &Server) -> Result<f64> {
 /// seconds.
 #[test]
 fn a_client_without_ping_answers_is_given_up() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let flags = ["--http", "127.0.0.1:0"];
-    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
-    folder::write(scene.path(), "src/a", "a file")?;
-    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
+    let (_scene, server) = Scene::with_a_file()?;
     let mut silent = TcpStream::connect(server.address())?;
     silent.set_read_timeout(Some(Duration::from_secs(5)))?;
     // A first request, so that the connection may stay.
@@ -113,10 +97,7 @@ fn a_client_without_ping_answers_is_given_up() -> Result<()> {
     let (clock, pause) = (clock(), Duration::from_millis(500));
     let began = clock.monotonic();
     silent.write_all(&frames.concat())?;
-    while known(&server)? == 0.0 {
-        ensure!(clock.monotonic() - began < PATIENCE, "the second client is not let in");
-        std::thread::sleep(pause);
-    }
+    soon("the second client is let in", || Ok(known(&server)? > 0.0))?;
     let took = loop {
         ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
         // The second client has left again.

@@ -6,40 +6,28 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use dl_tests::dice::Dice;
 use dl_tests::program::{program, run, tool};
-use dl_tests::{folder, workspace};
+use dl_tests::scene::Scene;
+use dl_tests::workspace;
 
-/// A source folder, and a working folder of the tour.
-struct Scene {
-    folder: tempfile::TempDir,
+/// A scene with a working folder for the tour.
+fn scene(files: usize, longest: usize) -> Result<Scene> {
+    let scene = Scene::filled(files, longest)?;
+    fs::create_dir(scene.path("tmp"))?;
+    Ok(scene)
 }
 
-impl Scene {
-    fn new(files: usize, longest: usize) -> Result<Self> {
-        let scene = Self { folder: tempfile::tempdir()? };
-        folder::fill(&scene.path("src"), files, longest, &Dice::new(1))?;
-        fs::create_dir(scene.path("tmp"))?;
-        Ok(scene)
-    }
+fn tour(scene: &Scene, script: &str, programs: &Path) -> Command {
+    let mut tour = Command::new(workspace::root().join("demo").join(script));
+    tour.env("SRC", scene.src()).env("PROGRAMS", programs).env("TMPDIR", scene.path("tmp"));
+    tour
+}
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn tour(&self, script: &str, programs: &Path) -> Command {
-        let mut tour = Command::new(workspace::root().join("demo").join(script));
-        tour.env("SRC", self.path("src")).env("PROGRAMS", programs);
-        tour.env("TMPDIR", self.path("tmp"));
-        tour
-    }
-
-    /// Checks that only the sources are left.
-    fn check_left(&self) -> Result<()> {
-        let left: Vec<_> = fs::read_dir(self.path("tmp"))?.collect::<Result<_, _>>()?;
-        ensure!(left.is_empty(), "{left:?} is left");
-        Ok(())
-    }
+/// Checks that only the sources are left.
+fn check_left(scene: &Scene) -> Result<()> {
+    let left: Vec<_> = fs::read_dir(scene.path("tmp"))?.collect::<Result<_, _>>()?;
+    ensure!(left.is_empty(), "{left:?} is left");
+    Ok(())
 }
 
 /// The folder of the programs of the tests.
@@ -50,17 +38,17 @@ fn programs() -> Result<PathBuf> {
 
 #[test]
 fn the_demo_recovers_from_lost_metadata() -> Result<()> {
-    let scene = Scene::new(300, 20_000)?;
-    symlink("nowhere", scene.path("src").join("link"))?;
-    let said = run(&mut scene.tour("run.sh", &programs()?))?.code(0)?.text();
+    let scene = scene(300, 20_000)?;
+    symlink("nowhere", scene.src().join("link"))?;
+    let said = run(&mut tour(&scene, "run.sh", &programs()?))?.code(0)?.text();
     ensure!(said.contains("links, special files and unreadable files were left out"), "{said}");
     ensure!(said.ends_with("Done. Nothing is left behind.\n"), "{said}");
-    scene.check_left()
+    check_left(&scene)
 }
 
 #[test]
 fn the_demo_fails_where_a_part_of_its_files_was_not_stored() -> Result<()> {
-    let (scene, programs) = (Scene::new(10, 1_000)?, programs()?);
+    let (scene, programs) = (scene(10, 1_000)?, programs()?);
     let others = scene.path("programs");
     fs::create_dir(&others)?;
     symlink(programs.join("dlserver"), others.join("dlserver"))?;
@@ -78,9 +66,9 @@ fn the_demo_fails_where_a_part_of_its_files_was_not_stored() -> Result<()> {
         );
         fs::write(&dlcmd, text)?;
         fs::set_permissions(&dlcmd, fs::Permissions::from_mode(0o755))?;
-        let ended = run(&mut scene.tour("run.sh", &others))?.code(1)?;
+        let ended = run(&mut tour(&scene, "run.sh", &others))?.code(1)?;
         ensure!(ended.stderr.contains(told), "{}", ended.stderr);
-        scene.check_left()?;
+        check_left(&scene)?;
     }
     Ok(())
 }
@@ -88,12 +76,12 @@ fn the_demo_fails_where_a_part_of_its_files_was_not_stored() -> Result<()> {
 #[test]
 fn the_cluster_demo_survives_its_kills_and_losses() -> Result<()> {
     // A put long enough for a kill of its server.
-    let scene = Scene::new(2_000, 100_000)?;
-    let mut tour = scene.tour("cluster.sh", &programs()?);
+    let scene = scene(2_000, 100_000)?;
+    let mut tour = tour(&scene, "cluster.sh", &programs()?);
     let tools = tool("bin/s3s-fs", "buckets")?;
     let tools = tools.parent().context("a program is in a folder")?.display().to_string();
     tour.env("PATH", format!("{}:{tools}", std::env::var("PATH")?));
     let said = run(&mut tour)?.code(0)?.text();
     ensure!(said.ends_with("Done. Nothing is left behind.\n"), "{said}");
-    scene.check_left()
+    check_left(&scene)
 }

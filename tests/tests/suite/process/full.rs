@@ -9,7 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
-use dl_tests::program::{Ended, Server, dl, run, server_command};
+use dl_tests::program::{Ended, dl, run};
+use dl_tests::scene::Scene;
 use dl_tests::{folder, skip};
 
 /// A small file system in memory, unmounted on drop.
@@ -41,24 +42,21 @@ impl Drop for SmallDisk {
 /// Keeps S-01 and S-12.
 #[test]
 fn a_full_disk_is_reported_and_loses_nothing() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
-    let data = disk.0.join("data");
-    let (small, large) = (scene.path().join("small"), scene.path().join("large"));
+    let scene = Scene::new()?;
+    let Some(_disk) = SmallDisk::mount(&scene.data())? else { return Ok(()) };
+    let (small, large) = (scene.path("small"), scene.path("large"));
     folder::fill(&small, 100, 20_000, &Dice::new(1))?;
     // More chunks than a put sends at once, so that the put gives up with untried chunks.
     folder::fill(&large, 1_000, 300_000, &Dice::new(2))?;
-    let server = Server::start(&data)?;
-    run(server.dlcmd()?.arg("put").arg(&small).arg("dl://small"))?.code(0)?;
+    let server = scene.start()?;
+    server.put(&small, "dl://small")?;
     let full = run(server.dlcmd()?.arg("put").arg(&large).arg("dl://large"))?.code(1)?;
     ensure!(full.stderr.contains("stopped, the rest was not tried"), "{}", full.stderr);
     ensure!(full.stderr.to_lowercase().contains("space"), "{}", full.stderr);
 
-    let got = scene.path().join("got");
-    run(server.dlcmd()?.arg("get").arg("dl://small").arg(&got))?.code(0)?;
-    folder::compare(&small, &got)?;
+    server.compare("dl://small", &small)?;
     // Acknowledged files of the large dataset are complete.
-    let part = scene.path().join("part");
+    let part = scene.path("part");
     run(server.dlcmd()?.arg("get").arg("dl://large").arg(&part))?.code(0)?;
     let all = folder::read(&large)?;
     for (path, file) in folder::read(&part)? {
@@ -66,61 +64,52 @@ fn a_full_disk_is_reported_and_loses_nothing() -> Result<()> {
     }
     // After a delete the server continues, also after a kill.
     dl(&server, ["delete-dataset", "dl://large"])?.code(0)?;
-    run(server.dlcmd()?.arg("put").arg(&small).arg("dl://again"))?.code(0)?;
+    server.put(&small, "dl://again")?;
     server.kill()?;
-    let server = Server::start(&data)?;
+    let server = scene.start()?;
     for dataset in ["dl://small", "dl://again"] {
-        fs::remove_dir_all(&got)?;
-        run(server.dlcmd()?.arg("get").arg(dataset).arg(&got))?.code(0)?;
-        folder::compare(&small, &got).with_context(|| dataset.to_owned())?;
+        server.compare(dataset, &small)?;
     }
-    server.stop()?;
     Ok(())
 }
 
 /// Keeps S-12.
 #[test]
 fn a_server_on_a_full_disk_names_the_remedy() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
+    let scene = Scene::new()?;
+    let Some(disk) = SmallDisk::mount(&scene.data())? else { return Ok(()) };
     let filler = disk.0.join("filler");
     let mut file = File::create(&filler)?;
     while file.write(&[1; 4_096]).is_ok_and(|written| written > 0) {}
     drop(file);
-    let data = disk.0.join("data");
-    let mut server = server_command()?;
-    let refused = run(server.args(["--listen", "127.0.0.1:0", "--data"]).arg(&data))?.code(1)?;
+    let refused = scene.fails(1, &[])?;
     for told in ["space left", "free some", &disk.0.to_string_lossy()] {
-        ensure!(refused.stderr.contains(told), "{told} is not in {}", refused.stderr);
+        ensure!(refused.contains(told), "{told} is not in {refused}");
     }
     fs::remove_file(&filler)?;
-    Server::start(&data)?.stop()?;
+    scene.start()?.stop()?;
     Ok(())
 }
 
 /// Keeps S-12, S-26 and S-37.
 #[test]
 fn deletes_work_after_puts_filled_the_disk() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
-    let server = Server::start(&disk.0.join("data"))?;
-    folder::write(scene.path(), "kept/a", "a")?;
-    run(server.dlcmd()?.arg("put").arg(scene.path().join("kept")).arg("dl://kept"))?.code(0)?;
+    let scene = Scene::new()?;
+    let Some(_disk) = SmallDisk::mount(&scene.data())? else { return Ok(()) };
+    let server = scene.start()?;
+    folder::write(&scene.src(), "a", "a")?;
+    server.put(scene.src(), "dl://kept")?;
     // Smaller and smaller files, until a few bytes do not fit.
     for (round, longest) in [1_000_000, 100_000, 10_000, 100].into_iter().enumerate() {
-        let source = scene.path().join(format!("src{round}"));
+        let source = scene.path(&format!("src{round}"));
         folder::fill(&source, 40, longest, &Dice::new(round as u64))?;
-        let mut last = 0;
-        for number in 0..200 {
+        let put = |number| {
             let target = format!("dl://large/{round}/{number}");
-            let put = run(server.dlcmd()?.arg("put").arg(&source).arg(target))?;
-            last = put.code;
-            if last != 0 {
-                ensure!(put.stderr.contains("space left"), "{}", put.stderr);
-                break;
-            }
-        }
-        ensure!(last != 0, "files of {longest} bytes always fit");
+            run(server.dlcmd()?.arg("put").arg(&source).arg(target))
+        };
+        let refused = (0..200).map(put).find(|put| !put.as_ref().is_ok_and(|put| put.code == 0));
+        let refused = refused.with_context(|| format!("files of {longest} bytes always fit"))??;
+        ensure!(refused.stderr.contains("space left"), "{}", refused.stderr);
     }
     dl(&server, ["rm", "dl://kept/a"])?.code(0)?;
     dl(&server, ["rm", "-r", "dl://large/0"])?.code(0)?;
@@ -129,9 +118,8 @@ fn deletes_work_after_puts_filled_the_disk() -> Result<()> {
         "the dataset still exists"
     );
     dl(&server, ["delete-dataset", "dl://large"])?.code(0)?;
-    run(server.dlcmd()?.arg("put").arg(scene.path().join("kept")).arg("dl://kept"))?.code(0)?;
+    server.put(scene.src(), "dl://kept")?;
     ensure!(dl(&server, ["cat", "dl://kept/a"])?.code(0)?.text() == "a", "cat");
-    server.stop()?;
     Ok(())
 }
 
@@ -148,32 +136,28 @@ fn at_once(command: &mut Command) -> Result<Ended> {
 /// Keeps S-12: no thread of a get waits for a thread that has given up.
 #[test]
 fn a_get_onto_a_full_disk_ends_at_once() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
-    let source = scene.path().join("src");
-    folder::fill(&source, 400, 300_000, &Dice::new(1))?;
-    let server = Server::start(&scene.path().join("data"))?;
-    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
+    let scene = Scene::filled(400, 300_000)?;
+    let Some(disk) = SmallDisk::mount(&scene.path("disk"))? else { return Ok(()) };
+    let server = scene.start()?;
+    server.put(scene.src(), "dl://ds")?;
     let full = at_once(server.dlcmd()?.arg("get").arg("dl://ds").arg(disk.0.join("got")))?;
     let full = full.code(1)?;
     ensure!(full.stderr.contains("space left"), "{}", full.stderr);
     ensure!(full.text().contains(" files got, "), "what there is is not told: {}", full.text());
-    server.stop()?;
     Ok(())
 }
 
 /// Keeps S-12 and S-62: no request waits for a failing write of the metadata.
 #[test]
 fn a_disk_filled_by_others_is_reported_and_reads_continue() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let Some(disk) = SmallDisk::mount(&scene.path().join("disk"))? else { return Ok(()) };
-    let (data, source) = (disk.0.join("data"), scene.path().join("src"));
-    folder::fill(&source, 100, 2_000, &Dice::new(1))?;
-    let server = Server::start(&data)?;
-    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://before"))?.code(0)?;
+    let scene = Scene::filled(100, 2_000)?;
+    let Some(disk) = SmallDisk::mount(&scene.data())? else { return Ok(()) };
+    let source = scene.src();
+    let server = scene.start()?;
+    server.put(&source, "dl://before")?;
     server.stop()?;
-    let server = Server::start(&data)?;
-    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://last"))?.code(0)?;
+    let server = scene.start()?;
+    server.put(&source, "dl://last")?;
     let ballast = disk.0.join("ballast");
     let mut file = File::create(&ballast)?;
     for piece in [1 << 20, 4 << 10] {
@@ -184,7 +168,7 @@ fn a_disk_filled_by_others_is_reported_and_reads_continue() -> Result<()> {
             let refused = at_once(server.dlcmd()?.args(command))?.code(1)?;
             ensure!(refused.stderr.contains("space left"), "{}", refused.stderr);
         }
-        let got = scene.path().join("got");
+        let got = scene.path("got");
         at_once(server.dlcmd()?.arg("get").arg("dl://before").arg(&got))?.code(0)?;
         folder::compare(&source, &got)?;
         let put = at_once(server.dlcmd()?.arg("put").arg(&source).arg("dl://new"))?.code(1)?;
@@ -192,10 +176,7 @@ fn a_disk_filled_by_others_is_reported_and_reads_continue() -> Result<()> {
     }
     drop(file);
     fs::remove_file(&ballast)?;
-    let got = scene.path().join("last");
-    run(server.dlcmd()?.arg("get").arg("dl://last").arg(&got))?.code(0)?;
-    folder::compare(&source, &got)?;
+    server.compare("dl://last", &source)?;
     dl(&server, ["delete-dataset", "dl://last"])?.code(0)?;
-    server.stop()?;
     Ok(())
 }

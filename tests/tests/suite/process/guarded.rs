@@ -5,9 +5,10 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, ensure};
 use dl_tests::ca::Ca;
 use dl_tests::etcd::Etcd;
-use dl_tests::program::{Server, run, server_command};
+use dl_tests::scene::Scene;
+use dl_tests::soon;
 
-use super::settings::{bounds, soon};
+use super::settings::bounds;
 
 /// The password, absent from all output.
 const SECRET: &str = "TOP:SE@CRET";
@@ -18,8 +19,8 @@ const TOKEN: Duration = Duration::from_secs(2);
 /// Keeps S-33 and S-30.
 #[test]
 fn settings_come_from_etcd_with_tls_and_logins() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let (ca, other) = (Ca::new(scene.path(), "ca")?, Ca::new(scene.path(), "other")?);
+    let scene = Scene::new()?;
+    let (ca, other) = (Ca::new(&scene.path(""), "ca")?, Ca::new(&scene.path(""), "other")?);
     for ca in [&ca, &other] {
         ca.issue("client", "diesel", false)?;
     }
@@ -52,11 +53,8 @@ fn settings_come_from_etcd_with_tls_and_logins() -> Result<()> {
     let good = config(&user, &format!("{trusted}&{shown}"));
 
     let refused = |place: (String, String), told: &str| -> Result<()> {
-        let mut command = server_command()?;
-        command.envs([place]).env("SSL_CERT_FILE", other.file("ca.pem"));
-        command.args(["--listen", "127.0.0.1:0", "--data"]);
-        let ended = run(command.arg(scene.path().join("refused")))?.code(2)?;
-        let said = format!("{}{}", ended.text(), ended.stderr);
+        let trusted = ("SSL_CERT_FILE".to_owned(), other.file("ca.pem"));
+        let said = scene.fails_among(2, &[], [place, trusted])?;
         ensure!(said.contains(told) && !said.contains("CRET"), "{told}: {said}");
         Ok(())
     };
@@ -80,8 +78,7 @@ fn settings_come_from_etcd_with_tls_and_logins() -> Result<()> {
             .try_for_each(|one| one.join().map_err(|_| anyhow!("a thread panicked"))?)
     })?;
 
-    let flags = ["--http", "127.0.0.1:0"];
-    let server = Server::start_among(&scene.path().join("data"), "127.0.0.1:0", &flags, &[good])?;
+    let server = scene.start_among(&[], &[good])?;
     let reads = |mib: u64| soon("news", || Ok(bounds(&server)?.0 == mib));
     reads(16)?;
     set(&etcd, 20)?;

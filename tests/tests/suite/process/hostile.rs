@@ -3,29 +3,30 @@
 use std::fmt::Display;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use dl_format::{ChunkIdMaker, DatasetId};
-use dl_meta::{Memory, Stop};
 use dl_proto::pb;
-use dl_proto::pb::diesel_client::DieselClient;
-use dl_server::{Limits, Parts, prepare};
-use dl_tests::cluster::{Running, clock, parts};
+use dl_server::Limits;
+use dl_tests::cluster::{Running, clock, in_memory};
 use dl_tests::dice::Dice;
-use dl_tests::folder;
-use dl_tests::program::{Server, dl, run};
-use dl_tests::wire::{Wire, chunk};
-use dl_tests::{rounds, tell};
+use dl_tests::program::dl;
+use dl_tests::rounds;
+use dl_tests::scene::{Scene, check_well};
+use dl_tests::wire::{Wire, chunk, new_id};
 use prost::Message;
+use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
+
+/// A chunk size that takes all the memory for writes.
+const LARGE: u32 = 64 << 20;
 
 /// The patience of servers in tests without a wait.
 const USUAL: Duration = Duration::from_secs(30);
@@ -113,10 +114,7 @@ async fn ask(stub: &mut Grpc<Channel>, method: &str, messages: Vec<Bytes>) -> Re
 /// Keeps S-16.
 #[test]
 fn garbage_on_the_port_harms_nobody() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let mut server = Server::start(&scene.path().join("data"))?;
-    folder::write(scene.path(), "src/a", "a file")?;
-    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
+    let (_scene, server) = Scene::with_a_file()?;
     let address: SocketAddr = server.address().parse()?;
     let dice = Dice::new(1);
     let preface: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -139,12 +137,9 @@ fn garbage_on_the_port_harms_nobody() -> Result<()> {
             let _ = stream.read(&mut [0; 64]);
         }
     }
-    ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
-    let peak = server.process().peak_memory().context("the server runs")?;
-    ensure!(peak < 256 << 20, "the server took {} MiB", peak >> 20);
+    check_well(&server)?;
     drop(open);
-    server.stop()?;
-    Ok(())
+    server.stop().map(drop)
 }
 
 /// A tombstone of maximal size, for chunks that never existed.
@@ -161,20 +156,16 @@ fn large_delete(dataset: &Bytes, ids: &mut ChunkIdMaker, dice: &Dice) -> pb::Del
 /// Keeps S-16: the memory of a request is held until its commit ends, with or without a client.
 #[test]
 fn abandoned_large_deletes_hold_bounded_memory_heavy() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let mut server = Server::start(&scene.path().join("data"))?;
-    folder::write(scene.path(), "src/a", "a file")?;
-    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut client = DieselClient::connect(format!("http://{}", server.address())).await?;
-        let wanted = pb::GetDatasetRequest { name: "ds".to_owned(), ..Default::default() };
-        let dataset = client.get_dataset(wanted).await?.into_inner().id;
+    let (_scene, server) = Scene::with_a_file()?;
+    Runtime::new()?.block_on(async {
+        let client = Wire::connect(server.address().parse()?).await?;
+        let dataset = client.dataset("ds").await?.context("the dataset exists")?;
+        let dataset = Bytes::copy_from_slice(dataset.as_bytes());
         let (mut ids, dice) = (ChunkIdMaker::new([3; 9]), Dice::new(3));
         for _ in 0..rounds(4, 40) {
             let deletes = (0..32).map(|_| {
                 let (mut client, request) =
-                    (client.clone(), large_delete(&dataset, &mut ids, &dice));
+                    (client.stub(), large_delete(&dataset, &mut ids, &dice));
                 async move {
                     let answer = client.delete(request);
                     tokio::time::timeout(Duration::from_millis(100), answer).await.is_ok()
@@ -185,24 +176,15 @@ fn abandoned_large_deletes_hold_bounded_memory_heavy() -> Result<()> {
         }
         anyhow::Ok(())
     })?;
-    drop(runtime);
-    ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
-    let peak = server.process().peak_memory().context("the server runs")?;
-    tell(format_args!("server: at most {} MiB", peak >> 20));
-    ensure!(peak < 256 << 20, "the server took {} MiB", peak >> 20);
-    server.stop()?;
-    Ok(())
+    check_well(&server)?;
+    server.stop().map(drop)
 }
 
 /// Keeps S-16.
 #[test]
 fn each_invalid_message_is_refused() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let mut server = Server::start(&scene.path().join("data"))?;
-    folder::write(scene.path(), "src/a", "a file")?;
-    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let (_scene, server) = Scene::with_a_file()?;
+    Runtime::new()?.block_on(async {
         let mut stub = raw(server.address()).await?;
         let dice = Dice::new(2);
         let mut refused = 0;
@@ -217,22 +199,16 @@ fn each_invalid_message_is_refused() -> Result<()> {
         ensure!(refused > 0, "no message was refused for its contents");
         anyhow::Ok(())
     })?;
-    // Dropping the runtime closes the connection.
-    drop(runtime);
     ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
     ensure!(dl(&server, ["ls", "-R", "dl://ds"])?.code(0)?.text() == "a\n", "ls");
-    let peak = server.process().peak_memory().context("the server runs")?;
-    ensure!(peak < 256 << 20, "the server took {} MiB", peak >> 20);
-    let log = server.stop()?;
-    ensure!(!log.contains("panicked"), "{log}");
-    Ok(())
+    server.check_memory("server")?;
+    server.stop().map(drop)
 }
 
 /// Keeps S-16.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_with_a_single_error_are_refused_for_the_error() -> Result<()> {
-    let (server, _) = patient(USUAL).await?;
-    let client = Wire::connect(server.address()).await?;
+    let (server, client) = patient(USUAL).await?;
     let id = client.create("ds").await?;
     let dataset = Bytes::copy_from_slice(id.as_bytes());
     let (short, up) = (dataset.slice(1..), Bytes::from_static(b"../a"));
@@ -277,6 +253,8 @@ async fn requests_with_a_single_error_are_refused_for_the_error() -> Result<()> 
         ("DeleteDataset", delete_dataset.encode_to_vec()),
         (PUT_CHUNK, put(&dataset, 0)),
         (PUT_CHUNK, put(&short, 7)),
+        (PUT_CHUNK, put(&dataset, (1 << 20) + 1)),
+        (PUT_CHUNK, put(&dataset, u64::MAX)),
         ("Delete", delete.encode_to_vec()),
         ("Read", read(None)),
         ("Read", read(Some(by_path))),
@@ -330,49 +308,31 @@ fn nonsense(dice: &Dice) -> Bytes {
 }
 
 /// A server with this patience.
-async fn patient(patience: Duration) -> Result<(Running, Parts)> {
-    let store = dl_store::open("memory:").await?;
-    let limits = Limits { patience, ..Limits::default() };
-    let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
-    prepare(&parts, Stop::Fresh).await?;
-    Ok((Running::start(parts.clone()).await?, parts))
+async fn patient(patience: Duration) -> Result<(Running, Wire)> {
+    Running::fresh(in_memory(Limits { patience, ..Limits::default() })).await
 }
 
-/// A dataset whose chunks take all the memory for writes.
-async fn create_large(client: &Wire) -> Result<DatasetId> {
-    let (chunk_size, alignment) = (64 << 20, 64);
-    let request = pb::CreateDatasetRequest { name: "ds".to_owned(), chunk_size, alignment };
-    let dataset = client.stub().create_dataset(request).await?.into_inner();
-    let id = <[u8; 16]>::try_from(&dataset.id[..]).context("an id has 16 bytes")?;
-    Ok(DatasetId::from_bytes(id))
+/// Sends single bytes until the receiver closes.
+async fn trickle(send: mpsc::Sender<pb::PutChunkRequest>) {
+    let byte = pb::PutChunkRequest { data: Bytes::from_static(&[0]), ..Default::default() };
+    while send.send(byte.clone()).await.is_ok() {
+        clock().sleep(Duration::from_millis(100)).await;
+    }
 }
 
-/// Begins a put: sends a first message, then the messages of the channel.
+/// Begins a put of a large chunk: sends a first message, then the messages of the channel.
 async fn announce(
     address: SocketAddr,
     dataset: DatasetId,
-    length: u64,
-    data: Bytes,
+    data: &'static [u8],
 ) -> Result<(mpsc::Sender<pb::PutChunkRequest>, JoinHandle<Result<(), Status>>)> {
     let mut stub = Wire::connect(address).await?.stub();
     let dataset = Bytes::copy_from_slice(dataset.as_bytes());
     let (send, pieces) = mpsc::channel(1);
+    let (length, data) = (u64::from(LARGE), Bytes::from_static(data));
     send.send(pb::PutChunkRequest { dataset, length, data }).await?;
     let pieces = tokio_stream::wrappers::ReceiverStream::new(pieces);
     Ok((send, dl_runtime::spawn(async move { stub.put_chunk(pieces).await.map(drop) })))
-}
-
-/// Sends the bytes in pieces until the receiver closes.
-fn trickle(send: mpsc::Sender<pb::PutChunkRequest>, mut data: Bytes, piece: usize) {
-    dl_runtime::spawn(async move {
-        while !data.is_empty() {
-            clock().sleep(Duration::from_millis(100)).await;
-            let data = data.split_to(piece.min(data.len()));
-            if send.send(pb::PutChunkRequest { data, ..Default::default() }).await.is_err() {
-                return;
-            }
-        }
-    });
 }
 
 /// Repeats a put until the server has memory for it.
@@ -390,16 +350,13 @@ async fn put_patiently(client: &Wire, dataset: DatasetId, object: &[u8]) -> Resu
 /// Keeps S-16.
 #[tokio::test(flavor = "multi_thread")]
 async fn writers_without_data_lose_their_turn() -> Result<()> {
-    let (server, parts) = patient(Duration::from_millis(500)).await?;
-    let honest = Wire::connect(server.address()).await?;
-    let dataset = create_large(&honest).await?;
+    let (server, honest) = patient(Duration::from_millis(500)).await?;
+    let dataset = honest.create_with("ds", LARGE).await?;
     let mut stalled = Vec::new();
     for _ in 0..40 {
-        let data = Bytes::from_static(b"and then silence");
-        stalled.push(announce(server.address(), dataset, 64 << 20, data).await?);
+        stalled.push(announce(server.address(), dataset, b"and then silence").await?);
     }
-    let id = libdiesel::format::ChunkId::from_bytes(id_bytes(&parts));
-    let object = chunk(id, dataset, [(&b"a"[..], &b"bytes"[..])])?;
+    let object = chunk(new_id(), dataset, [(&b"a"[..], &b"bytes"[..])])?;
     put_patiently(&honest, dataset, &object).await?;
     for (send, answer) in stalled {
         let status = answer.await?.err().context("a chunk that was never sent is stored")?;
@@ -414,19 +371,16 @@ async fn writers_without_data_lose_their_turn() -> Result<()> {
 /// Keeps S-16: the client sends often enough to avoid the idle time-out.
 #[tokio::test(flavor = "multi_thread")]
 async fn writers_of_single_bytes_lose_their_memory() -> Result<()> {
-    let (server, parts) = patient(Duration::from_secs(2)).await?;
-    let honest = Wire::connect(server.address()).await?;
-    let dataset = create_large(&honest).await?;
+    let (server, honest) = patient(Duration::from_secs(2)).await?;
+    let dataset = honest.create_with("ds", LARGE).await?;
     let mut trickling = Vec::new();
     for _ in 0..5 {
-        let data = Bytes::from_static(b"a byte at a time");
-        let (send, answer) = announce(server.address(), dataset, 64 << 20, data).await?;
-        trickle(send, vec![0; 1_000].into(), 1);
+        let (send, answer) = announce(server.address(), dataset, b"a byte at a time").await?;
+        dl_runtime::spawn(trickle(send));
         trickling.push(answer);
     }
     clock().sleep(Duration::from_millis(500)).await;
-    let id = libdiesel::format::ChunkId::from_bytes(id_bytes(&parts));
-    let object = chunk(id, dataset, [(&b"a"[..], &b"bytes"[..])])?;
+    let object = chunk(new_id(), dataset, [(&b"a"[..], &b"bytes"[..])])?;
     put_patiently(&honest, dataset, &object).await?;
     let mut given_up = 0;
     // The writers end one after another: each gets the memory and loses it to the next.
@@ -446,49 +400,12 @@ async fn writers_of_single_bytes_lose_their_memory() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-16: the chunk takes three times as long as a client may be silent.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slow_writer_with_the_least_pace_is_waited_for() -> Result<()> {
-    let (server, parts) = patient(Duration::from_secs(2)).await?;
-    let client = Wire::connect(server.address()).await?;
-    let dataset = create_large(&client).await?;
-    let id = libdiesel::format::ChunkId::from_bytes(id_bytes(&parts));
-    let file = [7; 60_000];
-    let mut object = Bytes::from(chunk(id, dataset, [(&b"a"[..], &file[..])])?);
-    let (length, first) = (object.len() as u64, object.split_to(1_000));
-    let (send, answer) = announce(server.address(), dataset, length, first).await?;
-    trickle(send, object, 1_000);
-    answer.await??;
-    ensure!(client.files(dataset).await?.len() == 1, "the file is not there");
-    Ok(())
-}
-
-/// Keeps S-16.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_too_large_chunk_is_refused_before_its_data() -> Result<()> {
-    let (server, _) = patient(USUAL).await?;
-    let client = Wire::connect(server.address()).await?;
-    let dataset = client.create("ds").await?;
-    for length in [(1 << 20) + 1, 64 << 20, u64::MAX] {
-        let (_send, answer) = announce(server.address(), dataset, length, Bytes::new()).await?;
-        let status = answer.await?.err().context("the chunk was stored")?;
-        ensure!(status.code() == Code::InvalidArgument, "{length}: {status}");
-    }
-    Ok(())
-}
-
-/// An id with the current time.
-fn id_bytes(parts: &Parts) -> [u8; 16] {
-    *ChunkIdMaker::new([7; 9]).next(parts.clock.now()).as_bytes()
-}
-
 /// Keeps S-16 and S-18: Rule 2.
 #[tokio::test(flavor = "multi_thread")]
 async fn inconsistent_objects_are_refused_and_leave_nothing() -> Result<()> {
-    let (server, parts) = patient(USUAL).await?;
-    let client = Wire::connect(server.address()).await?;
+    let (_server, client) = patient(USUAL).await?;
     let (dataset, other) = (client.create("ds").await?, client.create("other").await?);
-    let id = libdiesel::format::ChunkId::from_bytes(id_bytes(&parts));
+    let id = new_id();
     let good = chunk(id, dataset, [(&b"a"[..], &b"bytes"[..]), (b"b", b"more bytes")])?;
     let dice = Dice::new(3);
     for _ in 0..rounds(300, 10_000) {

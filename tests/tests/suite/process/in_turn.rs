@@ -9,8 +9,9 @@ use anyhow::{Context, Result, ensure};
 use dl_meta::redis_testing::Server as Redis;
 use dl_tests::dice::Dice;
 use dl_tests::folder;
-use dl_tests::program::{Ended, Server, purged, run};
+use dl_tests::program::{Ended, purged, run};
 use dl_tests::rounds;
+use dl_tests::scene::Scene;
 use dl_tests::shift::ClockShift;
 
 const SERVERS: usize = 3;
@@ -23,14 +24,11 @@ const STEP: i64 = 3 * 3_600;
 #[tokio::test(flavor = "multi_thread")]
 async fn each_step_of_housekeeping_may_go_to_another_server() -> Result<()> {
     for round in 0..rounds(1, 8) {
-        let scene = tempfile::tempdir()?;
-        let (data, source) = (scene.path().join("data"), scene.path().join("src"));
+        let scene = Scene::new()?;
+        let source = scene.src();
         let redis = Redis::start(&[]).await;
-        let past = ClockShift::new(scene.path(), "past", -AGE)?;
-        let start = || {
-            let meta = ["--meta", &redis.url()];
-            Server::start_among(&data, "127.0.0.1:0", &meta, &past.variables())
-        };
+        let past = ClockShift::new(&scene.path(""), "past", -AGE)?;
+        let start = || scene.start_among(&["--meta", &redis.url()], &past.variables());
         let mut servers = (0..SERVERS).map(|_| start()).collect::<Result<Vec<_>>>()?;
         folder::fill(&source, 300, 20_000, &Dice::new(round))?;
         let mut turn = round as usize;
@@ -74,10 +72,7 @@ async fn each_step_of_housekeeping_may_go_to_another_server() -> Result<()> {
             for server in &servers {
                 let datasets = run(server.dlcmd()?.arg("datasets"))?.code(0)?.text();
                 ensure!(datasets == "ds\n", "step {step}: {datasets}");
-                let got = scene.path().join("got");
-                run(server.dlcmd()?.args(["get", "dl://ds"]).arg(&got))?.code(0)?;
-                folder::compare(&source, &got).with_context(|| format!("step {step}"))?;
-                fs::remove_dir_all(got)?;
+                server.compare("dl://ds", &source).with_context(|| format!("step {step}"))?;
             }
             servers.remove(0).kill()?;
             servers.push(start()?);

@@ -5,24 +5,18 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use dl_tests::program::{Server, dl, run, run_with_stdin};
+use dl_tests::program::{dl, run, run_with_stdin};
+use dl_tests::scene::Scene;
 use dl_tests::{folder, rounds};
-use libdiesel::{Client, ConnectOptions, DatasetName, FilePath};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, mkdirat, openat};
 use rustix::io::Errno;
 
-fn put_and_get(server: &Server, source: &Path, got: &Path, dataset: &str) -> Result<()> {
-    run(server.dlcmd()?.arg("put").arg(source).arg(dataset))?.code(0)?;
-    run(server.dlcmd()?.arg("get").arg(dataset).arg(got))?.code(0)?;
-    folder::compare(source, got)
-}
-
 /// Keeps S-08.
 #[test]
 fn every_legal_name_comes_back_with_its_bytes() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let (source, got) = (scene.path().join("src"), scene.path().join("got"));
+    let scene = Scene::new()?;
+    let source = scene.src();
     let names: [&[u8]; 14] = [
         "grüße/größe.txt".as_bytes(),
         "日本語/写真.jpg".as_bytes(),
@@ -45,8 +39,9 @@ fn every_legal_name_comes_back_with_its_bytes() -> Result<()> {
     fs::write(source.join("empty"), "")?;
     folder::write(&source, [b'n'; 255], "as long as a name can be")?;
 
-    let server = Server::start(&scene.path().join("data"))?;
-    put_and_get(&server, &source, &got, "dl://names")?;
+    let server = scene.start()?;
+    server.put(&source, "dl://names")?;
+    server.compare("dl://names", &source)?;
     let raw = dl(&server, ["ls", "-R0", "dl://names"])?.code(0)?.stdout;
     let mut expected: Vec<Vec<u8>> = names.iter().map(|name| name.to_vec()).collect();
     expected.push(vec![b'n'; 255]);
@@ -59,29 +54,6 @@ fn every_legal_name_comes_back_with_its_bytes() -> Result<()> {
     }
     let json = dl(&server, ["--json", "ls", "-R", "dl://names"])?.code(0)?.text();
     ensure!(json.contains("path_base64"), "{json}");
-    Ok(())
-}
-
-/// Keeps S-08.
-#[test]
-fn a_path_of_4096_bytes_is_stored_and_a_longer_path_refused() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    // The kernel accepts no path of this length in a single call; an address may have it.
-    let deep = format!("{}/", "d".repeat(255)).repeat(15);
-    let server = Server::start(&scene.path().join("data"))?;
-    let source = scene.path().join("src");
-    folder::write(&source, "file", "deep down")?;
-    let too_long = format!("dl://deep/{deep}{}", "g".repeat(252));
-    let refused = run(server.dlcmd()?.arg("put").arg(&source).arg(&too_long))?;
-    ensure!(refused.code == 2 || refused.code == 4, "{refused:?}");
-    ensure!(refused.stderr.contains("4096") || refused.stderr.contains("4,096"), "{refused:?}");
-
-    let address = format!("dl://deep/{deep}{}", "g".repeat(251));
-    run(server.dlcmd()?.arg("put").arg(&source).arg(&address))?.code(0)?;
-    let listed = dl(&server, ["ls", "-R", "dl://deep"])?.code(0)?.text();
-    ensure!(listed.trim_end().len() == 4_096, "{} bytes", listed.trim_end().len());
-    let back = dl(&server, ["cat", &format!("{address}/file")])?.code(0)?;
-    ensure!(back.stdout == b"deep down", "{back:?}");
     Ok(())
 }
 
@@ -111,9 +83,9 @@ fn deepest_file(root: &Path, flags: OFlags) -> Result<fs::File> {
 /// Keeps S-08 and S-13.
 #[test]
 fn a_path_of_4096_bytes_works_in_every_put_and_get() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let server = Server::start(&scene.path().join("data"))?;
-    let (first, source) = (scene.path().join("first"), scene.path().join("src"));
+    let scene = Scene::new()?;
+    let server = scene.start()?;
+    let (first, source) = (scene.path("first"), scene.src());
     folder::write(&first, "first", "1")?;
     folder::write(&source, "other", "2")?;
     let write = |text: &str| -> Result<()> {
@@ -121,7 +93,7 @@ fn a_path_of_4096_bytes_works_in_every_put_and_get() -> Result<()> {
         Ok(deepest_file(&source, flags)?.write_all(text.as_bytes())?)
     };
     write("deep down")?;
-    run(server.dlcmd()?.arg("put").arg(&first).arg("dl://ds"))?.code(0)?;
+    server.put(&first, "dl://ds")?;
     let put = |flags: &[&str]| -> Result<serde_json::Value> {
         let mut put = server.dlcmd()?;
         put.args(["--json", "put"]).args(flags).arg(&source).arg("dl://ds");
@@ -143,13 +115,16 @@ fn a_path_of_4096_bytes_works_in_every_put_and_get() -> Result<()> {
 
     let path = format!("{}{}/file", format!("{}/", "d".repeat(255)).repeat(15), "e".repeat(251));
     ensure!(path.len() == 4_096, "{} bytes", path.len());
+    let refused = run(server.dlcmd()?.arg("put").arg(&first).arg(format!("dl://ds/{path}")))?;
+    ensure!(refused.code == 2 || refused.code == 4, "{refused:?}");
+    ensure!(refused.stderr.contains("4096") || refused.stderr.contains("4,096"), "{refused:?}");
     for _ in 0..2 {
         let mut list = server.dlcmd()?;
         list.current_dir(&source).args(["put", "-", "dl://list"]);
         run_with_stdin(&mut list, format!("other\n{path}\n").as_bytes())?.code(0)?;
     }
     for dataset in ["dl://ds", "dl://list"] {
-        let got = scene.path().join("got");
+        let got = scene.path("got");
         for _ in 0..2 {
             run(server.dlcmd()?.arg("get").arg(dataset).arg(&got))?.code(0)?;
             let mut text = String::new();
@@ -161,62 +136,13 @@ fn a_path_of_4096_bytes_works_in_every_put_and_get() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-09: Rule 9.
-#[test]
-fn a_folder_wins_over_a_file_of_its_name_and_put_says_so() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let server = Server::start(&scene.path().join("data"))?;
-    let (file, tree) = (scene.path().join("one"), scene.path().join("two"));
-    folder::write(&file, "name", "a file")?;
-    folder::write(&tree, "name/below", "in a folder")?;
-    run(server.dlcmd()?.arg("put").arg(&file).arg("dl://ds"))?.code(0)?;
-    let refused = run(server.dlcmd()?.arg("put").arg(&tree).arg("dl://ds"))?.code(4)?;
-    ensure!(refused.stderr.contains("dl://ds/name is a file"), "{refused:?}");
-    // A concurrent put may store such a file.
-    let servers = vec![server.address().to_owned()];
-    let client = Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?;
-    let dataset = client.dataset(&DatasetName::new("ds")?)?;
-    dataset.put_file(&FilePath::new("name/below")?, &tree.join("name/below"))?;
-    ensure!(dataset.flush()?.check()?.files == 1, "the file is stored");
-    ensure!(dl(&server, ["ls", "-R", "dl://ds"])?.code(0)?.text() == "name/below\n", "ls");
-    ensure!(dl(&server, ["ls", "dl://ds"])?.code(0)?.text() == "name/\n", "ls of the root");
-    let got = scene.path().join("got");
-    run(server.dlcmd()?.arg("get").arg("dl://ds").arg(&got))?.code(0)?;
-    folder::compare(&tree, &got)?;
-
-    let again = run(server.dlcmd()?.arg("put").arg(&file).arg("dl://ds"))?.code(4)?;
-    ensure!(again.stderr.contains("name"), "put says nothing of it: {again:?}");
-    // The hidden file is deleted with the folder.
-    dl(&server, ["rm", "-r", "dl://ds/name"])?.code(0)?;
-    ensure!(dl(&server, ["ls", "-R", "dl://ds"])?.code(0)?.text().is_empty(), "after rm -r");
-    Ok(())
-}
-
-/// Keeps S-08.
-#[test]
-fn empty_files_and_empty_datasets_are_stored() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let server = Server::start(&scene.path().join("data"))?;
-    let (source, got) = (scene.path().join("src"), scene.path().join("got"));
-    fs::create_dir_all(source.join("only/empty/folders"))?;
-    put_and_get(&server, &source, &got, "dl://nothing")?;
-    ensure!(dl(&server, ["ls", "-R", "dl://nothing"])?.code(0)?.stdout.is_empty(), "ls");
-    ensure!(dl(&server, ["datasets"])?.code(0)?.text() == "nothing\n", "datasets");
-    for number in 0..50 {
-        folder::write(&source, format!("{number}"), "")?;
-    }
-    put_and_get(&server, &source, &scene.path().join("again"), "dl://nothing")?;
-    ensure!(dl(&server, ["cat", "dl://nothing/7"])?.code(0)?.stdout.is_empty(), "cat");
-    Ok(())
-}
-
 /// Keeps S-08: with a hundred thousand files (torture: a million).
 #[test]
 fn heavy_a_folder_may_have_any_number_of_files() -> Result<()> {
     let count = rounds(100_000, 1_000_000);
-    let scene = tempfile::tempdir()?;
-    let server = Server::start(&scene.path().join("data"))?;
-    let source = scene.path().join("src");
+    let scene = Scene::new()?;
+    let server = scene.start()?;
+    let source = scene.src();
     let mut list = Vec::new();
     fs::create_dir_all(source.join("all"))?;
     for number in 0..count {
@@ -233,9 +159,7 @@ fn heavy_a_folder_may_have_any_number_of_files() -> Result<()> {
     ensure!(names.lines().count() == count, "{} names", names.lines().count());
     let used = dl(&server, ["du", "dl://large"])?.code(0)?.text();
     ensure!(used.starts_with(&format!("{}\t{count}\t", count * 11)), "{used}");
-    let got = scene.path().join("got");
-    run(server.dlcmd()?.arg("get").arg("dl://large").arg(&got))?.code(0)?;
-    folder::compare(&source, &got)?;
+    server.compare("dl://large", &source)?;
     dl(&server, ["rm", "-r", "dl://large/all"])?.code(0)?;
     ensure!(dl(&server, ["ls", "dl://large"])?.code(0)?.stdout.is_empty(), "after rm -r");
     Ok(())

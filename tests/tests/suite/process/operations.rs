@@ -9,6 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::program::{program, run, tool};
+use dl_tests::scene::Scene;
 use dl_tests::{skip, workspace};
 use regex::Regex;
 
@@ -32,11 +33,11 @@ fn the_commands_of_the_operations_page_work() -> Result<()> {
         let why = format!("no network and file system of its own: {}", alone.stderr);
         return skip(why);
     }
-    let scene = tempfile::tempdir()?;
+    let scene = Scene::new()?;
     let programs = program("dlserver")?;
     let mut all = Command::new("unshare");
     all.args(ALONE).arg(workspace::root().join(SCRIPT)).arg(workspace::root().join(PAGE));
-    all.args(programs.parent()).arg(tool("bin/s3s-fs", "buckets")?).arg(scene.path());
+    all.args(programs.parent()).arg(tool("bin/s3s-fs", "buckets")?).arg(scene.path(""));
     let ended = run(&mut all)?;
     // The cause stands in the last lines of the output.
     let why =

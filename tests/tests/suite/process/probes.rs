@@ -1,7 +1,7 @@
 //! Health checks and reflection, as used by generic tools.
 
 use anyhow::{Context, Result, ensure};
-use dl_tests::program::Server;
+use dl_tests::scene::Scene;
 use tonic::transport::Endpoint;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -17,8 +17,8 @@ const SERVICE: &str = "diesel.v1.Diesel";
 // The stop of the server waits for its client, so both need threads.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_answers_health_and_reflection_requests() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let server = Server::start(&scene.path().join("data"))?;
+    let scene = Scene::new()?;
+    let server = scene.start()?;
     let channel = Endpoint::from_shared(format!("http://{}", server.address()))?.connect().await?;
 
     let request = HealthCheckRequest { service: SERVICE.to_owned() };

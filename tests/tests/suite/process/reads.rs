@@ -4,7 +4,8 @@ use anyhow::{Result, ensure};
 use dl_tests::dice::Dice;
 use dl_tests::http::sample;
 use dl_tests::program::Server;
-use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, Dataset, DatasetName, FilePath};
+use dl_tests::scene::Scene;
+use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, DatasetName, FilePath};
 
 const FILES: usize = 256;
 const LENGTH: usize = 4_096;
@@ -12,10 +13,6 @@ const LENGTH: usize = 4_096;
 fn open(server: &Server) -> Result<Client> {
     let servers = vec![server.address().to_owned()];
     Ok(Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?)
-}
-
-fn dataset(server: &Server) -> Result<Dataset> {
-    Ok(open(server)?.dataset(&DatasetName::new("ds")?)?)
 }
 
 /// The count of reads of the chunk store.
@@ -26,10 +23,8 @@ fn reads(server: &Server) -> Result<f64> {
 /// With a server that has not read the chunk yet.
 #[test]
 fn all_files_of_a_chunk_cost_a_single_read_of_the_store() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let data = scene.path().join("data");
-    let start = || Server::start_with(&data, "127.0.0.1:0", &["--http", "127.0.0.1:0"]);
-    let server = start()?;
+    let scene = Scene::new()?;
+    let server = scene.start()?;
     let dice = Dice::new(1);
     let mut files = Vec::new();
     for number in 0..FILES {
@@ -43,8 +38,8 @@ fn all_files_of_a_chunk_cost_a_single_read_of_the_store() -> Result<()> {
     ensure!(flushed.files == FILES as u64, "{flushed:?}");
     server.stop()?;
 
-    let server = start()?;
-    let dataset = dataset(&server)?;
+    let server = scene.start()?;
+    let dataset = open(&server)?.dataset(&DatasetName::new("ds")?)?;
     for _ in 0..FILES {
         files.swap(dice.below(FILES), dice.below(FILES));
     }
@@ -56,6 +51,5 @@ fn all_files_of_a_chunk_cost_a_single_read_of_the_store() -> Result<()> {
         ensure!(got? == bytes[..], "{path} has other bytes");
     }
     ensure!(after - before == 1.0, "{} reads of the store", after - before);
-    server.stop()?;
     Ok(())
 }

@@ -1,10 +1,9 @@
 //! Error messages about wrong settings must not show passwords.
 
 use std::fs;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use dl_tests::program::{Server, run, server_command};
+use dl_tests::scene::Scene;
 
 /// The password, absent from all output.
 const SECRET: &str = "TOPSECRET";
@@ -12,16 +11,13 @@ const SECRET: &str = "TOPSECRET";
 /// Keeps S-12, S-30 and S-67.
 #[test]
 fn no_mistake_in_a_setting_shows_its_password() -> Result<()> {
-    let scene = tempfile::tempdir()?;
+    let scene = Scene::new()?;
     let refused = |flags: &[&str], variables: &[(&str, &str)], code: i32, told: &str| {
-        let mut command = server_command()?;
-        command.args(["--listen", "127.0.0.1:0", "--data"]).arg(scene.path().join("data"));
-        let ended = run(command.args(flags).envs(variables.iter().copied()))?.code(code)?;
-        let said = format!("{}{}", ended.text(), ended.stderr);
+        let said = scene.fails_among(code, flags, variables.iter().copied())?;
         ensure!(said.contains(told) && !said.contains(SECRET), "{flags:?} {variables:?}: {said}");
         Ok(())
     };
-    let file = scene.path().join("dlserver.toml");
+    let file = scene.path("dlserver.toml");
     let path = file.to_string_lossy().into_owned();
     for (text, told) in [
         ("grace = \"5s\"\nmeta = \"redis://:TOPSECRET@127.0.0.1:1\n", "line 2, column "),
@@ -48,23 +44,4 @@ fn no_mistake_in_a_setting_shows_its_password() -> Result<()> {
         ("AWS_SECRET_ACCESS_KEY", "secret"),
     ];
     refused(&["--store", "s3://bucket"], &endpoint, 1, "AWS_ENDPOINT is \"http://***@127.0.0.1:1\"")
-}
-
-/// Keeps S-33.
-#[test]
-fn a_wrong_new_setting_is_logged_without_its_password() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let config = scene.path().join("dlserver.toml");
-    fs::write(&config, "grace = \"5s\"\n")?;
-    let flags = ["--config", config.to_str().unwrap_or_default()];
-    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
-    for broken in ["\nmeta = \"redis://:TOPSECRET@h:1\n", "\n\nmata = \"redis://:TOPSECRET@h:1\"\n"]
-    {
-        fs::write(&config, broken)?;
-        std::thread::sleep(Duration::from_secs(6));
-    }
-    let log = server.stop()?;
-    ensure!(log.contains("line 2, column") && log.contains("line 3, column 1"), "{log}");
-    ensure!(!log.contains(SECRET), "{log}");
-    Ok(())
 }

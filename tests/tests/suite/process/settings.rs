@@ -1,34 +1,21 @@
 //! Settings changed by an administrator at run time, in a file and in an etcd of three nodes.
 
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use dl_runtime::SeededRandom;
 use dl_runtime::fault::Rates;
-use dl_runtime::{Deadline, SeededRandom};
-use dl_tests::cluster::clock;
-use dl_tests::dice::Dice;
 use dl_tests::etcd::Etcd;
-use dl_tests::program::{Server, dl, dlcmd, run, server_command};
+use dl_tests::program::{Server, dl, dlcmd, run};
 use dl_tests::proxy::{FaultyAnswer, Proxy};
 use dl_tests::s3::{self, Kind, S3};
-use dl_tests::{folder, http};
-
-const PATIENCE: Duration = Duration::from_secs(30);
+use dl_tests::scene::Scene;
+use dl_tests::{folder, http, soon};
 
 /// The latency of a slow bucket.
 const LONGEST: Duration = Duration::from_secs(6);
-
-pub(super) fn soon(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Deadline::after(&*clock(), PATIENCE);
-    while !is_so()? {
-        ensure!(!deadline.remaining(&*clock()).is_zero(), "{what}: not in {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    Ok(())
-}
 
 /// The memory limits for reads and writes in MiB, from the metrics.
 pub(super) fn bounds(server: &Server) -> Result<(u64, u64)> {
@@ -41,42 +28,38 @@ pub(super) fn bounds(server: &Server) -> Result<(u64, u64)> {
     Ok((value("read")?, value("write")?))
 }
 
-/// Whether a put is accepted; a refusal must have the right reason.
-fn may_write(server: &Server, file: &Path) -> Result<bool> {
-    let put = run(server.dlcmd()?.args(["put", "--checksum"]).arg(file).arg("dl://small"))?;
+/// Whether a put of a file with a new text is accepted; a refusal must have the right reason.
+fn may_write(scene: &Scene, server: &Server, text: impl ToString) -> Result<bool> {
+    folder::write(&scene.path(""), "file", text.to_string())?;
+    let put = run(server.dlcmd()?.arg("put").arg(scene.path("file")).arg("dl://small"))?;
     ensure!(put.code == 0 || put.stderr.contains("read-only"), "{put:?}");
     ensure!(put.code < 2, "{put:?}");
     Ok(put.code == 0)
 }
 
-/// Changes a file before each put, so that the put has data.
-fn file(scene: &Path, text: &str) -> Result<std::path::PathBuf> {
-    let path = scene.join("file");
-    fs::write(&path, text)?;
-    Ok(path)
-}
-
 /// Keeps S-33.
 #[test]
 fn a_changed_file_makes_a_server_read_only_and_back() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let config = scene.path().join("dlserver.toml");
+    let scene = Scene::new()?;
+    let config = scene.path("dlserver.toml");
     fs::write(&config, "grace = \"5s\"\n")?;
     let flags = ["--config", config.to_str().unwrap_or_default()];
-    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
-    ensure!(may_write(&server, &file(scene.path(), "one")?)?, "the put is refused from the start");
+    let server = scene.start_with(&flags)?;
+    ensure!(may_write(&scene, &server, "one")?, "the put is refused from the start");
     fs::write(&config, "[live]\nread_only = true\n")?;
-    let mut turn = 0;
-    let mut writes = || {
-        turn += 1;
-        may_write(&server, &file(scene.path(), &format!("turn {turn}"))?)
-    };
+    let mut turns = 1_000..;
+    let mut writes = || may_write(&scene, &server, turns.next().unwrap_or_default());
     soon("read-only", || Ok(!writes()?))?;
     dl(&server, ["ls", "dl://small"])?.code(0)?;
     dl(&server, ["rm", "dl://small/file"])?.code(1)?;
     dl(&server, ["delete-dataset", "dl://small"])?.code(1)?;
     dl(&server, ["recover", "--all"])?.code(0)?;
-    for broken in ["[live]\nread_only = maybe\n", ""] {
+    for broken in [
+        "[live]\nread_only = maybe\n",
+        "",
+        "\nmeta = \"redis://:TOPSECRET@h:1\n",
+        "\n\nmata = \"redis://:TOPSECRET@h:1\"\n",
+    ] {
         fs::write(&config, broken)?;
         std::thread::sleep(Duration::from_secs(6));
         ensure!(!writes()?, "a broken text is in force");
@@ -84,21 +67,21 @@ fn a_changed_file_makes_a_server_read_only_and_back() -> Result<()> {
     fs::write(&config, "[live]\nwrite_memory = \"8MiB\"\n")?;
     soon("read-write", writes)?;
     let log = server.stop()?;
-    ensure!(log.contains("can't be used"), "{log}");
+    for told in ["can't be used", "line 2, column", "line 3, column 1"] {
+        ensure!(log.contains(told) && !log.contains("TOPSECRET"), "{log}");
+    }
     Ok(())
 }
 
 /// Keeps S-33.
 #[test]
 fn changed_memory_limits_apply_until_removed() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let config = scene.path().join("dlserver.toml");
+    let scene = Scene::new()?;
+    let config = scene.path("dlserver.toml");
     fs::write(&config, "grace = \"5s\"\nread_memory = \"20MiB\"\n")?;
-    let config_flag = config.to_string_lossy().into_owned();
-    let flags = ["--config", &config_flag, "--http", "127.0.0.1:0"];
-    let first = ["--read-memory", "16MiB", "--write-memory", "12MiB"];
-    let flags = [&flags[..], &first].concat();
-    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
+    let config_flag = config.to_string_lossy();
+    let first = ["--read-memory", "16MiB", "--write-memory", "12MiB", "--config", &config_flag];
+    let server = scene.start_with(&first)?;
     ensure!(bounds(&server)? == (16, 12), "at the start: {:?}", bounds(&server)?);
     for (live, now) in [
         ("read_memory = \"32MiB\"\nwrite_memory = \"8MiB\"", (32, 8)),
@@ -108,57 +91,51 @@ fn changed_memory_limits_apply_until_removed() -> Result<()> {
         fs::write(&config, format!("[live]\n{live}\n"))?;
         soon(live, || Ok(bounds(&server)? == now))?;
         // The limits apply to requests, too.
-        ensure!(may_write(&server, &file(scene.path(), live)?)?, "{live}: no put");
+        ensure!(may_write(&scene, &server, live)?, "{live}: no put");
         run(server.dlcmd()?.args(["cat", "dl://small/file"]))?.code(0)?;
     }
-    server.stop()?;
     Ok(())
 }
 
 /// Keeps S-33.
 #[test]
 fn memory_limits_and_kept_datasets_follow_etcd() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let (source, fast) = (scene.path().join("src"), scene.path().join("fast"));
-    folder::fill(&source, 30, 20_000, &Dice::new(1))?;
+    let scene = Scene::filled(30, 20_000)?;
+    let fast = scene.path("fast");
     let etcd = Etcd::start(1)?;
     let set = |text: &str| etcd.control(&["put", "/diesel/config", text]);
     set("# nothing yet")?;
     let config = format!("etcd://{}/diesel/config", etcd.addresses());
     let fast_flag = fast.to_string_lossy().into_owned();
-    let flags = ["--config", &config, "--fast-store", &fast_flag, "--http", "127.0.0.1:0"];
-    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
+    let flags = ["--config", &config, "--fast-store", &fast_flag];
+    let server = scene.start_with(&flags)?;
     for dataset in ["dl://kept-1", "dl://other"] {
-        run(server.dlcmd()?.arg("put").arg(&source).arg(dataset))?.code(0)?;
+        server.put(scene.src(), dataset)?;
     }
     let first = bounds(&server)?;
     let copies = || folder::bytes_under(&fast.join("copies"));
     ensure!(copies()? == 0, "copied before anybody asked");
-    let objects = folder::bytes_under(&scene.path().join("data/chunks"))?;
+    let objects = scene.stored()?;
     set("[live]\nread_memory = \"16MiB\"\nwrite_memory = \"8MiB\"\nkeep = [\"kept-*\"]")?;
     soon("the bounds count", || Ok(bounds(&server)? == (16, 8)))?;
     soon("the dataset is copied", || Ok(copies()? > objects / 3))?;
     ensure!(copies()? < objects * 2 / 3, "the other one, too");
     set("[live]\nkeep = []")?;
     soon("the bounds are those of the start", || Ok(bounds(&server)? == first))?;
-    server.stop()?;
     Ok(())
 }
 
 /// Keeps S-33.
 #[test]
 fn servers_follow_etcd_and_survive_its_loss() -> Result<()> {
-    let scene = tempfile::tempdir()?;
+    let scene = Scene::new()?;
     let mut etcd = Etcd::start(3)?;
     etcd.control(&["put", "/diesel/config", "grace = \"5s\""])?;
     let config = format!("etcd://{}/diesel/config", etcd.addresses());
     let flags = ["--config", config.as_str()];
-    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
-    let mut turn = 0;
-    let mut writes = || {
-        turn += 1;
-        may_write(&server, &file(scene.path(), &format!("turn {turn}"))?)
-    };
+    let server = scene.start_with(&flags)?;
+    let mut turns = 1_000..;
+    let mut writes = || may_write(&scene, &server, turns.next().unwrap_or_default());
     ensure!(writes()?, "the put is refused from the start");
     let set = |etcd: &Etcd, text| etcd.control(&["put", "/diesel/config", text]);
     set(&etcd, "[live]\nread_only = true")?;
@@ -182,15 +159,14 @@ fn servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     etcd.wait()?;
     set(&etcd, "# nothing")?;
     soon("etcd is back", &mut writes)?;
-    server.stop()?;
     Ok(())
 }
 
 /// Keeps S-33.
 #[test]
 fn users_in_etcd_come_and_go() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let users = scene.path().join("users");
+    let scene = Scene::new()?;
+    let users = scene.path("users");
     let etcd = Etcd::start(1)?;
     let user = |arguments: &[&str]| -> Result<String> {
         let mut command = dlcmd()?;
@@ -203,7 +179,7 @@ fn users_in_etcd_come_and_go() -> Result<()> {
     publish()?;
     let place = format!("etcd://{}/diesel/users", etcd.addresses());
     let flags = ["--users", place.as_str()];
-    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
+    let server = scene.start_with(&flags)?;
     let may = |name: &str, key: &str| -> Result<bool> {
         let mut command = server.dlcmd()?;
         command.env("DIESEL_USER", name).env("DIESEL_KEY", key);
@@ -221,76 +197,37 @@ fn users_in_etcd_come_and_go() -> Result<()> {
     publish()?;
     soon("a user goes", || Ok(!may("bob", &bob)?))?;
     ensure!(may("ann", &ann)?, "the other one is gone, too");
-    server.stop()?;
-    Ok(())
-}
-
-/// Keeps S-33.
-#[test]
-fn kept_datasets_are_copied_before_their_first_read() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let (config, source) = (scene.path().join("dlserver.toml"), scene.path().join("src"));
-    let fast = scene.path().join("fast");
-    fs::write(&config, "# nothing yet\n")?;
-    folder::fill(&source, 300, 20_000, &Dice::new(1))?;
-    let path = |path: &Path| path.to_string_lossy().into_owned();
-    let flags = ["--config".to_owned(), path(&config), "--fast-store".to_owned(), path(&fast)];
-    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
-    for dataset in ["dl://kept-1", "dl://other"] {
-        run(server.dlcmd()?.arg("put").arg(&source).arg(dataset))?.code(0)?;
-    }
-    let copies = || folder::bytes_under(&fast.join("copies"));
-    ensure!(copies()? == 0, "copied before anybody asked");
-    let objects = folder::bytes_under(&scene.path().join("data/chunks"))?;
-    fs::write(&config, "[live]\nkeep = [\"kept-*\"]\n")?;
-    soon("the dataset is copied", || Ok(copies()? > objects / 3))?;
-    ensure!(copies()? < objects * 2 / 3, "the other one, too");
-    server.stop()?;
     Ok(())
 }
 
 /// Keeps S-14 and S-65: without its fast store a server is slow, but starts.
 #[test]
 fn an_unavailable_fast_store_is_used_as_soon_as_possible() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let (disk, source) = (scene.path().join("disk"), scene.path().join("src"));
+    let scene = Scene::filled(30, 20_000)?;
+    let disk = scene.path("disk");
     fs::write(&disk, "no folder yet")?;
-    folder::fill(&source, 30, 20_000, &Dice::new(1))?;
     let fast = disk.join("fast");
     let flags = ["--fast-store", fast.to_str().context("a temporary folder has a name")?];
-    let server = Server::start_with(&scene.path().join("data"), "127.0.0.1:0", &flags)?;
-    run(server.dlcmd()?.arg("put").arg(&source).arg("dl://ds"))?.code(0)?;
-    let mut round = 0;
-    let mut read = || {
-        round += 1;
-        let back = scene.path().join(format!("back-{round}"));
-        run(server.dlcmd()?.args(["get", "dl://ds"]).arg(&back))?.code(0)?;
-        ensure!(folder::read(&source)? == folder::read(&back)?, "other bytes came back");
-        anyhow::Ok(())
-    };
-    read()?;
+    let server = scene.start_with(&flags)?;
+    server.put(scene.src(), "dl://ds")?;
+    server.compare("dl://ds", &scene.src())?;
     fs::remove_file(&disk)?;
     soon("read objects are copied", || {
-        read()?;
+        server.compare("dl://ds", &scene.src())?;
         Ok(folder::bytes_under(&fast.join("copies"))? > 0)
-    })?;
-    server.stop()?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_silent_configuration_source_ends_the_start() -> Result<()> {
-    let scene = tempfile::tempdir()?;
+    let scene = Scene::new()?;
     for (place, told) in [
         ("/does/not/exist", "No such file"),
         ("etcd://127.0.0.1:1/diesel/config", "127.0.0.1:1"),
         ("etcd://user:secret@127.0.0.1/diesel", "HOST:2379"),
     ] {
-        let mut command = server_command()?;
-        command.args(["--config", place, "--data"]).arg(scene.path().join("data"));
-        let ended = run(&mut command)?.code(2)?;
-        ensure!(ended.stderr.contains(told) && !ended.stderr.contains("secret"), "{ended:?}");
+        let refused = scene.fails(2, &["--config", place])?;
+        ensure!(refused.contains(told) && !refused.contains("secret"), "{refused}");
     }
     Ok(())
 }
@@ -298,25 +235,23 @@ fn a_silent_configuration_source_ends_the_start() -> Result<()> {
 /// Keeps S-33 and S-76: read-only servers stop removals, including removals begun by a start.
 #[test]
 fn a_deletion_pauses_while_the_servers_are_read_only() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let (data, config) = (scene.path().join("data"), scene.path().join("dlserver.toml"));
+    let scene = Scene::new()?;
+    let config = scene.path("dlserver.toml");
     fs::write(&config, "# nothing yet\n")?;
     let bucket = S3::start(Kind::S3sFs)?;
     let proxy = Proxy::start(bucket.address(), Arc::new(SeededRandom::new(7)))?;
     let (url, variables) = (bucket.fresh(), s3::settings(proxy.address()));
     let config_flag = config.to_string_lossy().into_owned();
     let flags = ["--store", &url, "--config", &config_flag];
-    let start = || Server::start_among(&data, "127.0.0.1:0", &flags, &variables);
+    let start = || scene.start_among(&flags, &variables);
     let server = start()?;
     for number in 0..120 {
-        let source = file(scene.path(), &format!("file {number}"))?;
-        let address = format!("dl://doomed/{number}");
-        run(server.dlcmd()?.arg("put").arg(source).arg(address))?.code(0)?;
+        folder::write(&scene.src(), "file", number.to_string())?;
+        server.put(scene.src(), &format!("dl://doomed/{number}"))?;
     }
     let objects = || -> Result<usize> {
-        let files = folder::read(bucket.folder())?;
-        let is_ours = |path: &str| path.ends_with(".c");
-        Ok(files.keys().filter(|path| is_ours(&String::from_utf8_lossy(path))).count())
+        let paths = folder::paths(bucket.folder())?;
+        Ok(paths.iter().filter(|path| path.to_string_lossy().ends_with(".c")).count())
     };
     let all = objects()?;
     ensure!(all >= 120, "{all} objects");
@@ -350,7 +285,7 @@ fn a_deletion_pauses_while_the_servers_are_read_only() -> Result<()> {
     server.stop()?;
     // In the middle of a continued deletion, too.
     fs::write(&config, "# nothing\n")?;
-    let server = start()?;
+    let _server = start()?;
     soon("the deletion continues", || Ok(objects()? < left))?;
     fs::write(&config, "[live]\nread_only = true\n")?;
     settled();
@@ -359,6 +294,5 @@ fn a_deletion_pauses_while_the_servers_are_read_only() -> Result<()> {
     proxy.faults().set_rates("DELETE", None);
     fs::write(&config, "# nothing\n")?;
     soon("the others go by themselves", || Ok(objects()? == 0))?;
-    server.stop()?;
     Ok(())
 }

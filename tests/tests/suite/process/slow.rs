@@ -10,10 +10,13 @@ use dl_runtime::OsRandom;
 use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_server::{Limits, Parts, prepare};
 use dl_store::FaultStore;
-use dl_tests::cluster::{Cluster, clock, parts};
+use dl_tests::cluster::{Cluster, clock, in_memory, parts};
 use dl_tests::dice::Dice;
 use dl_tests::slow_link::SlowLink;
 use libdiesel::{Client, ConnectOptions};
+
+/// The slowest promised link, in bytes per second.
+const RATE: u32 = 100_000;
 
 const PLAIN: Attributes = Attributes { mode: 0o644, mtime: 1 };
 
@@ -24,10 +27,6 @@ fn server(parts: &Parts) -> Result<(Cluster, String)> {
     cluster.start(parts, 1)?;
     let address = cluster.addresses().pop().context("the server runs")?;
     Ok((cluster, address))
-}
-
-fn in_memory() -> Parts {
-    parts(dl_store::memory(), Arc::new(Memory::new()))
 }
 
 fn file(number: u8) -> Result<FilePath> {
@@ -57,26 +56,38 @@ fn client(address: &str, seconds: u64) -> Result<(Client, Said)> {
     Ok((Client::connect(options)?, said))
 }
 
+/// Runs a step for each file at the same time.
+fn at_once<T: Sync>(of: &[T], step: impl Fn(u8, &T) -> Result<()> + Sync) -> Result<()> {
+    std::thread::scope(|scope| {
+        let step = &step;
+        let begin = |(number, one)| scope.spawn(move || step(number, one));
+        let begun: Vec<_> = (0..).zip(of).map(begin).collect();
+        begun.into_iter().try_for_each(|one| {
+            one.join().map_err(|_| anyhow::anyhow!("a thread panicked")).flatten()
+        })
+    })
+}
+
 /// Keeps S-11, S-59 and S-66: eight chunks share the link, so each exceeds the time-outs of an
 /// attempt and a request.
 #[test]
 fn a_put_over_a_slow_link_continues_without_messages() -> Result<()> {
-    let (_cluster, address) = server(&in_memory())?;
-    let line = SlowLink::start(address.parse()?, 2_000_000)?;
+    let (_cluster, address) = server(&in_memory(Limits::default()))?;
+    let line = SlowLink::start(address.parse()?, RATE)?;
     let (slow, notes) = client(&line.address().to_string(), 4)?;
-    let name = DatasetName::new("ds")?;
-    let dataset = slow.create_dataset(&name, ChunkShape::new(2 << 20, 64)?)?;
-    let dice = Dice::new(1);
-    let files: Vec<_> = (0..8).map(|_| dice.bytes(1_900_000)).collect();
-    for (number, bytes) in (0..).zip(&files) {
+    let (name, dice) = (DatasetName::new("ds")?, Dice::new(1));
+    slow.create_dataset(&name, ChunkShape::new(1 << 20, 64)?)?;
+    let file_of_handle = |_| anyhow::Ok((slow.dataset(&name)?, dice.bytes(125_000)));
+    let files = (0..8).map(file_of_handle).collect::<Result<Vec<_>>>()?;
+    at_once(&files, |number, (dataset, bytes)| {
         dataset.put(&file(number)?, PLAIN, bytes)?;
-    }
-    let flushed = dataset.flush()?.check()?;
-    ensure!(flushed.files == 8, "{} files", flushed.files);
+        ensure!(dataset.flush()?.check()?.files == 1, "file {number} is missing");
+        Ok(())
+    })?;
     ensure!(said(&notes).is_empty(), "{}", said(&notes));
     let (fast, _) = client(&address, 60)?;
     let dataset = fast.dataset(&name)?;
-    for (number, bytes) in (0..).zip(&files) {
+    for (number, (_, bytes)) in (0..).zip(&files) {
         ensure!(dataset.get(&file(number)?)? == *bytes, "file {number}");
     }
     Ok(())
@@ -86,33 +97,21 @@ fn a_put_over_a_slow_link_continues_without_messages() -> Result<()> {
 /// other reads progress.
 #[test]
 fn reads_over_a_slow_link_are_not_reported_as_unanswered() -> Result<()> {
-    let (_cluster, address) = server(&in_memory())?;
+    let (_cluster, address) = server(&in_memory(Limits::default()))?;
     let (fast, _) = client(&address, 60)?;
-    let name = DatasetName::new("ds")?;
+    let (name, dice) = (DatasetName::new("ds")?, Dice::new(2));
     let dataset = fast.create_dataset(&name, ChunkShape::new(1 << 20, 64)?)?;
-    let dice = Dice::new(2);
-    let files: Vec<_> = (0..12).map(|_| dice.bytes(250_000)).collect();
+    let files: Vec<_> = (0..12).map(|_| dice.bytes(90_000)).collect();
     for (number, bytes) in (0..).zip(&files) {
         dataset.put(&file(number)?, PLAIN, bytes)?;
     }
     ensure!(dataset.flush()?.check()?.files == 12, "some are missing");
-    let line = SlowLink::start(address.parse()?, 400_000)?;
+    let line = SlowLink::start(address.parse()?, RATE)?;
     let (slow, notes) = client(&line.address().to_string(), 60)?;
     let dataset = slow.dataset(&name)?;
-    std::thread::scope(|scope| {
-        let reads: Vec<_> = (0..)
-            .zip(&files)
-            .map(|(number, bytes)| {
-                let dataset = &dataset;
-                scope.spawn(move || {
-                    ensure!(dataset.get(&file(number)?)? == *bytes, "file {number}");
-                    Ok(())
-                })
-            })
-            .collect();
-        reads.into_iter().try_for_each(|read| {
-            read.join().map_err(|_| anyhow::anyhow!("a reader panicked")).flatten()
-        })
+    at_once(&files, |number, bytes| {
+        ensure!(dataset.get(&file(number)?)? == *bytes, "file {number}");
+        Ok(())
     })?;
     ensure!(said(&notes).is_empty(), "{}", said(&notes));
     Ok(())

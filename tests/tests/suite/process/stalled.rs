@@ -6,19 +6,15 @@
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use dl_meta::{Memory, Stop};
 use dl_runtime::blocking;
-use dl_server::{Limits, Parts, prepare};
-use dl_tests::cluster::{Running, clock, parts};
-use dl_tests::dice::Dice;
-use dl_tests::folder;
-use dl_tests::program::{Server, dl, run};
+use dl_server::Limits;
+use dl_tests::cluster::{Running, clock, in_memory};
 use dl_tests::rounds;
+use dl_tests::scene::{Scene, check_well};
 use dl_tests::wire::Wire;
 use tonic::Code;
 
@@ -149,10 +145,7 @@ pub(super) fn headers(path: &str) -> Vec<u8> {
 /// Keeps S-16 and S-10: with messages just too long for the server, and just short enough.
 #[test]
 fn announced_requests_without_data_take_little_memory() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let mut server = Server::start(&scene.path().join("data"))?;
-    folder::write(scene.path(), "src/a", "a file")?;
-    run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg("dl://ds"))?.code(0)?;
+    let (_scene, server) = Scene::with_a_file()?;
     let address = server.address().parse()?;
     let mut floods = Vec::new();
     for announced in [15 << 20, 2_000_000] {
@@ -161,24 +154,16 @@ fn announced_requests_without_data_take_little_memory() -> Result<()> {
         let _ = flood.fill(announced - PIECE);
         floods.push(flood);
     }
-    let peak = server.process().peak_memory().context("the server runs")?;
-    ensure!(peak < 256 << 20, "the server took {} MiB", peak >> 20);
     drop(floods);
-    ensure!(dl(&server, ["cat", "dl://ds/a"])?.code(0)?.text() == "a file", "cat");
-    let log = server.stop()?;
-    ensure!(!log.contains("panicked"), "{log}");
-    Ok(())
+    check_well(&server)?;
+    server.stop().map(drop)
 }
 
 /// Keeps S-16.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_stalled_in_the_middle_are_given_up() -> Result<()> {
-    let store = dl_store::open("memory:").await?;
     let limits = Limits { patience: Duration::from_millis(500), ..Limits::default() };
-    let parts = Parts { limits, ..parts(store, Arc::new(Memory::new())) };
-    prepare(&parts, Stop::Fresh).await?;
-    let server = Running::start(parts).await?;
-    let client = Wire::connect(server.address()).await?;
+    let (server, client) = Running::fresh(in_memory(limits)).await?;
     client.create("ds").await?;
     for announced in [15 << 20, 1_000_000] {
         let address = server.address();
@@ -213,9 +198,8 @@ async fn ask(client: &Wire) -> Result<()> {
 /// Keeps S-16 and S-10: for data sent before the server has memory for the chunk.
 #[test]
 fn endless_first_messages_take_little_memory_heavy() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let mut server = Server::start(&scene.path().join("data"))?;
-    folder::fill(&scene.path().join("src"), 200, 50_000, &Dice::new(1))?;
+    let scene = Scene::filled(200, 50_000)?;
+    let server = scene.start()?;
     let address = server.address().parse()?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -236,20 +220,13 @@ fn endless_first_messages_take_little_memory_heavy() -> Result<()> {
                 flood.sent
             }));
         }
-        let put = |name: &str| {
-            let put = run(server.dlcmd()?.arg("put").arg(scene.path().join("src")).arg(name))?;
-            put.code(0).map(drop)
-        };
-        let done = put("dl://beside").and_then(|()| put("dl://again"));
+        let mut put = ["dl://beside", "dl://again"].into_iter();
+        let done = put.try_for_each(|name| server.put(scene.src(), name));
         stop.store(true, Ordering::Relaxed);
         let sent: u64 = floods.into_iter().map(|flood| flood.join().unwrap_or_default()).sum();
         dl_tests::tell(format_args!("{} MiB were sent", sent >> 20));
         done
     })?;
-    let peak = server.process().peak_memory().context("the server runs")?;
-    dl_tests::tell(format_args!("the server took {} MiB", peak >> 20));
-    ensure!(peak < 256 << 20, "the server took {} MiB", peak >> 20);
-    let log = server.stop()?;
-    ensure!(!log.contains("panicked"), "{log}");
-    Ok(())
+    server.check_memory("server")?;
+    server.stop().map(drop)
 }

@@ -8,45 +8,31 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dl_tests::cluster::clock;
-use dl_tests::dice::Dice;
 use dl_tests::program::{Process, Server, dlcmd, run, server_command};
-use dl_tests::{folder, s3, skip};
+use dl_tests::scene::Scene;
+use dl_tests::{s3, skip, soon};
 use rustix::process::Signal;
 
 const ROLLED: &str = "the last stop was not clean";
 
-fn put(server: &Server, source: &Path) -> Result<()> {
-    run(server.dlcmd()?.arg("put").arg(source).arg("dl://ds"))?.code(0)?;
-    Ok(())
-}
-
-fn compare(server: &Server, source: &Path, got: &Path) -> Result<()> {
-    run(server.dlcmd()?.arg("get").arg("dl://ds").arg(got))?.code(0)?;
-    folder::compare(source, got)
-}
-
 /// Keeps S-24.
 #[test]
 fn a_failed_start_leaves_the_metadata_unchanged() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
-    folder::fill(&source, 20, 1_000, &Dice::new(1))?;
-    let server = Server::start(&data)?;
-    put(&server, &source)?;
+    let scene = Scene::filled(20, 1_000)?;
+    let server = scene.start()?;
+    server.put(scene.src(), "dl://ds")?;
     server.stop()?;
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();
-    let mut refused = server_command()?;
-    let refused = run(refused.args(["--listen", &address, "--data"]).arg(&data))?.code(1)?;
-    ensure!(refused.stderr.contains(&address), "{}", refused.stderr);
-    let server = Server::start(&data)?;
-    compare(&server, &source, &scene.path().join("got"))?;
+    let refused = scene.fails(1, &["--listen", &address])?;
+    ensure!(refused.contains(&address), "{refused}");
+    let server = scene.start()?;
+    server.compare("dl://ds", &scene.src())?;
     let log = server.stop()?;
     ensure!(!log.contains(ROLLED), "{log}");
     // Cross-check: a start after a kill does log this text.
-    Server::start(&data)?.kill()?;
-    let log = Server::start(&data)?.stop()?;
+    scene.start()?.kill()?;
+    let log = scene.start()?.stop()?;
     ensure!(log.contains(ROLLED), "{log}");
     Ok(())
 }
@@ -54,36 +40,25 @@ fn a_failed_start_leaves_the_metadata_unchanged() -> Result<()> {
 /// Keeps S-24 and S-11: at any moment of the start.
 #[test]
 fn sigterm_ends_a_starting_server() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let (data, source) = (scene.path().join("data"), scene.path().join("src"));
-    folder::fill(&source, 200, 100_000, &Dice::new(2))?;
-    let server = Server::start(&data)?;
-    put(&server, &source)?;
+    let scene = Scene::filled(200, 100_000)?;
+    let server = scene.start()?;
+    server.put(scene.src(), "dl://ds")?;
     // A long roll-forward: one object under very many names.
-    let objects = data.join("chunks");
-    let chunk = largest(&objects)?.context("a chunk was put")?;
+    let chunk = scene.objects()?.pop().context("a chunk was put")?;
     let name = chunk.file_name().context("an object has a name")?.to_string_lossy().into_owned();
     for number in 0..20_000u32 {
         fs::hard_link(&chunk, chunk.with_file_name(format!("{number:06}{}", &name[6..])))?;
     }
     server.kill()?;
-    let (log, clock) = (scene.path().join("log"), clock());
+    let log = scene.path("log");
     let mut too_late = 0;
     // On a busy machine a server may finish the roll-forward before the signal arrives.
     for wait in [0, 0, 0, 5, 20, 50, 100, 200] {
         let mut command = server_command()?;
-        command.args(["--listen", "127.0.0.1:0", "--data"]).arg(&data);
+        command.args(["--listen", "127.0.0.1:0", "--data"]).arg(scene.data());
         command.stdout(Stdio::null()).stderr(fs::File::create(&log)?);
         let mut starting = Process::start(&mut command)?;
-        let until = clock.monotonic() + Duration::from_secs(30);
-        while !fs::read_to_string(&log)?.contains(ROLLED) {
-            ensure!(
-                clock.monotonic() < until,
-                "the server does not begin its roll-forward: {}",
-                fs::read_to_string(&log)?
-            );
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        soon("the roll-forward begins", || Ok(fs::read_to_string(&log)?.contains(ROLLED)))?;
         std::thread::sleep(Duration::from_millis(wait));
         starting.signal(Signal::TERM)?;
         let code = starting.wait(Duration::from_secs(5));
@@ -95,7 +70,7 @@ fn sigterm_ends_a_starting_server() -> Result<()> {
         ensure!(too_late < 3, "the signal waits for the end of the roll-forward: {said}");
         if said.contains("serving") {
             // The next start has to roll forward again.
-            Server::start(&data)?.kill()?;
+            scene.start()?.kill()?;
         }
     }
     for entry in fs::read_dir(chunk.parent().context("an object has a folder")?)? {
@@ -105,19 +80,19 @@ fn sigterm_ends_a_starting_server() -> Result<()> {
         }
     }
     // The last start completes the interrupted roll-forward.
-    let server = Server::start(&data)?;
-    compare(&server, &source, &scene.path().join("got"))
+    let server = scene.start()?;
+    server.compare("dl://ds", &scene.src())
 }
 
 /// Keeps S-24: during a wait for a silent store.
 #[test]
 fn sigterm_ends_a_server_during_a_wait_for_its_store() -> Result<()> {
-    let scene = tempfile::tempdir()?;
+    let scene = Scene::new()?;
     let silent = TcpListener::bind("127.0.0.1:0")?;
     let meta = format!("redis://{}/0", silent.local_addr()?);
     for flags in [["--meta", meta.as_str()], ["--store", "s3://bucket/prefix"]] {
         let mut command = server_command()?;
-        command.args(["--listen", "127.0.0.1:0", "--data"]).arg(scene.path().join("data"));
+        command.args(["--listen", "127.0.0.1:0", "--data"]).arg(scene.data());
         command.envs(s3::settings(silent.local_addr()?)).args(flags);
         let mut starting = Process::start(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
         let (_asked, _) = silent.accept()?;
@@ -128,50 +103,17 @@ fn sigterm_ends_a_server_during_a_wait_for_its_store() -> Result<()> {
     Ok(())
 }
 
-fn largest(folder: &Path) -> Result<Option<std::path::PathBuf>> {
-    let mut largest = None;
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder)? {
-            let entry = entry?;
-            let length = entry.metadata()?.len();
-            if entry.file_type()?.is_dir() {
-                folders.push(entry.path());
-            } else if largest.as_ref().is_none_or(|(most, _)| length > *most) {
-                largest = Some((length, entry.path()));
-            }
-        }
-    }
-    Ok(largest.map(|(_, path)| path))
-}
-
-/// Keeps S-12.
-#[test]
-fn a_wrong_store_address_ends_with_2_and_creates_nothing() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    for (setting, address, advice) in [
-        ("--store", "ftp://x/y", "file:///DIR"),
-        ("--fast-store", "hdfs://x", "file:///DIR"),
-        ("--meta", "redsi://host:1/0", "embedded:DIR"),
-    ] {
-        let mut server = server_command()?;
-        server.args([setting, address, "--listen", "127.0.0.1:0"]).current_dir(scene.path());
-        let refused = run(&mut server)?.code(2)?;
-        ensure!(refused.stderr.contains(address), "{}", refused.stderr);
-        ensure!(refused.stderr.contains(advice), "{}", refused.stderr);
-        let made = fs::read_dir(scene.path())?.count();
-        ensure!(made == 0, "{setting} {address} made something");
-    }
-    Ok(())
-}
-
 /// Keeps S-12.
 #[test]
 fn impossible_settings_end_with_2_and_create_nothing() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    fs::write(scene.path().join("text"), "no users and no certificate\n")?;
+    let scene = Scene::new()?;
+    fs::write(scene.path("text"), "no users and no certificate\n")?;
     for (flags, told) in [
-        (&["--store", "s3://"][..], "s3://BUCKET/PREFIX"),
+        (&["--store", "ftp://x/y"][..], "ftp://x/y"),
+        (&["--store", "ftp://x/y"], "file:///DIR"),
+        (&["--fast-store", "hdfs://x"], "file:///DIR"),
+        (&["--meta", "redsi://host:1/0"], "embedded:DIR"),
+        (&["--store", "s3://"], "s3://BUCKET/PREFIX"),
         (&["--store", "file://rel/x"], "file:///DIR"),
         (&["--store", ""], "file:///DIR"),
         (&["--fast-store", "gs://"], "s3://BUCKET/PREFIX"),
@@ -186,11 +128,11 @@ fn impossible_settings_end_with_2_and_create_nothing() -> Result<()> {
         (&["--log", "info,=what=is=it"], "log"),
     ] {
         let mut server = server_command()?;
-        server.args(flags).args(["--listen", "127.0.0.1:0"]).current_dir(scene.path());
+        server.args(flags).args(["--listen", "127.0.0.1:0"]).current_dir(scene.path(""));
         let refused = run(&mut server)?.code(2).with_context(|| format!("{flags:?}"))?;
         ensure!(refused.stderr.contains(told), "{flags:?}: {}", refused.stderr);
         ensure!(!refused.stderr.contains("secret"), "{flags:?}: {}", refused.stderr);
-        let made = fs::read_dir(scene.path())?.count();
+        let made = fs::read_dir(scene.path(""))?.count();
         ensure!(made == 1, "{flags:?} made something");
     }
     Ok(())
@@ -198,7 +140,7 @@ fn impossible_settings_end_with_2_and_create_nothing() -> Result<()> {
 
 #[test]
 fn an_unavailable_port_is_reported_with_a_remedy() -> Result<()> {
-    let scene = tempfile::tempdir()?;
+    let scene = Scene::new()?;
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();
     let ended = |listen: &str, other: bool| -> Result<String> {
@@ -211,7 +153,7 @@ fn an_unavailable_port_is_reported_with_a_remedy() -> Result<()> {
             as_other.arg(server.get_program()).args(server.get_args());
             server = as_other;
         }
-        Ok(run(server.current_dir(scene.path()))?.code(1)?.stderr)
+        Ok(run(server.current_dir(scene.path("")))?.code(1)?.stderr)
     };
     let said = ended(&address, false)?;
     ensure!(said.contains("another server"), "{said}");
@@ -228,26 +170,19 @@ fn an_unavailable_port_is_reported_with_a_remedy() -> Result<()> {
 /// Keeps S-11: with a closed stderr, as after the end of the terminal.
 #[test]
 fn a_server_whose_log_nobody_reads_serves_and_ends_on_sigterm() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let said = scene.path().join("said");
+    let scene = Scene::new()?;
+    let said = scene.path("said");
     let (reader, writer) = std::io::pipe()?;
     drop(reader);
     let mut command = server_command()?;
     command.args(["--listen", "127.0.0.1:0", "--log", "debug", "--data"]);
-    command.arg(scene.path().join("data"));
+    command.arg(scene.data());
     command.stdout(fs::File::create(&said)?).stderr(writer);
     let mut server = Process::start(&mut command)?;
-    let until = clock().monotonic() + Duration::from_secs(20);
-    let address = loop {
-        let said = fs::read_to_string(&said)?;
-        let listening = said.lines().find_map(|line| line.strip_prefix("listening on "));
-        if let Some(address) = listening {
-            break address.to_owned();
-        }
-        ensure!(clock().monotonic() < until, "the server does not listen");
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    run(dlcmd()?.args(["--server", &address, "datasets"]))?.code(0)?;
+    soon("the server listens", || Ok(fs::read_to_string(&said)?.ends_with('\n')))?;
+    let said = fs::read_to_string(&said)?;
+    let address = said.trim_end().strip_prefix("listening on ").context("an address")?;
+    run(dlcmd()?.args(["--server", address, "datasets"]))?.code(0)?;
     server.signal(Signal::TERM)?;
     ensure!(server.wait(Duration::from_secs(20))? == 0, "the server ended with an error");
     Ok(())
@@ -256,14 +191,12 @@ fn a_server_whose_log_nobody_reads_serves_and_ends_on_sigterm() -> Result<()> {
 /// Keeps S-30 and S-67: without a key, the files give no access either.
 #[test]
 fn files_of_a_server_are_private_to_its_user() -> Result<()> {
-    let scene = tempfile::tempdir()?;
-    let (above, source) = (scene.path().join("above"), scene.path().join("src"));
-    let (data, fast, opened) =
-        (above.join("data"), scene.path().join("fast"), above.join("opened"));
-    folder::fill(&source, 3, 1_000, &Dice::new(3))?;
+    let scene = Scene::filled(3, 1_000)?;
+    let above = scene.path("above");
+    let (data, fast, opened) = (above.join("data"), scene.path("fast"), above.join("opened"));
     let flags = ["--fast-store", fast.to_str().context("a temporary folder has a name")?];
     let server = Server::start_with(&data, "127.0.0.1:0", &flags)?;
-    put(&server, &source)?;
+    server.put(scene.src(), "dl://ds")?;
     server.stop()?;
     let mode =
         |path: &Path| Ok::<_, std::io::Error>(fs::metadata(path)?.permissions().mode() & 0o777);

@@ -6,24 +6,17 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use dl_format::ChunkIdMaker;
-use dl_meta::{Memory, Stop};
+use dl_meta::Memory;
 use dl_proto::pb;
 use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_runtime::{Clock, ManualClock, OsRandom};
-use dl_server::prepare;
-use dl_store::{FaultStore, Kind, Store};
-use dl_tests::cluster::{Running, clock, parts};
+use dl_server::Limits;
+use dl_store::FaultStore;
+use dl_tests::cluster::{Running, clock, in_memory, parts};
 use dl_tests::dice::Dice;
-use dl_tests::wire::{self, Wire};
+use dl_tests::wire::{chunk, new_id};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
-
-async fn start(store: Arc<dyn Store>) -> Result<Running> {
-    let parts = parts(store, Arc::new(Memory::new()));
-    prepare(&parts, Stop::Fresh).await?;
-    Running::start(parts).await
-}
 
 /// Requests a stop and waits until the server accepts no more connections.
 async fn begin_to_stop(server: Running) -> JoinHandle<Result<()>> {
@@ -35,21 +28,17 @@ async fn begin_to_stop(server: Running) -> JoinHandle<Result<()>> {
     stopping
 }
 
-fn faults() -> Faults<Kind> {
-    Faults::new(Arc::new(OsRandom))
-}
-
 /// Keeps S-11.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopping_server_answers_a_running_put() -> Result<()> {
-    let (held, faults) = (Arc::new(ManualClock::new(UNIX_EPOCH)), faults());
+    let faults = Faults::new(Arc::new(OsRandom));
+    let held = Arc::new(ManualClock::new(UNIX_EPOCH));
     let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&held);
     let store = FaultStore::new(dl_store::memory(), time, faults.clone(), CutPoint::new());
-    let server = start(Arc::new(store)).await?;
-    let client = Wire::connect(server.address()).await?;
+    let parts = parts(Arc::new(store), Arc::new(Memory::new()));
+    let (server, client) = Running::fresh(parts).await?;
     let dataset = client.create("ds").await?;
-    let id = ChunkIdMaker::new([1; 9]).next(clock().now());
-    let object = wire::chunk(id, dataset, [(&b"a"[..], &b"bytes"[..])])?;
+    let object = chunk(new_id(), dataset, [(&b"a"[..], &b"bytes"[..])])?;
     faults.script("create", [Some(Fault::Delay(Duration::from_secs(1)))]);
     let put = dl_runtime::spawn(async move { client.put(dataset, &object).await });
     while !faults.is_used_up("create") {
@@ -67,16 +56,14 @@ async fn a_stopping_server_answers_a_running_put() -> Result<()> {
 /// Keeps S-11.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopping_server_finishes_a_running_read() -> Result<()> {
-    let server = start(dl_store::memory()).await?;
-    let client = Wire::connect(server.address()).await?;
+    let (server, client) = Running::fresh(in_memory(Limits::default())).await?;
     let dataset = client.create("ds").await?;
     // More bytes than the client's buffer for a connection.
     let dice = Dice::new(1);
     let files: Vec<_> = (0..8).map(|_| dice.bytes(1_000_000)).collect();
-    let mut ids = ChunkIdMaker::new([1; 9]);
     for (number, bytes) in files.iter().enumerate() {
         let file = (number.to_string(), bytes.as_slice());
-        let object = wire::chunk(ids.next(clock().now()), dataset, [(file.0.as_bytes(), file.1)])?;
+        let object = chunk(new_id(), dataset, [(file.0.as_bytes(), file.1)])?;
         client.put(dataset, &object).await?;
     }
     let items = (0..files.len()).map(|number| pb::ReadItem {
