@@ -11,7 +11,7 @@ use dl_runtime::{SeededRandom, blocking};
 use dl_server::{Doors, HttpPort, Limits, Parts, prepare};
 use dl_store::{CountStore, FaultStore, Kind};
 use dl_tests::cluster::{Running, clock, in_memory, parts};
-use dl_tests::http::get;
+use dl_tests::http::{get, sample};
 use dl_tests::program::{Process, Server, dl, dlcmd, run, server_command};
 use dl_tests::scene::Scene;
 use dl_tests::wire::Wire;
@@ -56,11 +56,8 @@ fn metrics_count_requests_and_show_no_names() -> Result<()> {
     dl(&server, ["cat", "dl://none/a"])?.code(3)?;
     let (status, text) = get(server.http(), "/metrics")?;
     ensure!(status == 200, "{text}");
-    let value = |sample: &str| -> Result<f64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(sample));
-        Ok(line.with_context(|| format!("find {sample} in {text}"))?.trim().parse()?)
-    };
-    for (sample, least) in [
+    let value = |name: &str| sample(server.http(), name);
+    for (name, least) in [
         ("diesel_requests_total{method=\"PutChunk\",code=\"OK\"}", 1.0),
         ("diesel_requests_total{method=\"Read\",code=\"OK\"}", 1.0),
         ("diesel_requests_total{method=\"GetDataset\",code=\"NOT_FOUND\"}", 1.0),
@@ -73,7 +70,7 @@ fn metrics_count_requests_and_show_no_names() -> Result<()> {
         ("diesel_memory_budget_bytes{budget=\"write\"}", 1e6),
         ("process_resident_memory_bytes", 1e6),
     ] {
-        ensure!(value(sample)? >= least, "{sample} is {}", value(sample)?);
+        ensure!(value(name)? >= least, "{name} is {}", value(name)?);
     }
     ensure!(value("diesel_requests_in_flight")? == 0.0, "{text}");
     ensure!(value("diesel_memory_used_bytes{budget=\"read\"}")? == 0.0, "{text}");

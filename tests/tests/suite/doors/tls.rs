@@ -4,9 +4,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::ca::Ca;
+use dl_tests::http::sample;
 use dl_tests::program::{Ended, Server, dlcmd, run};
 use dl_tests::scene::Scene;
-use dl_tests::{folder, http, soon};
+use dl_tests::{folder, soon};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
@@ -123,12 +124,8 @@ async fn a_new_certificate_counts_for_new_connections() -> Result<()> {
     let server = old.serve("server", &["--http", "127.0.0.1:0"])?;
     let mut before = connect(&server, &old).await?;
     before.check(HealthCheckRequest::default()).await?;
-    let stale = || -> Result<bool> {
-        let (_, text) = http::get(server.http(), "/metrics")?;
-        let name = "diesel_config_stale_seconds{source=\"certificate\"} ";
-        let value = text.lines().find_map(|line| line.strip_prefix(name)).context("no metric")?;
-        Ok(value != "0")
-    };
+    let name = "diesel_config_stale_seconds{source=\"certificate\"}";
+    let stale = || Ok(sample(server.http(), name)? != 0.0);
     ensure!(!stale()?, "stale from the start");
     let replace = |what: &str, from: &Ca| std::fs::copy(from.file(what), old.file(what));
 

@@ -111,17 +111,8 @@ async fn ask(client: &mut Client, method: &str, name: &str, id: DatasetId) -> Re
             first(client.recover(pb::RecoverRequest { dataset: named, since: 0 }).await).await
         }
         "Purge" => {
-            first(
-                client
-                    .purge(pb::PurgeRequest {
-                        dataset: named,
-                        grace: 0,
-                        dry_run: false,
-                        force: false,
-                    })
-                    .await,
-            )
-            .await
+            first(client.purge(pb::PurgeRequest { dataset: named, ..Default::default() }).await)
+                .await
         }
         "Verify" => {
             let request = pb::VerifyRequest { dataset: named, checksums: false };

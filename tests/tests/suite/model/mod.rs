@@ -79,23 +79,9 @@ fn chaos(seed: u64) -> Chaos {
             parts(Arc::new(store), meta)
         }),
         set: Box::new(move |is_on| {
-            let rates = Rates {
-                before: 0.03,
-                answer_lost: 0.03,
-                delay: 0.1,
-                longest_delay: Duration::from_millis(5),
-                error: dl_store::Kind::Unavailable,
-            };
             for operation in ["create", "read", "delete", "settle", "list"] {
-                for_store.set_rates(operation, is_on.then_some(rates));
+                for_store.set_rates(operation, is_on.then(|| rates(dl_store::Kind::Unavailable)));
             }
-            let rates = Rates {
-                before: rates.before,
-                answer_lost: rates.answer_lost,
-                delay: rates.delay,
-                longest_delay: rates.longest_delay,
-                error: dl_meta::Kind::Unavailable,
-            };
             for operation in [
                 "put_dataset",
                 "record",
@@ -108,8 +94,13 @@ fn chaos(seed: u64) -> Chaos {
                 "lookup",
                 "list",
             ] {
-                for_meta.set_rates(operation, is_on.then_some(rates));
+                for_meta.set_rates(operation, is_on.then(|| rates(dl_meta::Kind::Unavailable)));
             }
         }),
     }
+}
+
+fn rates<Error>(error: Error) -> Rates<Error> {
+    let longest_delay = Duration::from_millis(5);
+    Rates { before: 0.03, answer_lost: 0.03, delay: 0.1, longest_delay, error }
 }

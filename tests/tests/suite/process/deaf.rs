@@ -20,20 +20,13 @@ use dl_tests::soon;
 use prost::Message;
 
 use super::readers::impatient;
-use super::stalled::headers;
+use super::stalled::{PREFACE, frame, headers};
 
 /// Less than the HTTP/2 ping time-out.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// A silent client gets a ping after this time, and is closed after the same time again.
 const PING: Duration = Duration::from_secs(20);
-
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = (payload.len() as u32).to_be_bytes();
-    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-}
 
 /// Requests a file many times with large windows, and reads nothing.
 fn ask(address: SocketAddr, dataset: DatasetId) -> Result<TcpStream> {

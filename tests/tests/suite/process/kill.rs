@@ -6,11 +6,9 @@
 use std::cell::Cell;
 use std::fs;
 use std::process::Stdio;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dl_runtime::Clock;
 use dl_tests::cluster::clock;
 use dl_tests::dice::Dice;
 use dl_tests::program::{Process, Server, dl, run};
@@ -42,13 +40,12 @@ struct Put {
     process: Process,
     /// Chunks stored before this put.
     before: usize,
-    clock: Arc<dyn Clock>,
     began: Duration,
 }
 
 impl Put {
     fn lasts(&self) -> Duration {
-        self.clock.monotonic().saturating_sub(self.began)
+        clock().monotonic().saturating_sub(self.began)
     }
 }
 
@@ -70,9 +67,8 @@ impl Stage {
         let mut put = server.dlcmd()?;
         put.args(["--json", "put", "--threads", "2"]).arg(self.scene.src()).arg(dataset);
         put.stdin(Stdio::null()).stdout(told).stderr(Stdio::null());
-        let (before, clock) = (self.scene.objects()?.len(), clock());
-        let began = clock.monotonic();
-        Ok(Put { process: Process::start(&mut put)?, before, clock, began })
+        let (before, began) = (self.scene.objects()?.len(), clock().monotonic());
+        Ok(Put { process: Process::start(&mut put)?, before, began })
     }
 
     /// Waits for a random moment of a put; in two of three cases after its first chunk.

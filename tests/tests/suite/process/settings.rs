@@ -8,22 +8,21 @@ use anyhow::{Context, Result, ensure};
 use dl_runtime::SeededRandom;
 use dl_runtime::fault::Rates;
 use dl_tests::etcd::Etcd;
+use dl_tests::http::sample;
 use dl_tests::program::{Server, dl, dlcmd, run};
 use dl_tests::proxy::{FaultyAnswer, Proxy};
 use dl_tests::s3::{self, Kind, S3};
 use dl_tests::scene::Scene;
-use dl_tests::{folder, http, soon};
+use dl_tests::{folder, soon};
 
 /// The latency of a slow bucket.
 const LONGEST: Duration = Duration::from_secs(6);
 
 /// The memory limits for reads and writes in MiB, from the metrics.
 pub(super) fn bounds(server: &Server) -> Result<(u64, u64)> {
-    let (_, text) = http::get(server.http(), "/metrics")?;
     let value = |budget: &str| -> Result<u64> {
-        let name = format!("diesel_memory_budget_bytes{{budget=\"{budget}\"}} ");
-        let value = text.lines().find_map(|line| line.strip_prefix(name.as_str()));
-        Ok(value.with_context(|| format!("find {name} in {text}"))?.parse::<u64>()? >> 20)
+        let name = format!("diesel_memory_budget_bytes{{budget=\"{budget}\"}}");
+        Ok(sample(server.http(), &name)? as u64 >> 20)
     };
     Ok((value("read")?, value("write")?))
 }

@@ -41,7 +41,7 @@ impl Flood {
         stream.set_write_timeout(Some(Duration::from_secs(5)))?;
         let (window, open) = (65_535, BTreeSet::new());
         let mut flood = Self { stream, received: Vec::new(), window, open, sent: 0 };
-        flood.stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")?;
+        flood.stream.write_all(PREFACE)?;
         flood.send(4, 0, 0, &[])?;
         for stream in (0..STREAMS).map(|number| 2 * number + 1) {
             flood.open.insert(stream);
@@ -54,9 +54,7 @@ impl Flood {
     }
 
     fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Result<()> {
-        let [_, length @ ..] = u32::try_from(payload.len())?.to_be_bytes();
-        let frame = [&length[..], &[kind, flags], &stream.to_be_bytes(), payload].concat();
-        self.stream.write_all(&frame).context("send a frame")
+        self.stream.write_all(&frame(kind, flags, stream, payload)).context("send a frame")
     }
 
     /// Sends `bytes` on each stream, as far as the window permits, without an end.
@@ -125,6 +123,14 @@ impl Flood {
         }
         Ok(())
     }
+}
+
+/// The beginning of a connection.
+pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let [_, length @ ..] = (payload.len() as u32).to_be_bytes();
+    [&length[..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
 /// The headers of a gRPC request as literals without indexing.
