@@ -347,10 +347,13 @@ fn the_protocol_holds_in_every_order() {
     }
 }
 
+/// A scenario, a broken step, and the text of the failure.
+type Case = (fn(Violation), Violation, &'static str);
+
 #[test]
 fn every_step_of_every_rule_is_needed() {
     let lost = "a slot is lost";
-    let cases: [(fn(Violation), Violation, &str); 15] = [
+    let cases: [Case; 15] = [
         (departure, Violation::ReaderFence, RACE),
         (departure, Violation::AgentFence, RACE),
         (departure, Violation::SecondLook, RACE),

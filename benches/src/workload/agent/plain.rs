@@ -41,16 +41,11 @@ impl Plain {
         Ok(Self { arena, length, records })
     }
 
-    /// Segments of the memory.
-    fn segments(&self) -> Result<Vec<&[u8]>> {
+    /// A copier of the files.
+    pub(super) fn copying(&self) -> Result<Copying<'_>> {
         let segment = |slot| self.arena.written(slot, 0, SEGMENT).context("a segment is mapped");
-        (0..self.arena.shape().slots).map(segment).collect()
-    }
-
-    /// Runs `work` with a copier whose addresses follow from the file numbers.
-    pub(super) fn by_number<T>(&self, work: impl FnOnce(&Copying<'_>) -> Result<T>) -> Result<T> {
-        let Self { length, records, .. } = self;
-        work(&Copying { segments: self.segments()?, length: *length, records })
+        let segments = (0..self.arena.shape().slots).map(segment).collect::<Result<_>>()?;
+        Ok(Copying { segments, length: self.length, records: &self.records })
     }
 }
 

@@ -370,15 +370,14 @@ impl State {
             _ => files_between_clock_readings(self.length),
         };
         let Self { order, plain, buffers: [one, many], passes, .. } = self;
-        plain.as_ref().context("it was prepared")?.by_number(|copying| {
-            passes.pass(time, step, |range| {
-                match kind {
-                    Kind::PlainMany => copying.by_number(&order[range], many),
-                    Kind::Record => copying.by_record(&order[range], one),
-                    _ => copying.by_number(&order[range], one),
-                }
-                Ok(())
-            })
+        let copying = plain.as_ref().context("it was prepared")?.copying()?;
+        passes.pass(time, step, |range| {
+            match kind {
+                Kind::PlainMany => copying.by_number(&order[range], many),
+                Kind::Record => copying.by_record(&order[range], one),
+                _ => copying.by_number(&order[range], one),
+            }
+            Ok(())
         })
     }
 

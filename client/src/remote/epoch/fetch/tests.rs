@@ -125,6 +125,9 @@ fn old(_: &GetChunksRequest) -> Result<Vec<ChunkPiece>, Status> {
     Err(Status::unimplemented("this server knows no such method"))
 }
 
+/// An answer, the fetches, and the requests.
+type Case<'a> = (Answer, [&'a [u32]; 2], Vec<Asked>);
+
 #[test]
 fn a_chunk_is_a_range_or_some_files() {
     let range = |first, count| Asked::Range(START + first * LENGTH, count * LENGTH);
@@ -132,7 +135,7 @@ fn a_chunk_is_a_range_or_some_files() {
     let all: Vec<u32> = (0..=FILES).rev().collect();
     let filled: Vec<u32> = (0..FILES).collect();
     let two = || Asked::Files(vec![file(0, 2)]);
-    let cases: [(Answer, [&[u32]; 2], Vec<Asked>); 5] = [
+    let cases: [Case<'_>; 5] = [
         (well, [&all, &[3, 5, 7]], vec![range(0, FILES), range(3, 5)]),
         (well, [&[0, 5, 19], &[]], vec![Asked::Files([0, 5, 19].map(|n| file(n, 1)).to_vec())]),
         // The files of the second piece lie next to each other.
