@@ -100,48 +100,58 @@ fn without_conflicts(mut chunks: Chunks) -> Chunks {
     chunks
 }
 
-fn compare(snapshot: &Snapshot<Bytes>, chunks: &Chunks) {
+fn compare(snapshot: &Snapshot<Bytes>, chunks: &Chunks) -> Result<(), DecodeError> {
     let mut all: BTreeMap<&[u8], &LiveFile> = BTreeMap::new();
     for (_, files) in chunks {
         all.extend(files.iter().map(|file| (file.path.as_bytes(), file)));
     }
     assert_eq!(snapshot.files() as usize, all.len());
     let mut found = Vec::new();
-    snapshot.lookup_many(all.keys().copied(), &mut found, |_| ()).unwrap();
+    snapshot.lookup_many(all.keys().copied(), &mut found, |_| ())?;
     for ((path, file), many) in all.iter().zip(found) {
-        let number = snapshot.lookup(path).unwrap().expect("it is there");
+        let number = snapshot.lookup(path)?.expect("it is there");
         assert_eq!(many, Some(number));
         let mut back = Vec::new();
-        snapshot.path(number, &mut back).unwrap();
+        snapshot.path(number, &mut back)?;
         assert_eq!(back, *path);
-        let read = snapshot.file(number).unwrap();
+        let read = snapshot.file(number)?;
         let record = &file.record;
-        assert_eq!(snapshot.chunk(read.chunk).unwrap().0.id, record.holder.chunk);
+        assert_eq!(
+            snapshot.chunk(read.chunk).map(|(chunk, _)| chunk.id),
+            Some(record.holder.chunk)
+        );
         assert_eq!(
             (read.offset, read.length, read.crc, read.attributes, read.stamp),
             (record.offset, record.length, record.crc, record.attributes, record.version.stamp)
         );
         let strange = [path, &b"~"[..]].concat();
-        assert_eq!(snapshot.lookup(&strange).unwrap(), None);
+        assert_eq!(snapshot.lookup(&strange), Ok(None));
     }
     let mut walked = Vec::new();
-    walk(snapshot, 0, b"", &mut walked);
+    walk(snapshot, 0, b"", &mut walked)?;
     let expected: Vec<Vec<u8>> = all.keys().map(|path| path.to_vec()).collect();
     assert_eq!(walked, expected, "a walk gives all paths in byte order");
+    Ok(())
 }
 
-fn walk(snapshot: &Snapshot<Bytes>, directory: u32, path: &[u8], walked: &mut Vec<Vec<u8>>) {
-    assert_eq!(snapshot.directory(path).unwrap(), Some(directory));
-    let mut entries = snapshot.entries(directory, path).unwrap();
-    while let Some(entry) = entries.next(snapshot).unwrap() {
+fn walk(
+    snapshot: &Snapshot<Bytes>,
+    directory: u32,
+    path: &[u8],
+    walked: &mut Vec<Vec<u8>>,
+) -> Result<(), DecodeError> {
+    assert_eq!(snapshot.directory(path), Ok(Some(directory)));
+    let mut entries = snapshot.entries(directory, path)?;
+    while let Some(entry) = entries.next(snapshot)? {
         match entry {
             SnapshotEntry::File(number, path) => {
                 assert_eq!(snapshot.lookup(path), Ok(Some(number)));
                 walked.push(path.to_vec());
             }
-            SnapshotEntry::Directory(number, path) => walk(snapshot, number, path, walked),
+            SnapshotEntry::Directory(number, path) => walk(snapshot, number, path, walked)?,
         }
     }
+    Ok(())
 }
 
 fn paths() -> impl Strategy<Value = Vec<Vec<Vec<u8>>>> {
@@ -169,7 +179,7 @@ proptest! {
         let bytes = Bytes::from(build(&chunks));
         let snapshot = Snapshot::open(bytes.clone()).unwrap();
         prop_assert_eq!(snapshot.verify(), Ok(()));
-        compare(&snapshot, &chunks);
+        compare(&snapshot, &chunks).unwrap();
     }
 
     #[test]

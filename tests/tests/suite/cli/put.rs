@@ -224,22 +224,6 @@ fn put_ends_with_4_if_a_named_source_or_all_were_skipped() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn put_of_the_folder_of_a_running_server_leaves_its_data_out() -> Result<()> {
-    let scene = Scene::new()?;
-    fs::write(scene.path("mine"), "1")?;
-    for _ in 0..2 {
-        let put = scene.dl(["put", ".", "dl://ds"])?.code(0)?;
-        ensure!(put.stderr.contains("data: it holds the data of a dlserver"), "{put:?}");
-        let listed = scene.listed("dl://ds")?;
-        ensure!(!listed.contains("data/") && listed.contains("mine\n"), "{listed}");
-    }
-    let list = b"mine\ndata/chunks/identity\ndata/meta/meta.redb\n";
-    let put = run_with_stdin(&mut scene.command(["put", "-", "dl://list"])?, list)?.code(0)?;
-    ensure!(put.text().contains("1 file put") && put.text().contains("2 skipped"), "{put:?}");
-    Ok(())
-}
-
 /// Keeps S-56.
 #[test]
 fn put_skips_and_get_removes_leftovers_of_a_killed_get() -> Result<()> {
