@@ -86,6 +86,25 @@ impl Error {
     }
 }
 
+/// Results of the stores as results of requests; the action that failed, and its object.
+pub(crate) trait Doing<T> {
+    /// Of the chunk store.
+    fn storing(self, action: &'static str, what: impl Display) -> Result<T, Error>;
+
+    /// Of the metadata store.
+    fn doing(self, action: &'static str, what: impl Display) -> Result<T, Error>;
+}
+
+impl<T> Doing<T> for Result<T, storage::Error> {
+    fn storing(self, action: &'static str, what: impl Display) -> Result<T, Error> {
+        self.map_err(|error| Error::store(action, what, error))
+    }
+
+    fn doing(self, action: &'static str, what: impl Display) -> Result<T, Error> {
+        self.map_err(|error| Error::meta(action, what, error))
+    }
+}
+
 fn kind_for(kind: storage::Kind) -> Kind {
     match kind {
         storage::Kind::Missing => Kind::NotFound,

@@ -12,7 +12,7 @@ use dl_proto::{JoinTask, Kind, TASK_MEMBERS_MAX, TaskMember, TaskMembership, tas
 use dl_runtime::Deadline;
 
 use crate::auth::Caller;
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::metrics::TaskMetrics;
 use crate::shared::parts::Parts;
 use crate::snapshot::Snapshots;
@@ -86,13 +86,11 @@ struct Job<'a> {
 
 impl Job<'_> {
     async fn beat(&self, terms: Option<&TaskTerms>) -> Result<Option<TaskGroup>, Error> {
-        let group = self.parts.meta.join(self.heartbeat, terms).await;
-        group.map_err(|error| Error::meta(ACTION, self.name, error))
+        self.parts.meta.join(self.heartbeat, terms).await.doing(ACTION, self.name)
     }
 
     async fn leave(&self) -> Result<(), Error> {
-        let ended = self.parts.meta.leave(self.heartbeat).await;
-        let ended = ended.map_err(|error| Error::meta("leave task", self.name, error))?;
+        let ended = self.parts.meta.leave(self.heartbeat).await.doing("leave task", self.name)?;
         let Some(terms) = ended else { return Ok(()) };
         tracing::info!(task = %self.name, user = self.user, "the last member of a training job left");
         self.remove(self.leased(&terms)).await

@@ -1,6 +1,6 @@
-//! What unit tests of this crate share: parts over stores that a test holds, by a clock that it sets.
+//! The scene of unit tests: parts over stores in memory with faults, and a clock that the test sets.
 //!
-//! Must hold: what waits for a store or for a patience waits for that clock and for nothing else.
+//! Must hold: each wait for a store or a patience is a wait for that clock alone.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,24 +11,33 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use dl_format::{
     Attributes, ChunkId, ChunkIdMaker, ChunkShape, ChunkWriter, DatasetId, DatasetName, FilePath,
-    Sealed, Stamp,
+    Sealed, Stamp, name_key,
 };
 use dl_meta::{FaultMeta, Memory, MetaStore};
-use dl_proto::DeletedDataset;
+use dl_proto::{
+    DeletedDataset, PurgeProgress, PurgeRequest, RecoverProgress, RecoverRequest, VerifyProgress,
+    VerifyRequest,
+};
 use dl_runtime::fault::{CutPoint, Faults};
 use dl_runtime::{Clock, ManualClock, OsRandom, SeededRandom};
 use dl_store::{
     CountStore, Counters, FaultStore, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store,
 };
 use futures::stream::BoxStream;
+use tokio::sync::mpsc;
 
 use crate::Limits;
 use crate::Roll;
 use crate::Room;
 use crate::Settings;
+use crate::answers::answer::Reply;
+use crate::auth::Caller;
 use crate::datasets::leftovers::Leftovers;
 use crate::error::Error;
-use crate::shared::parts::{Parts, object_key};
+use crate::housekeeping::turns::Turns;
+use crate::housekeeping::{purge, verify};
+use crate::recovery::recover;
+use crate::shared::parts::{Budget, Parts, key, object_key};
 
 /// Parts, and what a test does to them.
 pub(crate) struct Rig {
@@ -70,6 +79,32 @@ pub(crate) async fn rig() -> Rig {
     Rig { parts, clock, store, counters, meta, memory }
 }
 
+/// The end of long work, and its reports.
+pub(crate) type Told<T> = (Result<(), Error>, Vec<T>);
+
+async fn told<T>(work: impl AsyncFnOnce(&mpsc::Sender<Reply<T>>) -> Result<(), Error>) -> Told<T> {
+    let (progress, mut heard) = mpsc::channel(3_000);
+    let ended = work(&progress).await;
+    drop(progress);
+    let mut reports = Vec::new();
+    while let Some(Reply::More(report) | Reply::Last(report)) = heard.recv().await {
+        reports.push(report);
+    }
+    (ended, reports)
+}
+
+/// Lets work go on until a call has met the last scripted fault of an operation.
+pub(crate) async fn until_met<K: Copy + fmt::Debug>(
+    faults: &Faults<K>,
+    operation: &'static str,
+    work: &mut (impl Future + Unpin),
+) {
+    while !faults.is_used_up(operation) {
+        assert!(futures::poll!(&mut *work).is_pending());
+        tokio::task::yield_now().await;
+    }
+}
+
 /// Commits an object that began to come at `arrived`, as a put does.
 pub(crate) async fn commit(
     parts: &Parts,
@@ -85,6 +120,57 @@ impl Rig {
     pub(crate) async fn create(&self, name: &str) -> DatasetId {
         let shape = ChunkShape::default();
         crate::datasets::catalog::create(&self.parts, &dataset(name), shape).await.unwrap().id
+    }
+
+    /// Recovers a dataset, or all, for everybody.
+    pub(crate) async fn recover(&self, name: Option<&str>) -> Told<RecoverProgress> {
+        self.recover_for(&Caller::Everybody, name).await
+    }
+
+    pub(crate) async fn recover_for(
+        &self,
+        caller: &Caller,
+        name: Option<&str>,
+    ) -> Told<RecoverProgress> {
+        let request = RecoverRequest { dataset: name.map(dataset), since: None };
+        told(async |told| recover::recover(&self.parts, request, caller, told).await).await
+    }
+
+    pub(crate) async fn purge(&self, request: PurgeRequest) -> Told<PurgeProgress> {
+        self.purge_with(&Turns::new(), request).await
+    }
+
+    pub(crate) async fn purge_with(
+        &self,
+        turns: &Turns,
+        request: PurgeRequest,
+    ) -> Told<PurgeProgress> {
+        let (parts, left, caller) = (&self.parts, Leftovers::default(), &Caller::Everybody);
+        let purge = async |told: &_| {
+            Box::pin(purge::purge(parts, turns, &left, request, caller, told)).await
+        };
+        told(purge).await
+    }
+
+    pub(crate) async fn verify(&self, name: &str, checksums: bool) -> Told<VerifyProgress> {
+        let request = VerifyRequest { dataset: dataset(name), checksums };
+        let (parts, memory, turns) = (&self.parts, Budget::new(64 << 20, "test"), Turns::new());
+        let verify = async |told: &_| {
+            let with = (&memory, &turns);
+            Box::pin(verify::verify(parts, with, request, &Caller::Everybody, told)).await
+        };
+        told(verify).await
+    }
+
+    /// Adopts all objects that the logs lack; gives their number.
+    pub(crate) async fn adopt(&self) -> u64 {
+        self.run(recover::roll_forward(&self.parts)).await.0.unwrap()
+    }
+
+    /// Puts other bytes in the place of an object.
+    pub(crate) async fn replace(&self, key: &Key, bytes: impl Into<Bytes>) {
+        self.parts.store.delete(key).await.unwrap();
+        self.parts.store.create(key, bytes.into()).await.unwrap();
     }
 
     /// Deletes it, and no job goes on with what is left.
@@ -109,10 +195,7 @@ impl Rig {
     }
 
     async fn store_file(&self, dataset: DatasetId, id: ChunkId, number: usize) {
-        let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
-        let path = FilePath::new(format!("file-{number}")).unwrap();
-        writer.append(&path, Attributes { mode: 0o644, mtime: 1 }, b"bytes").unwrap();
-        self.store_sealed(&writer.seal(id, dataset)).await;
+        self.store_sealed(&chunk(id, dataset, [format!("file-{number}")], b"bytes")).await;
     }
 
     /// The same for an object of any kind; gives its key and what is stored there.
@@ -235,4 +318,27 @@ impl Store for Careless {
 
 pub(crate) fn dataset(name: &str) -> DatasetName {
     DatasetName::new(name).unwrap()
+}
+
+/// The key of the first generation of a name.
+pub(crate) fn first_name(name: &str) -> Key {
+    key(name_key(&dataset(name), 1))
+}
+
+pub(crate) fn path(name: &str) -> FilePath {
+    FilePath::new(name.to_owned()).unwrap()
+}
+
+/// A chunk with files of the same bytes.
+pub(crate) fn chunk(
+    id: ChunkId,
+    dataset: DatasetId,
+    names: impl IntoIterator<Item = String>,
+    bytes: &[u8],
+) -> Sealed {
+    let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
+    for name in names {
+        writer.append(&path(&name), Attributes { mode: 0o644, mtime: 1 }, bytes).unwrap();
+    }
+    writer.seal(id, dataset)
 }

@@ -11,7 +11,7 @@ use tonic::Request;
 use crate::api::admission::Admitted;
 use crate::auth::Rule;
 use crate::datasets::catalog;
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::Parts;
 
 /// The record of a dataset with complete metadata, for a caller who may do what the request asks. Most requests
@@ -40,8 +40,7 @@ pub(crate) async fn by_place(
 
 async fn found(parts: &Parts, admitted: &Admitted, id: DatasetId) -> Result<DatasetRecord, Error> {
     let caller = &admitted.caller;
-    let record = parts.meta.record(id).await;
-    let record = record.map_err(|error| Error::meta("find dataset", id, error))?;
+    let record = parts.meta.record(id).await.doing("find dataset", id)?;
     let Some(record) = record.filter(|record| caller.may(Role::Read, &record.name)) else {
         return Err(catalog::not_known(parts, id, caller).await);
     };

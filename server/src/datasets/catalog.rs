@@ -16,7 +16,7 @@ use crate::auth::Caller;
 use crate::datasets::identity::refuse_lost;
 use crate::datasets::leftovers::{self, Leftovers, forget};
 use crate::datasets::names::{self, Named};
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::Parts;
 
 /// Time within which a recovery ends after meeting a new dataset.
@@ -36,8 +36,7 @@ const LOOKED_AT_ONCE: usize = 16;
 
 /// The record of a dataset id, if the metadata of the dataset is complete.
 pub(crate) async fn by_id(parts: &Parts, id: DatasetId) -> Result<DatasetRecord, Error> {
-    let record = parts.meta.record(id).await;
-    match record.map_err(|error| Error::meta("find dataset", id, error))? {
+    match parts.meta.record(id).await.doing("find dataset", id)? {
         Some(record) => trusted(record),
         None => Err(not_known(parts, id, &Caller::Everybody).await),
     }
@@ -146,8 +145,7 @@ async fn known_by_name(
     name: &DatasetName,
     detail: Detail,
 ) -> Result<Option<Dataset>, Error> {
-    let found = parts.meta.record_named(name).await;
-    let Some(record) = found.map_err(|error| Error::meta("find dataset", name, error))? else {
+    let Some(record) = parts.meta.record_named(name).await.doing("find dataset", name)? else {
         return Ok(None);
     };
     let record = if detail == Detail::Counts { trusted(record)? } else { record };
@@ -162,8 +160,7 @@ pub(crate) async fn list(
     detail: Detail,
 ) -> Result<Listed<Dataset>, Error> {
     refuse_lost(parts, "all datasets").await?;
-    let found = parts.meta.records().await;
-    let mut found = found.map_err(|error| Error::meta("list", "datasets", error))?;
+    let mut found = parts.meta.records().await.doing("list", "datasets")?;
     found.retain(|record| caller.may(Role::Read, &record.name));
     let names = names::shared(parts).await?;
     let is_seen = |name: &DatasetName| caller.may(Role::Read, name);
@@ -179,8 +176,7 @@ pub(crate) async fn list(
             return Ok(None);
         }
         // The dataset may have been created since the look-up.
-        let found = parts.meta.record_named(&name).await;
-        let found = found.map_err(|error| Error::meta("find dataset", &name, error))?;
+        let found = parts.meta.record_named(&name).await.doing("find dataset", &name)?;
         found.map(Some).ok_or_else(|| lost(&name))
     });
     let mut looked_at = std::pin::pin!(looked_at.buffered(LOOKED_AT_ONCE));
@@ -237,8 +233,7 @@ pub(crate) async fn create(
     let rebuilt = Deadline::after(&*parts.clock, REBUILT_WITHIN);
     let created = Deadline::after(&*parts.clock, CREATED_WITHIN);
     loop {
-        let known = parts.meta.record_named(name).await;
-        if let Some(record) = known.map_err(|error| Error::meta(CREATE, name, error))? {
+        if let Some(record) = parts.meta.record_named(name).await.doing(CREATE, name)? {
             match existing(parts, record, rebuilt).await? {
                 Some(dataset) => return Ok(dataset),
                 None => continue,
@@ -411,8 +406,7 @@ pub(crate) async fn delete(
 /// Writes the deletion of a dataset as the next generation of its name; gives the generation. None when another
 /// server was faster.
 async fn end(parts: &Parts, name: &DatasetName, named: Named) -> Result<Option<u32>, Error> {
-    let record = parts.meta.record(named.record.dataset).await;
-    let record = record.map_err(|error| Error::meta("find dataset", name, error))?;
+    let record = parts.meta.record(named.record.dataset).await.doing("find dataset", name)?;
     // A dataset that the metadata lacks needs a recovery, before and after.
     let before = record.map_or(DatasetState::Recovering, |record| record.state);
     // Metadata that is full takes this.
@@ -450,8 +444,7 @@ async fn refuse_changed(
     named: Named,
     id: DatasetId,
 ) -> Result<(), Error> {
-    let record = parts.meta.record(id).await;
-    let record = record.map_err(|error| Error::meta("find dataset", name, error))?;
+    let record = parts.meta.record(id).await.doing("find dataset", name)?;
     if record.is_none_or(|record| record.name != *name || record.generation < named.generation) {
         return Ok(());
     }

@@ -7,7 +7,7 @@ use dl_format::Header;
 use dl_proto::Kind;
 use dl_store::{ByteRange, Key, ObjectRange, StoreExt};
 
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::Parts;
 
 /// Enough for the headers of about 700 files; longer ones need a second read.
@@ -36,7 +36,7 @@ pub(crate) async fn read_headers(
     let wanted: Vec<_> = keys.iter().map(|key| ObjectRange { key: key.clone(), range }).collect();
     let heads = parts.store.read(&wanted).await;
     let header = |(head, key): (Result<Bytes, _>, &Key)| {
-        let head = head.map_err(|error| Error::store("read header", key, error))?;
+        let head = head.doing("read header", key)?;
         match longer(&head) {
             Some(length) => Ok(Err(length)),
             None => decode(key, &head).map(Ok),

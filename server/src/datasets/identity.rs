@@ -13,7 +13,7 @@ use dl_runtime::Deadline;
 use dl_store::StoreExt;
 
 use crate::datasets::names;
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::{Parts, key};
 
 /// Time for which the identity of the chunk store is not read again.
@@ -100,8 +100,7 @@ pub(crate) async fn refuse_damaged(
     action: &'static str,
     what: impl std::fmt::Display,
 ) -> Result<(), Error> {
-    let damage = parts.meta.damage().await;
-    let damage = damage.map_err(|error| Error::meta("look for damage in", &parts.meta, error))?;
+    let damage = parts.meta.damage().await.doing("look for damage in", &parts.meta)?;
     let (kind, why) = match damage {
         None => return Ok(()),
         Some(Damage::Shards) => (
@@ -123,8 +122,7 @@ async fn is_indexed(parts: &Parts) -> Result<bool, Error> {
     let names = names::all(parts).await?;
     let stored: HashSet<DatasetId> = names.live().map(|(_, named)| named.record.dataset).collect();
     // During a recovery the records are incomplete.
-    let known = parts.meta.remnants().await;
-    let known = known.map_err(|error| Error::meta("list", "datasets", error))?;
+    let known = parts.meta.remnants().await.doing("list", "datasets")?;
     let mut is_known = false;
     for DatasetRecord { id, name, .. } in &known {
         if stored.contains(id) || names::has_objects(parts, name, *id).await? {
@@ -215,8 +213,7 @@ async fn bind_meta(parts: &Parts, store: StoreId) -> Result<(), Error> {
 }
 
 async fn of_meta(parts: &Parts) -> Result<Option<StoreId>, Error> {
-    let identity = parts.meta.identity().await;
-    identity.map_err(|error| Error::meta("open metadata", &parts.meta, error))
+    parts.meta.identity().await.doing("open metadata", &parts.meta)
 }
 
 async fn of_store(parts: &Parts) -> Result<Option<StoreId>, Error> {

@@ -17,7 +17,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::datasets::identity;
 use crate::datasets::names::{self, Deleted, Past};
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::{Parts, prefix};
 
 /// Deleted datasets in work in parallel.
@@ -208,8 +208,7 @@ async fn settle(parts: &Parts, deleted: &Deleted) -> Result<(), Error> {
 
 /// Takes a deleted dataset out of the metadata.
 pub(crate) async fn forget(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
-    let dropped = parts.meta.drop_dataset(name, id).await;
-    dropped.map_err(|error| Error::meta("forget dataset", id, error))
+    parts.meta.drop_dataset(name, id).await.doing("forget dataset", id)
 }
 
 #[cfg(test)]

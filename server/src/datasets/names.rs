@@ -19,7 +19,7 @@ use dl_runtime::Deadline;
 use dl_store::{Prefix, StoreExt};
 use futures::{StreamExt, TryStreamExt, stream};
 
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::{Parts, key, prefix};
 pub(crate) use crate::shared::roll::{Named, Names};
 
@@ -174,9 +174,7 @@ pub(crate) async fn has_objects(
     let objects = prefix(dataset_prefix(id));
     let mut objects = parts.store.list(&objects);
     loop {
-        let next = objects.try_next().await;
-        let next =
-            next.map_err(|error| Error::store("list the objects of dataset", &what, error))?;
+        let next = objects.try_next().await.doing("list the objects of dataset", &what)?;
         match next {
             Some(object) if parse_snapshot_key(object.key.as_str()).is_some() => {}
             next => return Ok(next.is_some()),
@@ -288,8 +286,7 @@ impl Deleted {
             // In order: as long as a generation is left, the deletion is found again.
             for generation in &self.spent {
                 let object = key(name_key(&self.name, *generation));
-                let removed = parts.store.delete(&object).await;
-                removed.map_err(|error| Error::store("remove a name of", &self.name, error))?;
+                parts.store.delete(&object).await.doing("remove a name of", &self.name)?;
             }
         }
         Ok(())
@@ -328,22 +325,23 @@ pub(crate) async fn settle(
     name: &DatasetName,
     generation: u32,
 ) -> Result<(), Error> {
-    let settled = parts.store.settle(&[key(name_key(name, generation))]).await;
-    settled.map_err(|error| Error::store("settle the name of dataset", name, error))
+    parts
+        .store
+        .settle(&[key(name_key(name, generation))])
+        .await
+        .doing("settle the name of dataset", name)
 }
 
 /// Names and generations, in order.
 async fn list(parts: &Parts, prefix: &Prefix) -> Result<Vec<(DatasetName, u32)>, Error> {
-    let objects = parts.store.list_sorted(prefix).await;
-    let objects = objects.map_err(|error| Error::store("list the names of", "datasets", error))?;
+    let objects = parts.store.list_sorted(prefix).await.doing("list the names of", "datasets")?;
     let generations = objects.iter().filter_map(|object| parse_name_key(object.key.as_str()));
     Ok(generations.collect())
 }
 
 async fn read(parts: &Parts, name: &DatasetName, generation: u32) -> Result<Named, Error> {
     let object = key(name_key(name, generation));
-    let bytes = parts.store.read_all(&object).await;
-    let bytes = bytes.map_err(|error| Error::store(READ, name, error))?;
+    let bytes = parts.store.read_all(&object).await.doing(READ, name)?;
     let record = NameRecord::decode(&bytes).map_err(|error| {
         let unless = if error.is_unsupported() { "if no newer version wrote it, " } else { "" };
         let why = format!(

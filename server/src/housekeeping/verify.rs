@@ -23,7 +23,7 @@ use crate::auth::Caller;
 use crate::datasets::catalog::{self, Detail};
 use crate::datasets::names;
 use crate::datasets::survey::{Away, Rows, Survey};
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::housekeeping::turns::Turns;
 use crate::shared::parts::{Budget, Parts};
 
@@ -158,8 +158,7 @@ impl Verify<'_> {
     }
 
     async fn info(&self) -> Result<DatasetInfo, Error> {
-        let info = self.parts.meta.dataset(self.id).await;
-        let info = info.map_err(|error| Error::meta("describe dataset", self.id, error))?;
+        let info = self.parts.meta.dataset(self.id).await.doing("describe dataset", self.id)?;
         let why = "it was deleted meanwhile";
         info.ok_or_else(|| Error::new(Kind::NotFound, "find dataset", self.id, why))
     }
@@ -243,9 +242,12 @@ impl Verify<'_> {
         expected: Vec<(FilePath, Option<FileRecord>)>,
     ) -> Result<(), Error> {
         let paths: Vec<FilePath> = expected.iter().map(|(path, _)| path.clone()).collect();
-        let found = self.parts.meta.lookup(self.id, &paths).await;
-        let found =
-            found.map_err(|error| Error::meta("look up files of dataset", self.id, error))?;
+        let found = self
+            .parts
+            .meta
+            .lookup(self.id, &paths)
+            .await
+            .doing("look up files of dataset", self.id)?;
         for ((path, expected), found) in expected.into_iter().zip(found) {
             match (expected, found) {
                 (Some(expected), Found::File(found)) if expected == found => {}
@@ -300,8 +302,7 @@ impl Verify<'_> {
             Err(error) => return Err(error),
         };
         // A deletion that runs meanwhile writes the name first.
-        let record = self.parts.meta.record(self.id).await;
-        let record = record.map_err(|error| Error::meta("find dataset", self.id, error))?;
+        let record = self.parts.meta.record(self.id).await.doing("find dataset", self.id)?;
         match record {
             Some(record) if record.state != DatasetState::Ending => {
                 self.find(problem, remedy).await
@@ -327,7 +328,7 @@ impl Verify<'_> {
                 let body = parts.store.read_all(&key).await;
                 let damaged = body.map(|body| Damaged::of(&body));
                 drop(room);
-                let damaged = damaged.map_err(|error| Error::store("read object", &key, error));
+                let damaged = damaged.doing("read object", &key);
                 Ok::<_, Error>((object, damaged))
             })
             .buffered(OBJECTS_AT_ONCE);
@@ -393,9 +394,12 @@ impl Verify<'_> {
         paths: &[FilePath],
     ) -> Result<bool, Error> {
         let mut are_any = false;
-        let found = self.parts.meta.lookup(self.id, paths).await;
-        let found =
-            found.map_err(|error| Error::meta("look up files of dataset", self.id, error))?;
+        let found = self
+            .parts
+            .meta
+            .lookup(self.id, paths)
+            .await
+            .doing("look up files of dataset", self.id)?;
         for (path, found) in paths.iter().zip(found) {
             if matches!(found, Found::File(record) if record.holder.chunk == chunk) {
                 let problem = format!("{path} is damaged in {place}");
@@ -411,8 +415,8 @@ impl Verify<'_> {
     async fn shown(&mut self) -> Result<(u64, u64), Error> {
         let (mut query, mut files, mut bytes) = (everything(), 0u64, 0u64);
         loop {
-            let page = self.parts.meta.list(self.id, &query).await;
-            let page = page.map_err(|error| Error::meta("list dataset", self.id, error))?;
+            let page =
+                self.parts.meta.list(self.id, &query).await.doing("list dataset", self.id)?;
             for entry in &page {
                 if let ListEntry::File(_, record) = entry {
                     files += 1;

@@ -6,11 +6,11 @@
 
 use std::time::Duration;
 
-use dl_meta::{Damage, Kind};
+use dl_meta::Damage;
 use dl_runtime::{Backoff, Random};
 
 use crate::datasets::identity::Tie;
-use crate::error::{Error, causes};
+use crate::error::Error;
 use crate::recovery::recover;
 use crate::shared::parts::Parts;
 
@@ -21,10 +21,10 @@ const PERIOD: Duration = Duration::from_secs(1);
 const BACKOFF: Backoff =
     Backoff { first: Duration::from_secs(2), factor: 2, max: Duration::from_secs(60) };
 
-/// Looks after the metadata for as long as they are those of the chunk store; otherwise the server has to
-/// end. Each of several servers does: objects that one server appended, the others find in the log.
+/// Looks after the metadata; ends once the metadata belongs to another chunk store, and the server has to end.
+/// Each of several servers rebuilds: objects that a server appended, the others find in the log.
 pub(crate) async fn watch(parts: &Parts) -> Error {
-    let (mut tries, mut tie, mut unfit) = (Tries::default(), Tie::default(), String::new());
+    let (mut tries, mut tie) = (Tries::default(), Tie::default());
     loop {
         parts.clock.sleep(PERIOD).await;
         if let Err(foreign) = tie.check(parts).await {
@@ -32,22 +32,12 @@ pub(crate) async fn watch(parts: &Parts) -> Error {
         }
         let damage = match parts.meta.damage().await {
             Ok(damage) => damage,
-            // Does not pass by itself.
-            Err(error) if matches!(error.kind, Kind::Unsupported | Kind::Denied) => {
-                let why = causes(&error);
-                if why != unfit {
-                    tracing::error!(error = why, "metadata can't be looked at");
-                }
-                unfit = why;
-                continue;
-            }
             // Each request reports the same.
             Err(error) => {
                 tracing::debug!(%error, "metadata can't be looked at");
                 continue;
             }
         };
-        unfit.clear();
         let is_new = tries.meet(damage);
         match damage {
             Some(Damage::Shards) if tries.may(parts.clock.monotonic()) => {
@@ -68,10 +58,8 @@ async fn rebuild(parts: &Parts, tries: &mut Tries, is_new: bool) {
     match recover::rebuild_all(parts).await {
         Ok(adopted) => tracing::info!(adopted, "metadata is whole again"),
         Err(error) => {
-            let why = error.chain();
-            if tries.fail(&why, parts.clock.monotonic(), &*parts.random) {
-                tracing::error!(error = why, "metadata is not whole: trying again");
-            }
+            tries.fail(parts.clock.monotonic(), &*parts.random);
+            tracing::error!(error = error.chain(), "metadata is not whole: trying again");
         }
     }
 }
@@ -83,8 +71,6 @@ struct Tries {
     failures: u32,
     /// The time of the next try.
     next: Duration,
-    /// The reason that was logged last.
-    logged: String,
 }
 
 impl Tries {
@@ -101,13 +87,10 @@ impl Tries {
         now >= self.next
     }
 
-    /// Notes a failed try; whether its reason differs from the one that was logged last.
-    fn fail(&mut self, why: &str, now: Duration, random: &dyn Random) -> bool {
+    /// Notes a failed try.
+    fn fail(&mut self, now: Duration, random: &dyn Random) {
         self.next = now + BACKOFF.wait(self.failures, random);
         self.failures = self.failures.saturating_add(1);
-        let is_new = self.logged != why;
-        why.clone_into(&mut self.logged);
-        is_new
     }
 }
 
@@ -118,21 +101,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rebuild_that_fails_is_tried_less_often_and_logged_once_a_reason() {
+    fn a_rebuild_that_fails_is_tried_less_often() {
         let (mut tries, random) = (Tries::default(), SeededRandom::new(1));
         assert!(tries.meet(Some(Damage::Shards)), "a new damage");
-        let (mut tried, mut logged) = (0, 0);
+        let mut tried = 0;
         for second in 0..600 {
             let now = PERIOD * second;
             assert!(!tries.meet(Some(Damage::Shards)), "the same damage");
             if tries.may(now) {
                 tried += 1;
-                let why = if second < 300 { "one reason" } else { "another reason" };
-                logged += u32::from(tries.fail(why, now, &random));
+                tries.fail(now, &random);
             }
         }
         assert!((12..30).contains(&tried), "{tried} tries in ten minutes");
-        assert_eq!(logged, 2);
         assert!(tries.meet(None) && tries.meet(Some(Damage::Shards)));
         assert!(tries.may(PERIOD * 600), "new damage is tried at once");
     }

@@ -24,7 +24,7 @@ use super::emit::{Chunks, Emitter};
 use super::winners::{Folders, Found, Hasher, Live, Scan, Scanned, observe, of_kind};
 use crate::datasets::spill::{Scratch, Sizes, thread};
 use crate::datasets::survey::is_object;
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::recovery::recover;
 use crate::shared::parts::{Parts, object_key};
 
@@ -67,8 +67,7 @@ type Numbered = Vec<(u32, Committed)>;
 /// which versions of its paths hold.
 pub(crate) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Option<Built>, Error> {
     let (dataset, shape) = (record.id, record.shape);
-    let log = parts.meta.log(dataset).await;
-    let log = log.map_err(|error| Error::meta("read the log of dataset", dataset, error))?;
+    let log = parts.meta.log(dataset).await.doing("read the log of dataset", dataset)?;
     let name = record.name.clone();
     let cut =
         Cut { parts: parts.clone(), dataset, name, log: log.into(), has_restamped: Arc::default() };

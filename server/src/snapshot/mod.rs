@@ -27,7 +27,7 @@ use self::build::Built;
 use crate::answers::answer::{Reply, hand_over};
 use crate::answers::reservation::Reservation;
 use crate::datasets::catalog;
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::memory;
 use crate::metrics::SnapshotMetrics;
 use crate::shared::parts::{Budget, Parts};
@@ -145,8 +145,7 @@ impl Snapshots {
             return Ok(Arc::new(manifest));
         }
         for round in 0..TIMES {
-            let outline = parts.meta.outline(dataset).await;
-            let outline = outline.map_err(|error| Error::meta(ACTION, dataset, error))?;
+            let outline = parts.meta.outline(dataset).await.doing(ACTION, dataset)?;
             let gone = || {
                 Error::new(
                     Kind::NotFound,
@@ -313,8 +312,7 @@ async fn sweep_now(parts: &Parts, dataset: DatasetId) -> Result<(), Error> {
 }
 
 async fn version_of(parts: &Parts, dataset: DatasetId) -> Result<Option<Version>, Error> {
-    let outline = parts.meta.outline(dataset).await;
-    let outline = outline.map_err(|error| Error::meta(ACTION, dataset, error))?;
+    let outline = parts.meta.outline(dataset).await.doing(ACTION, dataset)?;
     Ok(outline.map(|outline| outline.version))
 }
 

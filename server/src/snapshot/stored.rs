@@ -21,7 +21,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::build::Built;
 use crate::datasets::spill::thread;
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::{Parts, key, prefix};
 
 /// Parts that are stored at once: so much of a snapshot is in memory.
@@ -224,8 +224,7 @@ pub(crate) async fn remove(
     objects.sort_unstable();
     for object in objects {
         let key = key_of(dataset, version, object);
-        let removed = parts.store.delete(&key).await;
-        removed.map_err(|error| Error::store("remove", &key, error))?;
+        parts.store.delete(&key).await.doing("remove", &key)?;
     }
     Ok(())
 }
@@ -239,9 +238,7 @@ pub(crate) async fn list(
     let below = prefix(snapshots_prefix(dataset));
     let mut objects = parts.store.list(&below);
     loop {
-        let object = objects.try_next().await;
-        let object = object
-            .map_err(|error| Error::store("list the snapshots of dataset", dataset, error))?;
+        let object = objects.try_next().await.doing("list the snapshots of dataset", dataset)?;
         let Some(object) = object else { return Ok(stored) };
         if let Some((_, version, what)) = parse_snapshot_key(object.key.as_str()) {
             stored.entry(version).or_default().push(what);

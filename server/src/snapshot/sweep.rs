@@ -13,7 +13,7 @@ use dl_meta::DatasetState;
 
 use super::{leases, stored};
 use crate::datasets::names;
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::Parts;
 
 /// Versions of a dataset whose snapshots are kept for long, the newest among them.
@@ -186,8 +186,7 @@ async fn sweep_one(
     dataset: DatasetId,
     swept: Option<Version>,
 ) -> Result<Option<Version>, Error> {
-    let outline = parts.meta.outline(dataset).await;
-    let outline = outline.map_err(|error| Error::meta("describe dataset", dataset, error))?;
+    let outline = parts.meta.outline(dataset).await.doing("describe dataset", dataset)?;
     // While one is being rebuilt nobody knows which version is its newest.
     let outline = outline.filter(|outline| outline.record.state == DatasetState::Live);
     let Some(version) = outline.map(|outline| outline.version) else { return Ok(None) };

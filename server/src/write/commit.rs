@@ -20,7 +20,7 @@ use crate::datasets::catalog;
 use crate::datasets::headers::read_header;
 use crate::datasets::identity;
 use crate::datasets::survey::logged_from;
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::{Parts, object_key};
 use crate::shared::room::Taken;
 
@@ -180,8 +180,7 @@ async fn commit(
         }
         // A stored object needs no room.
         Err(error) if error.kind == dl_store::Kind::Full && is_stored(parts, &key).await? => {
-            let settled = parts.store.settle(std::slice::from_ref(&key)).await;
-            settled.map_err(|error| Error::store(ACTION, id, error))?;
+            parts.store.settle(std::slice::from_ref(&key)).await.doing(ACTION, id)?;
             committed_before(parts, dataset, id, kind, digest).await
         }
         Err(error) => Err(Error::store(ACTION, id, error)),
@@ -225,8 +224,7 @@ async fn append(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
             let key = object_key(header.dataset(), header.id(), header.kind());
             let ended = catalog::by_id(parts, header.dataset()).await;
             if matches!(&ended, Err(error) if error.kind == Kind::NotFound) {
-                let removed = parts.store.delete(&key).await;
-                removed.map_err(|error| Error::store("remove object", header.id(), error))?;
+                parts.store.delete(&key).await.doing("remove object", header.id())?;
             }
             ended?;
             Err(Error::meta(ACTION, header.id(), error))

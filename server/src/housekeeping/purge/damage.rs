@@ -14,7 +14,7 @@ use super::Purge;
 use super::plan::Ledger;
 use crate::datasets::headers::read_header;
 use crate::datasets::survey::{Survey, is_logged};
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::Parts;
 
 /// Why the purge of a dataset ended early.
@@ -107,8 +107,7 @@ impl Purge<'_> {
         if survey.unlogged() > 0 {
             return Ok(None);
         }
-        let info = self.parts.meta.dataset(dataset).await;
-        let info = info.map_err(|error| Error::meta("describe dataset", dataset, error))?;
+        let info = self.parts.meta.dataset(dataset).await.doing("describe dataset", dataset)?;
         let is_same =
             |info: &dl_meta::DatasetInfo| info.is_settled && info.version == survey.version();
         Ok(info.filter(is_same).map(|info| info.files))

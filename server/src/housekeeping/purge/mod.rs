@@ -32,7 +32,7 @@ use crate::datasets::identity;
 use crate::datasets::leftovers::Leftovers;
 use crate::datasets::names;
 use crate::datasets::survey::{Away, Survey};
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::housekeeping::turns::Turns;
 use crate::recovery::recover;
 use crate::shared::parts::Parts;
@@ -181,8 +181,7 @@ impl<'a> Purge<'a> {
     /// Removes stored snapshots of replaced versions, but in a dry run; gives the snapshots of older versions
     /// that are left.
     async fn sweep_snapshots(&self, id: DatasetId) -> Result<Vec<Older>, Error> {
-        let outline = self.parts.meta.outline(id).await;
-        let outline = outline.map_err(|error| Error::meta("describe dataset", id, error))?;
+        let outline = self.parts.meta.outline(id).await.doing("describe dataset", id)?;
         match outline.filter(|now| now.record.state == DatasetState::Live) {
             Some(outline) if self.is_dry_run => {
                 snapshot::left_by_sweep(self.parts, id, outline.version).await
@@ -395,7 +394,7 @@ impl<'a> Purge<'a> {
             let removed = stream::iter(keys).map(|(key, bytes)| async move {
                 parts.settings.refuse_read_only(ACTION, name)?;
                 let removed = parts.store.delete(&key).await;
-                removed.map(|()| bytes).map_err(|error| Error::store("remove object", key, error))
+                removed.map(|()| bytes).doing("remove object", key)
             });
             let removed: Vec<u64> =
                 removed.buffer_unordered(REMOVALS_AT_ONCE).try_collect().await?;

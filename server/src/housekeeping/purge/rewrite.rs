@@ -17,7 +17,7 @@ use dl_runtime::copy_checked;
 use dl_store::{ByteRange, Key, ObjectRange};
 
 use crate::datasets::headers::read_header;
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::Parts;
 use crate::write::commit;
 
@@ -159,9 +159,12 @@ impl<'a> Rewriter<'a> {
         let entries: Vec<Entry> = entries.collect();
         for entries in entries.chunks(PATHS_AT_ONCE) {
             let paths: Vec<FilePath> = entries.iter().map(|entry| entry.path.clone()).collect();
-            let found = self.parts.meta.lookup(self.record.id, &paths).await;
-            let found = found
-                .map_err(|error| Error::meta("look up files of dataset", self.record.id, error))?;
+            let found = self
+                .parts
+                .meta
+                .lookup(self.record.id, &paths)
+                .await
+                .doing("look up files of dataset", self.record.id)?;
             for (entry, found) in entries.iter().zip(found) {
                 match found {
                     Found::File(record) if record.holder == FileRecord::of(chunk, entry).holder => {

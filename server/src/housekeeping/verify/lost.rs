@@ -9,7 +9,7 @@ use dl_meta::ListEntry;
 
 use super::{Verify, everything};
 use crate::datasets::survey::Survey;
-use crate::error::Error;
+use crate::error::{Doing, Error};
 
 /// A lost or damaged object.
 pub(super) struct Lost {
@@ -72,8 +72,8 @@ impl Verify<'_> {
         }
         let mut query = everything();
         loop {
-            let page = self.parts.meta.list(self.id, &query).await;
-            let page = page.map_err(|error| Error::meta("list dataset", self.id, error))?;
+            let page =
+                self.parts.meta.list(self.id, &query).await.doing("list dataset", self.id)?;
             for entry in &page {
                 let ListEntry::File(path, record) = entry else { continue };
                 let chunk = record.holder.chunk;

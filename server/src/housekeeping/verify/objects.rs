@@ -15,7 +15,7 @@ use super::lost::{Lost, cut_off};
 use super::{Away, Doubt, Remedy, Verify};
 use crate::datasets::headers::read_header;
 use crate::datasets::survey::{Survey, cut, is_logged};
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::prefix;
 
 /// The most objects outside of the log whose headers are read: of more objects, most can be recovered.
@@ -234,8 +234,8 @@ impl Verify<'_> {
     async fn listed(&self, folder: u8) -> Result<Vec<Key>, Error> {
         self.mention(self.state.checked)?;
         let below = prefix(hash_prefix(self.id, folder));
-        let listed = self.parts.store.list_sorted(&below).await;
-        let listed = listed.map_err(|error| Error::store("list objects below", &below, error))?;
+        let listed =
+            self.parts.store.list_sorted(&below).await.doing("list objects below", &below)?;
         Ok(listed.into_iter().map(|object| object.key).collect())
     }
 }

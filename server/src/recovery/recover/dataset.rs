@@ -22,7 +22,7 @@ use crate::datasets::catalog;
 use crate::datasets::headers::read_header;
 use crate::datasets::identity;
 use crate::datasets::names::{self, Named};
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::{Parts, object_key};
 use crate::write::commit::is_committed;
 
@@ -70,16 +70,16 @@ struct Outcome {
     has_restamped: bool,
     /// Objects that the store failed for, to be tried again.
     later: Vec<(Listed, Error)>,
-    /// The number of objects that the log has and the chunk store lacks, and the first of them.
-    lost: Option<(u64, ChunkId)>,
+    /// Objects that the log has and the chunk store lacks.
+    lost: Vec<ChunkId>,
     /// Chunks that name parts of large files.
     large: Vec<ChunkId>,
 }
 
 /// A part of a dataset on its way through the steps of a recovery.
 enum Step {
-    /// The summary of a lot.
-    Lot { listed: u64, to_read: u64, problems: Vec<String>, lost: Option<(u64, ChunkId)> },
+    /// A lot without its objects to read, and their number.
+    Lot(Lot, u64),
     /// A listed object.
     Found(Listed),
     /// An object with its header, and the place of the header in memory.
@@ -96,8 +96,8 @@ enum Done {
     Passed,
     /// The log had the object with another stamp.
     Restamped,
-    /// The object can't be adopted.
-    Problem(String),
+    /// The object can't be adopted: its header is damaged, or describes another object.
+    Damaged { is_tombstone: bool, problem: String },
     /// The object can't be read.
     Unread(Listed, Error),
     /// The dataset was deleted meanwhile.
@@ -108,11 +108,8 @@ impl Outcome {
     /// Takes a step into account; false when the dataset has ended.
     fn add(&mut self, step: Step, state: &mut RecoverProgress) -> bool {
         match step {
-            Step::Lot { listed, to_read, problems, lost } => {
-                self.lost = match (self.lost, lost) {
-                    (Some((count, first)), Some((more, _))) => Some((count + more, first)),
-                    (before, lost) => before.or(lost),
-                };
+            Step::Lot(Lot { listed, problems, lost, .. }, to_read) => {
+                self.lost.extend(lost);
                 state.listed += listed;
                 state.checked += listed.saturating_sub(to_read);
                 state.problems.extend(problems);
@@ -135,7 +132,11 @@ impl Outcome {
             }
             Done::Passed => {}
             Done::Restamped => self.has_restamped = true,
-            Done::Problem(problem) => state.problems.push(problem),
+            Done::Damaged { is_tombstone, problem } => {
+                // The files that a tombstone deleted must not come back.
+                self.unread |= is_tombstone;
+                state.problems.push(problem);
+            }
             Done::Unread(listed, error) if error.kind.is_retryable() => {
                 if self.later.len() < LATER_MAX {
                     self.later.push((listed, error));
@@ -146,7 +147,7 @@ impl Outcome {
                 }
             }
             Done::Unread(_, error) => {
-                self.unread |= error.kind != Kind::Corrupt;
+                self.unread = true;
                 state.problems.push(error.chain());
             }
             Done::Ended => return false,
@@ -159,8 +160,7 @@ impl Recovery<'_> {
     /// Recovers one dataset.
     pub(super) async fn dataset(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
         let id = named.record.dataset;
-        let record = self.parts.meta.record(id).await;
-        let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
+        let record = self.parts.meta.record(id).await.doing("recover dataset", name)?;
         let is_live = record.is_some_and(|record| record.state == DatasetState::Live);
         let is_whole = is_live && !self.is_cut_short(id).await;
         // Until all objects are back, the contents are not taken for complete.
@@ -266,15 +266,15 @@ impl Recovery<'_> {
         outcome: &mut Outcome,
         state: &mut RecoverProgress,
     ) {
-        let problem = |(count, first)| {
-            format!(
-                "{count} objects that the metadata knows are not in the chunk store, such as {first}; \
-                 `dlcmd verify dl://{name}` says what that costs and what to do"
-            )
-        };
-        state.problems.extend(outcome.lost.map(problem));
+        if let Some(first) = outcome.lost.first() {
+            state.problems.push(format!(
+                "{} objects that the metadata knows are not in the chunk store, such as {first}; \
+                 `dlcmd verify dl://{name}` says what that costs and what to do",
+                outcome.lost.len()
+            ));
+        }
         let large = std::mem::take(&mut outcome.large);
-        state.problems.extend(self.lacking(named, large).await.into_iter().flatten());
+        state.problems.extend(self.lacking(named, large).await);
     }
 
     /// Reports objects that can't be read, and has their dataset refused.
@@ -295,10 +295,8 @@ impl Recovery<'_> {
             }
         };
         state.problems.push(problem.to_owned());
-        match outcome.interrupted || !self.set_aside(name).await {
-            true => Read::Interrupted,
-            false => Read::Whole,
-        }
+        let is_refused = !outcome.interrupted && self.set_aside(name).await;
+        if is_refused { Read::Whole } else { Read::Interrupted }
     }
 
     /// Reads the objects again that the store failed for, after pauses. An object that still fails while
@@ -378,27 +376,28 @@ impl Recovery<'_> {
 
     /// Whether the name stands for the dataset in the metadata as well: this may be lost without a sign.
     async fn is_named(&self, name: &DatasetName, named: Named) -> Result<bool, Error> {
-        let record = self.parts.meta.record_named(name).await;
-        let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
+        let record = self.parts.meta.record_named(name).await.doing("recover dataset", name)?;
         Ok(record.is_some_and(|record| record.id == named.record.dataset))
     }
 
     async fn is_gone(&self, named: Named) -> Result<bool, Error> {
         let id = named.record.dataset;
-        let record = self.parts.meta.record(id).await;
-        Ok(record.map_err(|error| Error::meta("recover dataset", id, error))?.is_none())
+        Ok(self.parts.meta.record(id).await.doing("recover dataset", id)?.is_none())
     }
 
-    /// The dataset was deleted meanwhile: nothing is left to recover. Fails when its name says otherwise
-    /// and the metadata has none: it lost it, or has it under another name, which it does not tell.
+    /// The dataset was deleted meanwhile: nothing is left to recover. Fails when the name says otherwise and the
+    /// metadata lost the dataset, or has the dataset under another name.
     async fn ended(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
         let newest = names::newest(self.parts, name).await?;
         let is_live = newest.is_some_and(|newest| newest.generation == named.generation);
-        let record = self.parts.meta.record_named(name).await;
-        let record = record.map_err(|error| Error::meta("recover dataset", name, error))?;
+        let record = self.parts.meta.record_named(name).await.doing("recover dataset", name)?;
         if is_live && record.is_none() {
-            let of_id = self.parts.meta.record(named.record.dataset).await;
-            let of_id = of_id.map_err(|error| Error::meta("recover dataset", name, error))?;
+            let of_id = self
+                .parts
+                .meta
+                .record(named.record.dataset)
+                .await
+                .doing("recover dataset", name)?;
             if of_id.is_some_and(|record| record.name != *name) {
                 let why = "the metadata has its dataset under another name, so this one was copied or \
                            moved: remove it from the chunk store, and run `dlcmd recover --all`, which \
@@ -432,42 +431,36 @@ impl Recovery<'_> {
     }
 
     /// Reports on large files of which the log lacks parts, by the chunks that name the parts.
-    async fn lacking(&self, named: Named, large: Vec<ChunkId>) -> [Option<String>; 2] {
+    async fn lacking(&self, named: Named, large: Vec<ChunkId>) -> Vec<String> {
         let looked_at = stream::iter(large)
             .map(|chunk| async move { (chunk, self.lacked(named, chunk).await) })
             .buffer_unordered(READS_AT_ONCE);
         let mut looked_at = std::pin::pin!(looked_at);
-        let (mut lacking, mut unknown) = ((0, None), (0, None));
+        let (mut lacking, mut unknown) = (Vec::new(), Vec::new());
         while let Some((chunk, lacked)) = looked_at.next().await {
             match lacked {
-                Ok(None) => {}
-                Ok(Some(part)) => {
-                    lacking.0 += 1;
-                    lacking.1.get_or_insert((chunk, part));
-                }
-                // What can't be learnt keeps nothing from being recovered.
-                Err(error) => {
-                    unknown.0 += 1;
-                    unknown.1.get_or_insert((chunk, error));
-                }
+                Ok(part) => lacking.extend(part.map(|part| (chunk, part))),
+                // A failed look-up keeps nothing from being recovered.
+                Err(error) => unknown.push((chunk, error)),
             }
         }
-        let (count, first) = lacking;
-        let lacking = first.map(|(chunk, part)| {
-            format!(
-                "{count} large files lack parts, such as that of chunk {chunk} the part {part}, which \
-                 is not in the chunk store or can't be adopted; `dlcmd verify` names the files"
-            )
-        });
-        let (count, first) = unknown;
-        let unknown = first.map(|(chunk, error)| {
-            format!(
-                "whether {count} large files have all of their parts is not known, such as that of \
+        let mut problems = Vec::new();
+        if let Some((chunk, part)) = lacking.first() {
+            problems.push(format!(
+                "{} large files lack parts, such as that of chunk {chunk} the part {part}, which \
+                 is not in the chunk store or can't be adopted; `dlcmd verify` names the files",
+                lacking.len()
+            ));
+        }
+        if let Some((chunk, error)) = unknown.first() {
+            problems.push(format!(
+                "whether {} large files have all of their parts is not known, such as that of \
                  chunk {chunk}; `dlcmd verify` looks again: {}",
+                unknown.len(),
                 error.chain()
-            )
-        });
-        [lacking, unknown]
+            ));
+        }
+        problems
     }
 
     /// A part that a file in a chunk lacks.
@@ -486,18 +479,20 @@ impl Recovery<'_> {
 
     async fn adopt(&self, named: Named, step: Step) -> Result<Step, Error> {
         let Step::Read(read, _place) = step else { return Ok(step) };
-        let (Listed { chunk, object }, header) = *read;
+        let (Listed { chunk, is_tombstone, object }, header) = *read;
+        let problem = |problem| Ok(Step::Done(Done::Damaged { is_tombstone, problem }, None));
         let header = match header {
             Ok(header) => header,
-            // Removed since it was listed: with its dataset, or by a purge.
+            // Removed since the listing: with its dataset, or by a purge.
             Err(error) if error.kind == Kind::NotFound => {
                 return Ok(Step::Done(Done::Passed, None));
             }
+            Err(error) if error.kind == Kind::Corrupt => return problem(error.chain()),
             Err(error) => {
-                return Ok(Step::Done(Done::Unread(Listed { chunk, object }, error), None));
+                let listed = Listed { chunk, is_tombstone, object };
+                return Ok(Step::Done(Done::Unread(listed, error), None));
             }
         };
-        let problem = |problem| Ok(Step::Done(Done::Problem(problem), None));
         if header.dataset() != named.record.dataset || header.id() != chunk {
             return problem(format!("{} holds another object than its key says", object.key));
         }
@@ -513,10 +508,7 @@ impl Recovery<'_> {
         let large = (!header.extents().is_empty()).then_some(chunk);
         let committed = match header.committed() {
             Ok(committed) => committed,
-            Err(error) => {
-                let problem = Done::Problem(format!("{}: {error}", object.key));
-                return Ok(Step::Done(problem, large));
-            }
+            Err(error) => return problem(format!("{}: {error}", object.key)),
         };
         let _rows = self.shares.rows(committed.header().entry_count()).await;
         let done = match self.parts.meta.append(&committed).await {
@@ -533,17 +525,15 @@ impl Recovery<'_> {
 /// Whether the metadata still names a file of this chunk.
 async fn is_live(parts: &Parts, header: &Header) -> Result<bool, Error> {
     let paths: Vec<FilePath> = header.entries().map(|entry| entry.path).collect();
-    let found = parts.meta.lookup(header.dataset(), &paths).await;
-    let found = found.map_err(|error| Error::meta("look up files of", header.id(), error))?;
+    let found =
+        parts.meta.lookup(header.dataset(), &paths).await.doing("look up files of", header.id())?;
     let is_here =
         |found: &Found| matches!(found, Found::File(file) if file.holder.chunk == header.id());
     Ok(found.iter().any(is_here))
 }
 
-fn steps(lot: Lot) -> impl Iterator<Item = Step> {
-    let to_read = lot.objects.len() as u64;
-    let Lot { listed, problems, lost, objects } = lot;
-    let first = Step::Lot { listed, to_read, problems, lost };
-    let objects = objects.into_iter().map(Step::Found);
-    std::iter::once(first).chain(objects)
+fn steps(mut lot: Lot) -> impl Iterator<Item = Step> {
+    let objects = std::mem::take(&mut lot.objects);
+    let first = Step::Lot(lot, objects.len() as u64);
+    std::iter::once(first).chain(objects.into_iter().map(Step::Found))
 }

@@ -21,7 +21,7 @@ use crate::answers::listener::Listener;
 use crate::auth::Caller;
 use crate::datasets::identity;
 use crate::datasets::names::{self, Named, Names};
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::Parts;
 
 /// Datasets that are recovered at once: most are small, and cost latency alone.
@@ -85,14 +85,9 @@ impl Job<'_> {
         found: impl Future<Output = BTreeSet<DatasetId>>,
     ) -> Result<(), Error> {
         let (parts, progress) = (self.parts, self.progress);
-        let bound = parts.meta.identity().await;
-        let bound = bound.map_err(|error| Error::meta("look into", &parts.meta, error))?;
-        let rebuild = parts.meta.begin_rebuild().await;
-        let rebuild =
-            rebuild.map_err(|error| Error::meta("begin to rebuild", &parts.meta, error))?;
-        let refused = parts.meta.damage().await;
-        let refused =
-            refused.map_err(|error| Error::meta("look for damage in", &parts.meta, error))?;
+        let bound = parts.meta.identity().await.doing("look into", &parts.meta)?;
+        let rebuild = parts.meta.begin_rebuild().await.doing("begin to rebuild", &parts.meta)?;
+        let refused = parts.meta.damage().await.doing("look for damage in", &parts.meta)?;
         let is_damaged = rebuild.damage.is_some();
         let is_new = bound.is_none() && !is_damaged;
         // Metadata that lost writes may have datasets that were deleted since.
@@ -107,8 +102,12 @@ impl Job<'_> {
             progress,
             shares: &shares,
         };
-        // Before the names: each name is written before the metadata has its dataset.
-        let left = living::remnants(parts, is_damaged).await?;
+        // Before the names: each name is written before the metadata has its dataset. A dataset without a
+        // name is not recovered before it has a name again.
+        let left = match is_damaged {
+            true => parts.meta.remnants().await.doing("list", "datasets")?,
+            false => Vec::new(),
+        };
         // Not before: nothing is missing of datasets that are created from now on.
         let (mut names, may_pass) = living::names(parts).await?;
         let is_other = |(name, named): &&(DatasetName, Named)| is_live(named) && !self.wants(name);
@@ -171,7 +170,12 @@ impl Job<'_> {
                 Ok(read) => return (read == Read::Interrupted, None),
                 Err(error) => error,
             };
-            let incomplete = error.kind.is_retryable() || !recovery.set_aside(&name).await;
+            let is_refused = match error.kind {
+                // The record may be missing as well.
+                Kind::Full => living::leave(self.parts, &name, named).await.is_ok(),
+                kind => !kind.is_retryable(),
+            };
+            let incomplete = !is_refused || !recovery.set_aside(&name).await;
             let why = format!("{}; make room, and recover again", error.chain());
             let full = (error.kind == Kind::Full)
                 .then(|| Error::new(Kind::Full, "recover dataset", &name, why));
@@ -202,8 +206,11 @@ impl Job<'_> {
         let is_whole = !incomplete && (is_all || is_new);
         if is_whole {
             let store = identity::of_recovered(parts).await?;
-            let ended = parts.meta.end_rebuild(rebuild, store).await;
-            ended.map_err(|error| Error::meta("end the rebuild of", &parts.meta, error))?;
+            parts
+                .meta
+                .end_rebuild(rebuild, store)
+                .await
+                .doing("end the rebuild of", &parts.meta)?;
         }
         if let Some(full) = full {
             return Err(full);
@@ -226,13 +233,6 @@ impl Job<'_> {
         if !is_whole {
             // A loss during the recovery of one dataset shows here.
             identity::refuse_damaged(parts, "recover", "datasets").await?;
-        }
-        if let Some(name) = &self.request.dataset
-            && let Ok(Some(named)) = names::newest(parts, name).await
-            && !is_live(&named)
-        {
-            let why = "it was deleted meanwhile";
-            return Err(Error::new(Kind::NotFound, "recover dataset", name, why));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The objects of a dataset that a recovery reads: a listing of the chunk store beside the log.
 //!
-//! Must hold: memory is bounded by the share of the dataset and by some lots, however many objects there
-//! are. No object is overlooked that only the log, or only the chunk store, has.
+//! Must hold: memory is bounded by the ids of the log and by some lots. No object is overlooked that only
+//! the log, or only the chunk store, has.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use dl_store::{Key, ObjectInfo, Prefix};
 use futures::future::FutureExt;
 use futures::stream::{self, Stream, StreamExt, TryStreamExt};
 
-use super::shares::{FOLDERS_AT_ONCE, Room, Shares};
+use super::shares::{FOLDERS_AT_ONCE, Shares};
 use crate::datasets::survey::is_logged;
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::{Parts, prefix};
 
 /// Objects asked of the log at once.
@@ -35,6 +35,7 @@ pub(super) const MANY: usize = FOLDERS / FOLDERS_AT_ONCE * LOT;
 #[derive(Debug)]
 pub(super) struct Listed {
     pub(super) chunk: ChunkId,
+    pub(super) is_tombstone: bool,
     pub(super) object: ObjectInfo,
 }
 
@@ -47,8 +48,8 @@ pub(super) struct Lot {
     pub(super) objects: Vec<Listed>,
     /// Reports on keys that are no objects.
     pub(super) problems: Vec<String>,
-    /// The number of objects that the log has and the chunk store lacks, and the first of them.
-    pub(super) lost: Option<(u64, ChunkId)>,
+    /// Objects that the log has and the chunk store lacks.
+    pub(super) lost: Vec<ChunkId>,
 }
 
 /// The search for the objects of a dataset.
@@ -62,35 +63,23 @@ pub(super) struct Search<'a> {
     pub(super) shares: &'a Shares,
 }
 
-/// The logged objects with some hash bytes.
+/// The logged objects by hash byte, each in order; and whether the object was listed.
 #[derive(Debug)]
-struct Known {
-    /// By hash byte, each in order.
-    ids: Vec<Vec<ChunkId>>,
-    /// The number of ids.
-    count: usize,
-    /// Whether each id was listed.
-    met: Vec<Vec<AtomicBool>>,
-    /// The first hash byte whose ids are not here.
-    until: usize,
-    room: Room,
-}
+struct Known(Vec<Vec<(ChunkId, AtomicBool)>>);
 
 impl Known {
     /// Notes that an object was listed; whether the log has it.
     fn meet(&self, id: ChunkId) -> bool {
-        let hash = usize::from(hash_byte(id));
-        let (Some(ids), Some(met)) = (self.ids.get(hash), self.met.get(hash)) else { return false };
-        let place = ids.binary_search(&id).ok().and_then(|place| met.get(place));
-        place.inspect(|met| met.store(true, Ordering::Relaxed)).is_some()
+        let Some(logged) = self.0.get(usize::from(hash_byte(id))) else { return false };
+        let place = logged.binary_search_by_key(&id, |(id, _)| *id).ok();
+        let found = place.and_then(|place| logged.get(place));
+        found.inspect(|(_, met)| met.store(true, Ordering::Relaxed)).is_some()
     }
 
     /// The logged objects in these folders that were not listed.
     fn unmet(&self, folders: Range<usize>) -> impl Iterator<Item = ChunkId> {
-        let folders = self.ids.iter().zip(&self.met).take(folders.end).skip(folders.start);
-        let unmet =
-            |(id, met): (&ChunkId, &AtomicBool)| (!met.load(Ordering::Relaxed)).then_some(*id);
-        folders.flat_map(move |(ids, met)| ids.iter().zip(met).filter_map(unmet))
+        let logged = self.0.get(folders).unwrap_or_default().iter().flatten();
+        logged.filter(|(_, met)| !met.load(Ordering::Relaxed)).map(|(id, _)| *id)
     }
 }
 
@@ -99,14 +88,32 @@ impl<'a> Search<'a> {
     /// the folders are not seen: `verify` names them.
     pub(super) fn lots(self) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
         // By the log alone: objects that it lacks are read, which takes longer than any listing.
-        let lots = stream::once(self.known(0)).map_ok(move |known| match known.until {
-            FOLDERS if known.count < MANY => {
-                self.below(prefix(dataset_prefix(self.id)), 0..FOLDERS, Arc::new(known)).boxed()
+        let lots = stream::once(self.known()).map_ok(move |known| {
+            let (count, known) = (known.0.iter().map(Vec::len).sum::<usize>(), Arc::new(known));
+            if count < MANY {
+                return self.below(prefix(dataset_prefix(self.id)), 0..FOLDERS, known).boxed();
             }
-            FOLDERS => self.pass(0..FOLDERS, known).boxed(),
-            _ => self.passes().boxed(),
+            let lots = (0..=u8::MAX).map(move |hash| self.folder(hash, Arc::clone(&known)).boxed());
+            stream::iter(lots).flatten_unordered(FOLDERS_AT_ONCE).boxed()
         });
         lots.try_flatten()
+    }
+
+    /// The lots of a folder, in its turn.
+    fn folder(
+        self,
+        hash: u8,
+        known: Arc<Known>,
+    ) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
+        let lots = async move {
+            let turn = self.shares.folder().await;
+            let folder = usize::from(hash);
+            let lots = self.below(prefix(hash_prefix(self.id, hash)), folder..folder + 1, known);
+            lots.inspect(move |_| {
+                let _until_it_ends = &turn;
+            })
+        };
+        lots.flatten_stream()
     }
 
     /// The lots below a prefix, which holds exactly these folders.
@@ -128,100 +135,42 @@ impl<'a> Search<'a> {
         }))
     }
 
-    /// The lots of a dataset with a long log, as many folders in one pass as its ids fit into memory.
-    fn passes(self) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
-        let passes = stream::try_unfold((0, None), move |(first, turn)| async move {
-            if first >= FOLDERS {
-                return Ok(None);
-            }
-            let turn = match turn {
-                Some(turn) => turn,
-                None => self.shares.passes().await,
-            };
-            let known = self.known(first).await?;
-            let until = known.until;
-            Ok::<_, Error>(Some(((first..until, known), (until, Some(turn)))))
-        });
-        passes.map_ok(move |(folders, known)| self.pass(folders, known)).try_flatten()
-    }
-
-    /// The lots of these folders, of which many are listed at once.
-    fn pass(
-        self,
-        folders: Range<usize>,
-        known: Known,
-    ) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
-        let known = Arc::new(known);
-        let lots = stream::iter(folders).map(move |folder| {
-            let known = Arc::clone(&known);
-            let lots = async move {
-                let turn = self.shares.folder().await;
-                let hash = u8::try_from(folder).unwrap_or(u8::MAX);
-                let below = prefix(hash_prefix(self.id, hash));
-                let lots = self.below(below, folder..folder + 1, known);
-                lots.inspect(move |_| {
-                    let _until_it_ends = &turn;
-                })
-            };
-            lots.flatten_stream().boxed()
-        });
-        lots.flatten_unordered(FOLDERS_AT_ONCE)
-    }
-
     fn list(self, below: Prefix) -> impl Stream<Item = Result<ObjectInfo, Error>> + Send + 'a {
         let listed = self.parts.store.list(&below);
         listed.map_err(move |error| Error::store("list the objects of dataset", self.name, error))
     }
 
-    /// The logged objects from a hash byte on, as far as there is room.
-    async fn known(self, first: usize) -> Result<Known, Error> {
-        let room = self.shares.room();
-        let (ids, met) = (vec![Vec::new(); FOLDERS], Vec::new());
-        let mut known = Known { ids, count: 0, met, until: FOLDERS, room };
+    /// The logged objects.
+    async fn known(self) -> Result<Known, Error> {
+        let mut known: Vec<Vec<_>> = std::iter::repeat_with(Vec::new).take(FOLDERS).collect();
         let mut after = None;
         loop {
-            let page = self.parts.meta.objects(self.id, after, LOG_PAGE).await;
-            let page =
-                page.map_err(|error| Error::meta("read the log of dataset", self.name, error))?;
+            let page = self
+                .parts
+                .meta
+                .objects(self.id, after, LOG_PAGE)
+                .await
+                .doing("read the log of dataset", self.name)?;
             after = page.last().map(|object| object.id);
             for object in &page {
-                let hash = usize::from(hash_byte(object.id));
-                if (first..known.until).contains(&hash)
-                    && let Some(ids) = known.ids.get_mut(hash)
-                {
-                    ids.push(object.id);
-                    known.count += 1;
+                if let Some(logged) = known.get_mut(usize::from(hash_byte(object.id))) {
+                    logged.push((object.id, AtomicBool::new(false)));
                 }
             }
-            while known.until > first + 1 && !known.room.holds(known.count) {
-                known.until -= 1;
-                let dropped = known.ids.get_mut(known.until).map(std::mem::take);
-                known.count -= dropped.map_or(0, |ids| ids.len());
-            }
             if page.len() < LOG_PAGE {
-                let unmet =
-                    |ids: &Vec<ChunkId>| ids.iter().map(|_| AtomicBool::new(false)).collect();
-                known.met = known.ids.iter().map(unmet).collect();
-                return Ok(known);
+                return Ok(Known(known));
             }
         }
     }
 
     /// Objects in these folders that the log had before the listing, and still has: a purge takes objects
     /// off the log first.
-    async fn lost(
-        self,
-        known: &Known,
-        folders: Range<usize>,
-    ) -> Result<Option<(u64, ChunkId)>, Error> {
+    async fn lost(self, known: &Known, folders: Range<usize>) -> Result<Vec<ChunkId>, Error> {
         let looked_at = stream::iter(known.unmet(folders)).map(|id| async move {
             Ok::<_, Error>(is_logged(self.parts, self.id, id).await?.then_some(id))
         });
-        let lost = looked_at.buffered(LOOKED_AT_ONCE).try_fold(None, async |lost, id| {
-            let one = |id| lost.map_or((1, id), |(count, first)| (count + 1, first));
-            Ok(id.map(one).or(lost))
-        });
-        lost.await
+        let lost = looked_at.buffered(LOOKED_AT_ONCE).try_filter_map(async |id| Ok(id));
+        lost.try_collect().await
     }
 
     /// The lot of listed objects; objects to read outlast a power cut from now on.
@@ -230,16 +179,16 @@ impl<'a> Search<'a> {
             listed: listed.len() as u64,
             objects: Vec::new(),
             problems: Vec::new(),
-            lost: None,
+            lost: Vec::new(),
         };
         for object in listed {
             match parse_object_key(object.key.as_str()) {
-                Some((dataset, chunk, _)) if dataset == self.id => {
+                Some((dataset, chunk, is_tombstone)) if dataset == self.id => {
                     let from = self.read_from;
                     let is_read = from.is_some_and(|from| u64::from(chunk.seconds()) >= from);
                     let is_known = known.meet(chunk);
                     if is_read || !is_known {
-                        lot.objects.push(Listed { chunk, object });
+                        lot.objects.push(Listed { chunk, is_tombstone, object });
                     }
                 }
                 _ if parse_snapshot_key(object.key.as_str()).is_some() => lot.listed -= 1,
@@ -249,8 +198,7 @@ impl<'a> Search<'a> {
         lot.objects.sort_unstable_by_key(|listed| listed.chunk);
         // The metadata will name these objects.
         let keys: Vec<Key> = lot.objects.iter().map(|listed| listed.object.key.clone()).collect();
-        let settled = self.parts.store.settle(&keys).await;
-        settled.map_err(|error| Error::store("settle the objects of dataset", self.name, error))?;
+        self.parts.store.settle(&keys).await.doing("settle the objects of dataset", self.name)?;
         Ok(lot)
     }
 }

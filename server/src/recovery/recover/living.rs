@@ -14,7 +14,7 @@ use crate::datasets::catalog;
 use crate::datasets::identity;
 use crate::datasets::leftovers;
 use crate::datasets::names::{self, Deleted, Named, Names, Past};
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::{Parts, key};
 
 const RESTORE: &str = "restore the name of dataset";
@@ -30,7 +30,7 @@ pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), E
         let id = named.record.dataset;
         let record = match parts.meta.record(id).await {
             Ok(None) if is_damaged => leftovers::forget(parts, &name, id).await.map(|()| None),
-            record => record.map_err(|error| Error::meta("find deleted dataset", &name, error)),
+            record => record.doing("find deleted dataset", &name),
         };
         (name, record)
     });
@@ -38,7 +38,7 @@ pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), E
     let by_name = stream::iter(used_again).map(|(name, newest)| async move {
         let record = parts.meta.record_named(&name).await;
         let record = record.map(|record| record.filter(|record| record.generation < newest));
-        let record = record.map_err(|error| Error::meta("find deleted dataset", &name, error));
+        let record = record.doing("find deleted dataset", &name);
         (name, record)
     });
     let by_id = by_id.buffer_unordered(LOOKED_AT_ONCE);
@@ -71,14 +71,12 @@ pub(super) async fn restore_names(
 ) -> Result<Vec<(DatasetName, Error)>, Error> {
     let records = match parts.meta.records().await {
         Ok(records) => records,
-        // Damaged metadata proves nothing.
-        Err(error) if parts.meta.damage().await.is_ok_and(|damage| damage.is_some()) => {
-            tracing::warn!(%error, "names of datasets are not looked after");
-            return Ok(Vec::new());
-        }
-        Err(error) if error.is_retryable() => return Err(Error::meta("list", "datasets", error)),
-        // A damaged row costs its own dataset.
         Err(error) => {
+            let is_damaged = parts.meta.damage().await.is_ok_and(|damage| damage.is_some());
+            if error.is_retryable() && !is_damaged {
+                return Err(Error::meta("list", "datasets", error));
+            }
+            // A damaged row costs its own dataset, and damaged metadata proves nothing.
             tracing::error!(%error, "names of datasets can't be looked after");
             return Ok(Vec::new());
         }
@@ -118,11 +116,19 @@ pub(super) async fn restore(
     if !is_nameless(names, dataset) {
         return Ok(false);
     }
+    parts.settings.refuse_read_only(RESTORE, name)?;
     let record =
         NameRecord { state: NameState::Live, dataset: *id, shape: *shape, created: *created };
-    let is_restored = restore_name(parts, name, *generation, &record).await?;
+    // False: another server was faster, which is as good.
+    if !names::create(parts, name, *generation, &record).await? {
+        return Ok(false);
+    }
+    // A deletion at the same time looks at the name after the record is gone: one of the two sees the other.
+    let is_restored = parts.meta.record(*id).await.doing(RESTORE, name)?.is_some();
     if is_restored {
         tracing::warn!(%name, "wrote the name of a dataset again");
+    } else {
+        parts.store.delete(&key(name_key(name, *generation))).await.doing(RESTORE, name)?;
     }
     Ok(is_restored)
 }
@@ -133,38 +139,6 @@ pub(super) fn is_nameless(names: &Names, dataset: &DatasetRecord) -> bool {
     let is_unread = names.unread.iter().any(|(unread, _)| *unread == dataset.name);
     let named = names.of(&dataset.name).filter(|named| named.generation >= dataset.generation);
     !is_unread && named.is_none()
-}
-
-/// The datasets that are left in damaged metadata. A dataset without a name is not recovered before it has
-/// one again.
-pub(super) async fn remnants(parts: &Parts, is_damaged: bool) -> Result<Vec<DatasetRecord>, Error> {
-    if !is_damaged {
-        return Ok(Vec::new());
-    }
-    let left = parts.meta.remnants().await;
-    left.map_err(|error| Error::meta("list", "datasets", error))
-}
-
-/// Writes a name again. Whether the name was written.
-async fn restore_name(
-    parts: &Parts,
-    name: &DatasetName,
-    generation: u32,
-    record: &NameRecord,
-) -> Result<bool, Error> {
-    parts.settings.refuse_read_only(RESTORE, name)?;
-    // False: another server was faster, which is as good.
-    if !names::create(parts, name, generation, record).await? {
-        return Ok(false);
-    }
-    // A deletion at the same time looks at the name after the record is gone: one of the two sees the other.
-    let known = parts.meta.record(record.dataset).await;
-    let known = known.map_err(|error| Error::meta(RESTORE, name, error))?;
-    if known.is_none() {
-        let removed = parts.store.delete(&key(name_key(name, generation))).await;
-        removed.map_err(|error| Error::store(RESTORE, name, error))?;
-    }
-    Ok(known.is_some())
 }
 
 /// The names of all datasets, and whether unreadable names may come back with the store. Unreadable names
@@ -185,8 +159,7 @@ pub(super) async fn names(parts: &Parts) -> Result<(Names, bool), Error> {
 
 /// Has a dataset refused that the metadata lacks. False where the metadata has it, or it has ended.
 pub(super) async fn leave(parts: &Parts, name: &DatasetName, named: Named) -> Result<bool, Error> {
-    let known = parts.meta.record(named.record.dataset).await;
-    let known = known.map_err(|error| Error::meta("find dataset", name, error))?;
+    let known = parts.meta.record(named.record.dataset).await.doing("find dataset", name)?;
     match known.map(|record| record.state) {
         None => catalog::index(parts, name, named, DatasetState::Recovering).await,
         Some(state) => Ok(state == DatasetState::Recovering),

@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use dl_format::{DatasetId, DatasetName, NameState};
 use dl_meta::DatasetState;
 use dl_proto::{Kind, RecoverProgress, RecoverRequest, Role};
-use futures::future::{FutureExt, try_join};
+use futures::future::{BoxFuture, FutureExt, Shared, try_join};
 use tokio::sync::mpsc;
 
 use self::dataset::{Read, Recovery};
@@ -54,13 +54,22 @@ pub(crate) async fn recover(
     // Nothing is written into the store of others.
     identity::Tie::default().check(parts).await?;
     let is_all = request.dataset.is_none() && caller.may_all(Role::Read);
-    let found = async { if is_all { unnamed::find(parts).await } else { BTreeSet::new() } };
-    let found = found.boxed().shared();
     let job = Job { parts, request, caller, reads: Reads::Everything, progress };
-    let recovered = job.command(found.clone());
-    let (found, ()) = try_join(found.map(Ok), recovered).await?;
+    let found = beside_search(parts, is_all, |found| job.command(found)).await?;
     unnamed::report(parts, found, progress).await;
     progress.end()
+}
+
+/// Does work beside the search for datasets that have objects; gives the found datasets.
+async fn beside_search<'a, W: Future<Output = Result<(), Error>>>(
+    parts: &'a Parts,
+    searches: bool,
+    work: impl FnOnce(Shared<BoxFuture<'a, BTreeSet<DatasetId>>>) -> W,
+) -> Result<BTreeSet<DatasetId>, Error> {
+    let found = async move { if searches { unnamed::find(parts).await } else { BTreeSet::new() } };
+    let found = found.boxed().shared();
+    let (found, ()) = try_join(found.clone().map(Ok), work(found)).await?;
+    Ok(found)
 }
 
 /// Adopts all objects that the logs lack, after a metadata store lost the ends of its logs. Gives their
@@ -85,34 +94,38 @@ pub(crate) async fn rebuild_all(parts: &Parts) -> Result<u64, Error> {
 
 /// Recovers all datasets; problems go into the log. Gives the number of adopted objects.
 async fn quietly(parts: &Parts, reads: Reads) -> (Result<(), Error>, u64) {
-    let (progress, mut done) = mpsc::channel::<Reply<RecoverProgress>>(16);
-    let adopted = async {
-        let mut adopted = 0;
-        while let Some(Reply::More(progress) | Reply::Last(progress)) = done.recv().await {
-            for problem in &progress.problems {
-                tracing::error!(dataset = progress.dataset, problem, "not all is recovered");
-            }
-            adopted += if progress.done { progress.adopted } else { 0 };
+    let mut adopted = 0;
+    let (progress, reports) = heard(|report| {
+        for problem in &report.problems {
+            tracing::error!(dataset = report.dataset, problem, "not all is recovered");
         }
-        adopted
-    };
+        adopted += if report.done { report.adopted } else { 0 };
+    });
     let recovered = async {
         let listener = Listener::new(parts, &progress);
         let (request, caller) = (RecoverRequest { dataset: None, since: None }, &Caller::Everybody);
         let job = Job { parts, request, caller, reads, progress: &listener };
-        let recovered = match reads {
-            Reads::Missing => job.run(async { BTreeSet::<DatasetId>::new() }).await,
-            Reads::Everything => {
-                let found = unnamed::find(parts).boxed().shared();
-                let run = job.run(found.clone());
-                try_join(found.map(Ok), run).await.map(|_| ())
-            }
-        };
-        let recovered = recovered.and_then(|()| listener.end());
+        let searches = reads == Reads::Everything;
+        let recovered = beside_search(parts, searches, |found| job.run(found)).await;
+        let recovered = recovered.and_then(|_| listener.end());
         drop(progress);
         recovered
     };
-    tokio::join!(recovered, adopted)
+    let (recovered, ()) = tokio::join!(recovered, reports);
+    (recovered, adopted)
+}
+
+/// The receiver of the reports of a recovery within the server, and the work that hears them.
+fn heard(
+    mut hear: impl FnMut(RecoverProgress),
+) -> (mpsc::Sender<Reply<RecoverProgress>>, impl Future<Output = ()>) {
+    let (progress, mut reports) = mpsc::channel::<Reply<RecoverProgress>>(16);
+    let heard = async move {
+        while let Some(Reply::More(report) | Reply::Last(report)) = reports.recv().await {
+            hear(report);
+        }
+    };
+    (progress, heard)
 }
 
 /// Adopts all objects that the log of one dataset lacks; gives the problems of its objects.
@@ -127,18 +140,12 @@ pub(crate) async fn take_stamps(parts: &Parts, name: &DatasetName) -> Result<(),
 }
 
 async fn bring(parts: &Parts, name: &DatasetName, reads: Reads) -> Result<Vec<String>, Error> {
-    let named = names::newest(parts, name).await?;
-    let Some(named) = named.filter(|named| named.record.state == NameState::Live) else {
+    let newest = names::newest(parts, name).await?;
+    let Some(named) = newest.filter(|named| named.record.state == NameState::Live) else {
         return Err(no_name(parts, name).await);
     };
-    let (progress, mut done) = mpsc::channel::<Reply<RecoverProgress>>(16);
-    let problems = async {
-        let mut problems = Vec::new();
-        while let Some(Reply::More(progress) | Reply::Last(progress)) = done.recv().await {
-            problems.extend(progress.problems);
-        }
-        problems
-    };
+    let mut problems = Vec::new();
+    let (progress, reports) = heard(|report| problems.extend(report.problems));
     let brought = async {
         let (shares, listener) = (Shares::default(), Listener::new(parts, &progress));
         let recovery = Recovery {
@@ -154,7 +161,7 @@ async fn bring(parts: &Parts, name: &DatasetName, reads: Reads) -> Result<Vec<St
         drop(progress);
         brought
     };
-    let (brought, problems) = tokio::join!(brought, problems);
+    let (brought, ()) = tokio::join!(brought, reports);
     match brought? {
         Read::Whole => Ok(problems),
         Read::Interrupted => {

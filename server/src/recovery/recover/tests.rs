@@ -3,43 +3,41 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dl_format::{Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, DatasetId, FilePath, Stamp};
+use dl_format::{ChunkIdMaker, DatasetId, Deletions, EntryVersion, NameRecord, ObjectKind};
 use dl_meta::{DatasetRecord, DatasetState, Datasets, Found, Stop};
 use dl_runtime::fault::Fault;
 use dl_runtime::{Clock, SystemClock};
+use dl_store::StoreExt;
 
 use super::*;
-use crate::testing::{Rig, dataset, rig};
+use crate::shared::parts::object_key;
+use crate::testing::{Rig, chunk, dataset, first_name, path, rig, until_met};
+use crate::write::commit;
 
 mod redis;
 
-/// All that is told to be wrong.
-async fn problems(told: &mut mpsc::Receiver<Reply<RecoverProgress>>) -> Vec<String> {
-    let mut problems = Vec::new();
-    while let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await {
-        problems.extend(step.problems);
-    }
-    problems
+const SECOND: Option<Fault<dl_store::Kind>> = Some(Fault::Delay(Duration::from_secs(1)));
+
+fn problems(reports: &[RecoverProgress]) -> Vec<&String> {
+    reports.iter().flat_map(|report| &report.problems).collect()
+}
+
+async fn state(rig: &Rig, id: DatasetId) -> Option<DatasetState> {
+    rig.parts.meta.record(id).await.unwrap().map(|record| record.state)
 }
 
 #[tokio::test]
 async fn an_unclean_stop_costs_many_small_datasets_their_latency_together() {
     let rig = rig().await;
-    let mut made = Vec::new();
     for number in 0..64 {
         let id = rig.create(&format!("ds-{number:02}")).await;
         rig.store_chunk(id, number).await;
-        made.push(id);
     }
     // The names, then each dataset twice: its name and its objects.
-    let second = Some(Fault::Delay(Duration::from_secs(1)));
-    rig.store.script("list", vec![second; 129]);
+    rig.store.script("list", vec![SECOND; 129]);
     let (adopted, seconds) = rig.run(roll_forward(&rig.parts)).await;
     assert_eq!(adopted.unwrap(), 64);
     assert!(seconds <= 20, "{seconds} s for 64 datasets");
-    for id in made {
-        assert_eq!(rig.parts.meta.dataset(id).await.unwrap().unwrap().objects, 1);
-    }
 }
 
 #[tokio::test]
@@ -50,11 +48,11 @@ async fn folders_of_a_large_dataset_are_listed_at_once_and_a_small_one_costs_one
         let id = rig.create("ds").await;
         rig.store_chunks(id, count).await;
         let lists = || rig.counters.counts().lists;
-        // What the log lacks has to be read, however much it is.
+        // All objects that the log lacks have to be read.
         let before = lists();
-        assert_eq!(rig.run(roll_forward(&rig.parts)).await.0.unwrap(), count as u64);
+        assert_eq!(rig.adopt().await, count as u64);
         let of_empty_log = lists() - before;
-        rig.store.script("list", vec![Some(Fault::Delay(Duration::from_secs(1))); 300]);
+        rig.store.script("list", vec![SECOND; 300]);
         let (before, read) = (lists(), rig.counters.counts().ranges);
         let (adopted, seconds) = rig.run(roll_forward(&rig.parts)).await;
         assert_eq!(adopted.unwrap(), 0);
@@ -75,20 +73,16 @@ async fn a_recovery_reads_the_beginning_of_a_chunk_and_no_more() {
     let mut ids = ChunkIdMaker::new([1; 9]);
     let mut stored = 0;
     for number in 0..4 {
-        let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
-        for file in 0..7 {
-            let path = FilePath::new(format!("{number}/{file}")).unwrap();
-            writer.append(&path, Attributes { mode: 0o644, mtime: 1 }, &[7; 500_000]).unwrap();
-        }
-        let sealed = writer.seal(ids.next(rig.parts.clock.now()), id);
+        let names = (0..7).map(|file| format!("{number}/{file}"));
+        let sealed = chunk(ids.next(rig.parts.clock.now()), id, names, &[7; 500_000]);
         stored += rig.store_sealed(&sealed).await.1.len() as u64;
     }
-    let read = || rig.counters.counts().read_bytes;
-    let before = read();
-    assert_eq!(rig.run(roll_forward(&rig.parts)).await.0.unwrap(), 4);
+    let before = rig.counters.counts().read_bytes;
+    assert_eq!(rig.adopt().await, 4);
+    let read = rig.counters.counts().read_bytes - before;
     // With the name of the dataset.
     let most = 4 * crate::datasets::headers::FIRST_READ + 1_000;
-    assert!(stored > 40 * most && (1..=most).contains(&(read() - before)), "{}", read() - before);
+    assert!(stored > 40 * most && (1..=most).contains(&read), "{read}");
 }
 
 #[tokio::test]
@@ -100,14 +94,13 @@ async fn a_recovery_of_many_large_datasets_holds_no_more_headers_than_that_of_on
             rig.store_chunk(id, number * 32 + chunk).await;
         }
     }
-    let second = Some(Fault::Delay(Duration::from_secs(1)));
-    let (reads, appends) = (rig.counters.counts().ranges, 256);
-    rig.meta.script("append", vec![second; appends]);
+    let reads = rig.counters.counts().ranges;
+    rig.meta.script("append", vec![Some(Fault::Delay(Duration::from_secs(1))); 256]);
     let (adopted, seconds) = rig.run(roll_forward(&rig.parts)).await;
-    assert_eq!(adopted.unwrap(), appends as u64);
-    assert!(rig.counters.counts().ranges - reads >= appends as u64);
+    assert_eq!(adopted.unwrap(), 256);
+    assert!(rig.counters.counts().ranges - reads >= 256);
     // 64 at a time.
-    assert!((4..=6).contains(&seconds), "{seconds} s for {appends} appends");
+    assert!((4..=6).contains(&seconds), "{seconds} s for 256 appends");
 }
 
 #[tokio::test]
@@ -130,18 +123,52 @@ async fn a_dataset_that_is_deleted_while_it_is_set_aside_stays_deleted() {
     rig.meta.script("put_dataset", [Some(Fault::Delay(Duration::from_secs(5)))]);
     let mut aside = std::pin::pin!(recovery.set_aside(&name));
     assert!(futures::poll!(&mut aside).is_pending());
-    rig.delete(name.as_str(), id).await.unwrap();
-    assert_eq!(rig.memory.record(id).await.unwrap(), None);
-    let (is_aside, _) = rig.run(aside).await;
-    assert!(is_aside);
-    assert_eq!(rig.memory.record(id).await.unwrap(), None, "it came back");
-    assert_eq!(rig.memory.records().await.unwrap(), []);
+    rig.delete("ds", id).await.unwrap();
+    assert_eq!(state(&rig, id).await, None);
+    assert!(rig.run(aside).await.0);
+    assert_eq!(rig.memory.records().await.unwrap(), [], "it came back");
 
     let id = rig.create("ds").await;
     assert!(recovery.set_aside(&name).await);
-    let record = rig.memory.record(id).await.unwrap().unwrap();
-    assert_eq!(record.state, DatasetState::Recovering);
-    assert!(record.created > Stamp::new(0));
+    assert_eq!(state(&rig, id).await, Some(DatasetState::Recovering));
+}
+
+/// Keeps S-02: the files that a damaged tombstone deleted don't come back. A damaged chunk costs its own files.
+#[tokio::test]
+async fn a_dataset_with_a_damaged_tombstone_is_refused_after_a_loss() {
+    // The checksum of the header, and the length of the object.
+    for (is_tombstone, is_cut) in [(true, false), (true, true), (false, false), (false, true)] {
+        let rig = rig().await;
+        let id = rig.create("ds").await;
+        let chunk = rig.store_chunk(id, 1).await;
+        rig.adopt().await;
+        let [Found::File(file)] = rig.parts.meta.lookup(id, &[path("file-1")]).await.unwrap()[..]
+        else {
+            panic!("no file")
+        };
+        let mut deletions = Deletions::default();
+        deletions.insert(&EntryVersion { chunk, ..file.version });
+        let tombstone = ChunkIdMaker::new([9; 9]).next(rig.parts.clock.now());
+        commit::put_tombstone(&rig.parts, id, tombstone, &deletions).await.unwrap();
+        let key = match is_tombstone {
+            true => object_key(id, tombstone, ObjectKind::Tombstone),
+            false => object_key(id, chunk, ObjectKind::Chunk),
+        };
+        let mut bytes = rig.parts.store.read_all(&key).await.unwrap().to_vec();
+        match is_cut {
+            true => bytes.push(0),
+            false => bytes[100] ^= 1,
+        }
+        rig.replace(&key, bytes).await;
+        rig.memory.drop_dataset(&dataset("ds"), id).await.unwrap();
+        let (ended, reports) = rig.run(rig.recover(None)).await.0;
+        ended.unwrap();
+        let told = problems(&reports);
+        let refused = told.iter().any(|problem| problem.contains("move them away for good"));
+        assert!(told[0].contains(key.as_str()) && refused == is_tombstone, "{told:?}");
+        let expected = if is_tombstone { DatasetState::Recovering } else { DatasetState::Live };
+        assert_eq!(state(&rig, id).await, Some(expected), "{told:?}");
+    }
 }
 
 #[tokio::test]
@@ -152,43 +179,31 @@ async fn only_a_recovery_that_is_asked_for_reads_again_what_the_log_has() {
         rig.store_chunk(id, number).await;
     }
     let ranges = || rig.counters.counts().ranges;
-    let (adopted, _) = rig.run(roll_forward(&rig.parts)).await;
-    assert_eq!(adopted.unwrap(), 8);
+    assert_eq!(rig.adopt().await, 8);
     let read = ranges();
-    rig.run(roll_forward(&rig.parts)).await.0.unwrap();
+    rig.adopt().await;
     // The name.
     let names = ranges() - read;
     assert!(names < 8, "{names}");
-    let (progress, mut told) = mpsc::channel(64);
-    let request = RecoverRequest { dataset: None, since: None };
-    let asked = recover(&rig.parts, request.clone(), &Caller::Everybody, &progress);
-    rig.run(asked).await.0.unwrap();
-    drop(progress);
+    let (ended, reports) = rig.run(rig.recover(None)).await.0;
+    ended.unwrap();
     assert!(ranges() >= read + 2 * names + 8, "{} after {read}", ranges());
-    let mut last = None;
-    while let Some(Reply::More(end) | Reply::Last(end)) = told.recv().await {
-        last = Some((end.listed, end.checked, end.adopted));
-    }
-    assert_eq!(last, Some((8, 8, 0)));
-    // Whoever recovers a dataset that was set aside reads all of it: some may never have come back.
-    // After an unclean stop all datasets are, and what their logs know is there.
+    let last = reports.last().unwrap();
+    assert_eq!((last.listed, last.checked, last.adopted), (8, 8, 0));
+    // All of a dataset that was set aside is read: some objects may never have come back. After an unclean
+    // stop all datasets are set aside, and the objects of their logs are there.
     let record = rig.memory.record(id).await.unwrap().unwrap();
     for (by, is_all_read) in [("a user", true), ("a loss", true), ("a start", false)] {
         let aside = DatasetRecord { state: DatasetState::Recovering, ..record.clone() };
         rig.memory.put_dataset(&aside).await.unwrap();
         let read = ranges();
-        if by == "a user" {
-            let (progress, _told) = mpsc::channel(64);
-            let asked = recover(&rig.parts, request.clone(), &Caller::Everybody, &progress);
-            rig.run(asked).await.0.unwrap();
-        } else if by == "a loss" {
-            rig.run(rebuild_all(&rig.parts)).await.0.unwrap();
-        } else {
-            rig.run(roll_forward(&rig.parts)).await.0.unwrap();
+        match by {
+            "a user" => rig.run(rig.recover(None)).await.0.0.unwrap(),
+            "a loss" => drop(rig.run(rebuild_all(&rig.parts)).await.0.unwrap()),
+            _ => drop(rig.adopt().await),
         }
         assert_eq!(ranges() >= read + 8, is_all_read, "{} after {read}, by {by}", ranges());
-        let state = rig.memory.record(id).await.unwrap().unwrap().state;
-        assert_eq!(state, DatasetState::Live);
+        assert_eq!(state(&rig, id).await, Some(DatasetState::Live));
     }
 }
 
@@ -197,7 +212,7 @@ fn failing() -> [Option<Fault<dl_store::Kind>>; 4] {
     [Some(Fault::Before(dl_store::Kind::Unavailable)); 4]
 }
 
-/// Deletes a dataset, and gives the metadata back what it knew of it, as a Redis does that is set back.
+/// Deletes a dataset, and gives the metadata its record back, like a Redis that is set back.
 async fn delete_and_set_back(rig: &Rig, name: &str) -> DatasetId {
     let id = rig.create(name).await;
     let record = rig.memory.record(id).await.unwrap().unwrap();
@@ -215,8 +230,8 @@ async fn a_deleted_dataset_that_came_back_ends_also_when_what_says_so_can_not_be
     rig.store.script("read", failing().into_iter().chain(failing()).chain(failing()));
     rig.run(rebuild_all(&rig.parts)).await.0.unwrap();
     assert!(rig.store.is_used_up("read"), "the names were not tried again");
-    assert_eq!(rig.memory.record(id).await.unwrap(), None);
-    assert!(rig.memory.record(used_again).await.unwrap().is_some());
+    assert_eq!(state(&rig, id).await, None);
+    assert!(state(&rig, used_again).await.is_some());
 }
 
 #[tokio::test]
@@ -237,95 +252,57 @@ async fn a_deleted_dataset_that_comes_back_while_a_recovery_begins_ends_with_it(
     let rig = rig().await;
     rig.meta.script("begin_rebuild", [Some(Fault::Delay(Duration::from_secs(5)))]);
     let mut again = Box::pin(rebuild_all(&rig.parts));
-    while !rig.meta.is_used_up("begin_rebuild") {
-        assert!(futures::poll!(&mut again).is_pending());
-        tokio::task::yield_now().await;
-    }
+    until_met(&rig.meta, "begin_rebuild", &mut again).await;
     let id = delete_and_set_back(&rig, "ds").await;
     rig.run(again).await.0.unwrap();
-    assert_eq!(rig.memory.record(id).await.unwrap(), None);
+    assert_eq!(state(&rig, id).await, None);
 }
 
 #[tokio::test]
 async fn an_object_that_the_store_always_fails_for_is_told_and_the_others_are_recovered() {
     let rig = rig().await;
-    let names = ["a", "b"];
-    for (name, number) in names.iter().zip(0..) {
+    for (name, number) in ["a", "b"].iter().zip(0..) {
         let id = rig.create(name).await;
         rig.store_chunk(id, number).await;
     }
-    let request = RecoverRequest { dataset: None, since: None };
     let before = rig.counters.counts().ranges;
     // The identity, and each name three times; then the headers, of which the first one fails, and fails
     // again behind the identity each time.
     let fails = Some(Fault::Before(dl_store::Kind::Unavailable));
     let reads = [None; 7].into_iter().chain([fails, None]);
     rig.store.script("read", reads.chain([[None, fails]; 3].into_iter().flatten()));
-    let (progress, mut told) = mpsc::channel(64);
-    let asked = recover(&rig.parts, request, &Caller::Everybody, &progress);
-    let (recovered, seconds) = rig.run(asked).await;
-    recovered.unwrap();
+    let ((ended, reports), seconds) = rig.run(rig.recover(None)).await;
+    ended.unwrap();
     assert!(rig.store.is_used_up("read") && rig.counters.counts().ranges > before);
     assert!((13..30).contains(&seconds), "{seconds} s");
-    drop(progress);
-    let (mut adopted, mut problems) = (0, Vec::new());
-    while let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await {
-        adopted += if step.done { step.adopted } else { 0 };
-        problems.extend(step.problems);
-    }
-    assert_eq!((adopted, problems.len()), (1, 2), "{problems:?}");
-    assert!(problems[1].contains("can't be read: make them readable"), "{problems:?}");
+    let adopted: u64 = reports.iter().filter(|step| step.done).map(|step| step.adopted).sum();
+    let told = problems(&reports);
+    assert_eq!((adopted, told.len()), (1, 2), "{told:?}");
+    assert!(told[1].contains("can't be read: make them readable"), "{told:?}");
 }
 
+/// Keeps S-14: a dataset whose name can't be written again is served.
 #[tokio::test]
 async fn a_name_that_can_not_be_written_again_is_told() {
     let rig = rig().await;
     let (name, id) = (dataset("ds"), rig.create("ds").await);
-    let lose = || async {
-        let lost = crate::shared::parts::key(dl_format::name_key(&name, 1));
-        rig.parts.store.delete(&lost).await.unwrap();
-        let full = Some(Fault::Before(dl_store::Kind::Full));
-        rig.store.script("create", [full]);
-    };
-    let (progress, mut told) = mpsc::channel(64);
-    let ask = |dataset| recover(&rig.parts, dataset, &Caller::Everybody, &progress);
-    lose().await;
-    let one = RecoverRequest { dataset: Some(name.clone()), since: None };
-    let refused = rig.run(ask(one.clone())).await.0.unwrap_err();
+    rig.parts.store.delete(&first_name("ds")).await.unwrap();
+    let full = || rig.store.script("create", [Some(Fault::Before(dl_store::Kind::Full))]);
+    full();
+    let refused = rig.run(rig.recover(Some("ds"))).await.0.0.unwrap_err();
     assert_eq!(refused.kind, Kind::Full, "{}", refused.chain());
-    // Who purges it is told what to do.
+    // A purge names the remedy.
     let purged = rig.run(bring_in(&rig.parts, &name)).await.0.unwrap_err();
     assert_eq!(purged.kind, Kind::NeedsRecovery, "{}", purged.chain());
     assert!(purged.chain().contains("dlcmd recover dl://ds"), "{}", purged.chain());
-    rig.store.script("create", [Some(Fault::Before(dl_store::Kind::Full))]);
-    rig.run(ask(RecoverRequest { dataset: None, since: None })).await.0.unwrap();
-    rig.run(ask(one)).await.0.unwrap();
-    drop(progress);
-    let problems = problems(&mut told).await;
-    assert_eq!(problems.len(), 1, "{problems:?}");
+    full();
+    let (ended, reports) = rig.run(rig.recover(None)).await.0;
+    ended.unwrap();
+    assert!(problems(&reports)[0].contains("write the name"), "{reports:?}");
+    assert_eq!(state(&rig, id).await, Some(DatasetState::Live));
+    rig.run(rig.recover(Some("ds"))).await.0.0.unwrap();
     let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
     assert_eq!((named.generation, named.record.dataset), (1, id));
-}
-
-/// Keeps S-14: what a full chunk store keeps from being mended is read as before.
-#[tokio::test]
-async fn a_dataset_whose_name_can_not_be_written_again_is_served() {
-    let rig = rig().await;
-    let id = rig.create("ds").await;
-    rig.store_chunk(id, 1).await;
-    rig.run(roll_forward(&rig.parts)).await.0.unwrap();
-    let name = crate::shared::parts::key(dl_format::name_key(&dataset("ds"), 1));
-    rig.parts.store.delete(&name).await.unwrap();
-    rig.store.script("create", [Some(Fault::Before(dl_store::Kind::Full)); 2]);
-    let (progress, mut told) = mpsc::channel(64);
-    let request = RecoverRequest { dataset: None, since: None };
-    let asked = recover(&rig.parts, request, &Caller::Everybody, &progress);
-    rig.run(asked).await.0.unwrap();
-    assert!(rig.store.is_used_up("create"));
-    let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await else { panic!("nothing") };
-    assert!(step.problems[0].contains("write the name"), "{:?}", step.problems);
-    let record = rig.memory.record(id).await.unwrap().unwrap();
-    assert_eq!(record.state, DatasetState::Live);
 }
 
 /// Keeps S-02 and S-26: metadata that is full keeps a server from starting, and a recovery from
@@ -342,11 +319,8 @@ async fn what_there_is_no_room_for_is_told_and_brought_back_later() {
     let refused = rig.run(crate::prepare(&rig.parts, Stop::Unclean)).await.0.unwrap_err();
     assert!(refused.kind == Kind::Full && refused.chain().contains("make room"));
     full();
-    let (progress, _told) = mpsc::channel(64);
-    let request = RecoverRequest { dataset: None, since: None };
-    let ask = || recover(&rig.parts, request.clone(), &Caller::Everybody, &progress);
-    assert_eq!(rig.run(ask()).await.0.unwrap_err().kind, Kind::Full);
-    rig.run(ask()).await.0.unwrap();
+    assert_eq!(rig.run(rig.recover(None)).await.0.0.unwrap_err().kind, Kind::Full);
+    rig.run(rig.recover(None)).await.0.0.unwrap();
     rig.run(crate::prepare(&rig.parts, Stop::Unclean)).await.0.unwrap();
     let all = rig.parts.meta.remnants().await.unwrap();
     assert!(all.len() == 3 && all.iter().all(|record| record.state == DatasetState::Live));
@@ -355,48 +329,37 @@ async fn what_there_is_no_room_for_is_told_and_brought_back_later() {
     }
 }
 
+/// Keeps S-02: nothing in the metadata would show that the dataset is missing.
 #[tokio::test]
-async fn a_dataset_that_is_deleted_while_it_alone_is_recovered_is_not_there() {
-    let rig = rig().await;
-    let (name, id) = (dataset("ds"), rig.create("ds").await);
-    rig.store_chunk(id, 1).await;
-    let (progress, _told) = mpsc::channel(64);
-    let request = RecoverRequest { dataset: Some(name.clone()), since: None };
-    rig.meta.script("append", [Some(Fault::Delay(Duration::from_secs(5)))]);
-    let mut asked = Box::pin(recover(&rig.parts, request, &Caller::Everybody, &progress));
-    for _ in 0..2_000 {
-        assert!(futures::poll!(&mut asked).is_pending());
-        std::thread::sleep(Duration::from_millis(u64::from(!rig.meta.is_used_up("append"))));
+async fn a_rebuild_without_room_for_the_record_of_a_dataset_is_not_taken_for_whole() {
+    for has_room in [false, true] {
+        let rig = rig().await;
+        let id = rig.create("ds").await;
+        rig.memory.drop_dataset(&dataset("ds"), id).await.unwrap();
+        let full = Some(Fault::Before(dl_meta::Kind::Full));
+        // The second write is the one of the record that is set aside.
+        rig.meta.script("put_dataset", if has_room { vec![full] } else { vec![full; 2] });
+        rig.meta.script("end_rebuild", [Some(Fault::Delay(Duration::ZERO))]);
+        assert_eq!(rig.run(rebuild_all(&rig.parts)).await.0.unwrap_err().kind, Kind::Full);
+        assert_eq!(rig.meta.is_used_up("end_rebuild"), has_room, "it counts as whole");
+        let expected = has_room.then_some(DatasetState::Recovering);
+        assert_eq!(state(&rig, id).await, expected);
     }
-    assert!(rig.meta.is_used_up("append"));
-    rig.delete(name.as_str(), id).await.unwrap();
-    assert_eq!(rig.run(asked).await.0.unwrap_err().kind, Kind::NotFound);
 }
 
 #[tokio::test]
 async fn a_name_that_was_moved_is_told_and_the_other_one_is_written_again() {
     let rig = rig().await;
     let (name, moved, id) = (dataset("ds"), dataset("moved"), rig.create("ds").await);
-    rig.store_chunk(id, 1).await;
     let record = names::newest(&rig.parts, &name).await.unwrap().unwrap().record;
-    let remove = async |name: &DatasetName| {
-        let object = crate::shared::parts::key(dl_format::name_key(name, 1));
-        rig.parts.store.delete(&object).await.unwrap();
-    };
-    remove(&name).await;
+    rig.parts.store.delete(&first_name("ds")).await.unwrap();
     assert!(names::create(&rig.parts, &moved, 1, &record).await.unwrap());
-    let recovered = async |dataset: Option<&DatasetName>| {
-        let (progress, mut told) = mpsc::channel(64);
-        let request = RecoverRequest { dataset: dataset.cloned(), since: None };
-        let asked = recover(&rig.parts, request, &Caller::Everybody, &progress);
-        rig.run(asked).await.0.unwrap();
-        drop(progress);
-        problems(&mut told).await
-    };
-    let told = recovered(Some(&moved)).await;
+    let (_, reports) = rig.run(rig.recover(Some("moved"))).await.0;
+    let told = problems(&reports);
     assert!(told.len() == 1 && told[0].contains("copied or moved"), "{told:?}");
-    remove(&moved).await;
-    assert_eq!(recovered(None).await, Vec::<String>::new());
+    rig.parts.store.delete(&first_name("moved")).await.unwrap();
+    let (_, reports) = rig.run(rig.recover(None)).await.0;
+    assert_eq!(problems(&reports), Vec::<&String>::new());
     let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
     assert_eq!(named.record, record);
     assert_eq!(rig.parts.meta.record_named(&name).await.unwrap().map(|record| record.id), Some(id));
@@ -409,15 +372,10 @@ async fn a_dataset_that_is_lost_again_under_its_recovery_is_not_taken_for_a_dele
     let id = rig.create("ds").await;
     rig.store_chunk(id, 1).await;
     rig.meta.script("append", [Some(Fault::Delay(Duration::from_secs(1)))]);
-    let (progress, _told) = mpsc::channel(64);
-    let request = RecoverRequest { dataset: Some(dataset("ds")), since: None };
-    let mut recovered = Box::pin(recover(&rig.parts, request, &Caller::Everybody, &progress));
-    while !rig.meta.is_used_up("append") {
-        assert!(futures::poll!(&mut recovered).is_pending());
-        tokio::task::yield_now().await;
-    }
+    let mut recovered = Box::pin(rig.recover(Some("ds")));
+    until_met(&rig.meta, "append", &mut recovered).await;
     rig.memory.drop_dataset(&dataset("ds"), id).await.unwrap();
-    let error = rig.run(recovered).await.0.unwrap_err();
+    let error = rig.run(recovered).await.0.0.unwrap_err();
     assert_eq!(error.kind, Kind::Unavailable, "{error:?}");
 }
 
@@ -425,17 +383,15 @@ async fn a_dataset_that_is_lost_again_under_its_recovery_is_not_taken_for_a_dele
 async fn a_changed_name_is_refused_until_its_object_is_removed() {
     let rig = rig().await;
     let (name, id) = (dataset("ds"), rig.create("ds").await);
-    let stored = crate::shared::parts::key(dl_format::name_key(&name, 1));
     let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
-    let other = dl_format::NameRecord { dataset: DatasetId::from_bytes([9; 16]), ..named.record };
-    rig.parts.store.delete(&stored).await.unwrap();
-    rig.parts.store.create(&stored, other.encode().into()).await.unwrap();
+    let other = NameRecord { dataset: DatasetId::from_bytes([9; 16]), ..named.record };
+    rig.replace(&first_name("ds"), other.encode()).await;
     let restore =
         async || living::restore_names(&rig.parts, None, &Caller::Everybody).await.unwrap();
     let failed = restore().await;
     let [(told, error)] = &failed[..] else { panic!("{failed:?}") };
     assert!(*told == name && error.chain().contains("names/ds/00000001"), "{}", error.chain());
-    rig.parts.store.delete(&stored).await.unwrap();
+    rig.parts.store.delete(&first_name("ds")).await.unwrap();
     assert!(restore().await.is_empty());
     let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
     assert_eq!(named.record.dataset, id);
@@ -445,12 +401,9 @@ async fn a_changed_name_is_refused_until_its_object_is_removed() {
 async fn a_name_is_not_given_back_to_a_dataset_that_is_deleted_meanwhile() {
     let rig = rig().await;
     let (name, id) = (dataset("ds"), rig.create("ds").await);
-    rig.store_chunk(id, 1).await;
-    let stored = crate::shared::parts::key(dl_format::name_key(&name, 1));
-    rig.parts.store.delete(&stored).await.unwrap();
-    rig.store.script("create", [Some(Fault::Delay(Duration::from_secs(1)))]);
-    let caller = Caller::Everybody;
-    let restoring = living::restore_names(&rig.parts, None, &caller);
+    rig.parts.store.delete(&first_name("ds")).await.unwrap();
+    rig.store.script("create", [SECOND]);
+    let restoring = living::restore_names(&rig.parts, None, &Caller::Everybody);
     let both = futures::future::join(restoring, rig.memory.drop_dataset(&name, id));
     let (restored, dropped) = rig.run(both).await.0;
     dropped.unwrap();
@@ -458,38 +411,30 @@ async fn a_name_is_not_given_back_to_a_dataset_that_is_deleted_meanwhile() {
     assert!(names::newest(&rig.parts, &name).await.unwrap().is_none());
 }
 
-/// Keeps S-02 and S-47: both its name and the metadata are lost; nobody may take it for one that
-/// never was.
+/// Keeps S-02 and S-47: the name and the metadata of the dataset are lost, and the dataset is not forgotten.
 #[tokio::test]
 async fn a_dataset_that_nobody_knows_any_more_is_told_by_its_id() {
     let rig = rig().await;
     let (lost, kept, gone) =
         (rig.create("lost").await, rig.create("kept").await, rig.create("gone").await);
     rig.delete("gone", gone).await.unwrap();
-    for (number, id) in [lost, kept, gone].into_iter().enumerate() {
-        rig.store_chunk(id, u8::try_from(number).unwrap()).await;
+    for (id, number) in [lost, kept, gone].into_iter().zip(0..) {
+        rig.store_chunk(id, number).await;
     }
-    let name = crate::shared::parts::key(dl_format::name_key(&dataset("lost"), 1));
-    rig.parts.store.delete(&name).await.unwrap();
+    rig.parts.store.delete(&first_name("lost")).await.unwrap();
     rig.memory.drop_dataset(&dataset("lost"), lost).await.unwrap();
     let mut told_of = Vec::new();
-    for one in [None, Some(dataset("kept"))] {
-        let (progress, mut told) = mpsc::channel(64);
-        let request = RecoverRequest { dataset: one, since: None };
-        let asked = recover(&rig.parts, request, &Caller::Everybody, &progress);
-        rig.run(asked).await.0.unwrap();
-        drop(progress);
-        while let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await {
-            let problems = step.problems.into_iter();
-            told_of.extend(problems.map(|problem| (step.dataset.clone(), problem)));
-        }
+    for one in [None, Some("kept")] {
+        let (ended, reports) = rig.run(rig.recover(one)).await.0;
+        ended.unwrap();
+        told_of.extend(reports.into_iter().filter(|report| !report.problems.is_empty()));
     }
-    let [(dataset, problem)] = &told_of[..] else { panic!("{told_of:?}") };
-    assert_eq!(*dataset, lost.to_string());
-    assert!(problem.contains("put its name back"), "{problem}");
+    let [RecoverProgress { dataset, problems, .. }] = &told_of[..] else { panic!("{told_of:?}") };
+    assert_eq!((dataset, problems.len()), (&lost.to_string(), 1));
+    assert!(problems[0].contains("put its name back"), "{problems:?}");
 }
 
-/// Keeps S-02: what the chunk store is slow to tell keeps no recovery from ending.
+/// Keeps S-02: a slow search in the chunk store keeps no recovery from ending.
 #[tokio::test]
 async fn a_search_that_takes_long_is_waited_for_in_bounded_time_and_not_by_what_failed() {
     for fails in [false, true] {
@@ -500,10 +445,7 @@ async fn a_search_that_takes_long_is_waited_for_in_bounded_time_and_not_by_what_
         if fails {
             rig.meta.script("damage", [Some(Fault::Before(dl_meta::Kind::Unavailable))]);
         }
-        let (progress, _told) = mpsc::channel(64);
-        let request = RecoverRequest { dataset: None, since: None };
-        let asked = recover(&rig.parts, request, &Caller::Everybody, &progress);
-        let (recovered, seconds) = rig.run(asked).await;
+        let ((recovered, _), seconds) = rig.run(rig.recover(None)).await;
         assert_eq!(recovered.is_err(), fails, "{recovered:?}");
         let bounds = if fails { 0..5 } else { 25..60 };
         assert!(bounds.contains(&seconds), "{seconds} s");

@@ -17,7 +17,7 @@ use super::living;
 use super::progress::Progress;
 use crate::answers::listener::Listener;
 use crate::datasets::names::{self, Deleted, Names, Past};
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::shared::parts::Parts;
 
 /// The longest time of a search, which lists the whole chunk store.
@@ -40,9 +40,6 @@ pub(super) async fn find(parts: &Parts) -> BTreeSet<DatasetId> {
 /// Has datasets without names refused after a loss of metadata: only datasets with names are rebuilt. False
 /// when this can't be done now.
 pub(super) async fn set_aside(parts: &Parts, mut found: BTreeSet<DatasetId>) -> bool {
-    if found.is_empty() {
-        return true;
-    }
     let names = match explain(parts, &mut found).await {
         Ok(names) => names,
         Err(error) => {
@@ -70,25 +67,19 @@ pub(super) async fn report(
     mut found: BTreeSet<DatasetId>,
     progress: &Listener<'_, RecoverProgress>,
 ) {
-    if found.is_empty() {
-        return;
-    }
     let deadline = Deadline::after(&*parts.clock, AT_MOST);
     let explained = deadline.bound(&*parts.clock, explain(parts, &mut found)).await;
     let names = match explained {
         Ok(Ok(names)) => names,
-        Ok(Err(error)) => {
-            tracing::warn!(error = error.chain(), "could not look for datasets without names");
-            return;
-        }
-        Err(_) => {
-            tracing::info!("names were not all told in time to look for datasets without them");
+        unexplained => {
+            let error = unexplained.map(|explained| explained.err().map(|error| error.chain()));
+            tracing::warn!(?error, "could not look for datasets without names");
             return;
         }
     };
     for dataset in found {
         if deadline.remaining(&*parts.clock).is_zero() || progress.is_deserted() {
-            tracing::info!("not all datasets without names were told of");
+            tracing::info!("not all datasets without names were reported");
             return;
         }
         let told = Progress::of(&dataset, progress);
@@ -112,6 +103,9 @@ async fn search(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<(), Er
 /// Removes datasets from `found` that have a name or a deletion; gives the names. Names are read after the
 /// objects: a dataset has a name before any object.
 async fn explain(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<Names, Error> {
+    if found.is_empty() {
+        return Ok(Names::default());
+    }
     let names = names::all(parts).await?;
     for (_, named) in &names.read {
         found.remove(&named.record.dataset);
@@ -130,8 +124,7 @@ async fn problem(
     names: &Names,
     dataset: DatasetId,
 ) -> Result<Option<String>, Error> {
-    let known = parts.meta.record(dataset).await;
-    let known = known.map_err(|error| Error::meta("find dataset", dataset, error))?;
+    let known = parts.meta.record(dataset).await.doing("find dataset", dataset)?;
     let Some(record) = known else {
         if !names::has_objects(parts, dataset, dataset).await? {
             return Ok(None);

@@ -72,22 +72,19 @@ async fn where_one_dataset_is_brought_into_an_emptied_redis_the_others_are_known
     let other = rig.create("other").await;
     rig.store_chunks(other, 3).await;
     recover_until(&rig, u64::MAX).await.0.unwrap();
-    let state = async |id| rig.parts.meta.record(id).await.unwrap().map(|record| record.state);
     redis.ask(&["FLUSHALL"]).await;
     for _ in 0..2 {
-        let (progress, _told) = mpsc::channel(1_000);
-        let request = RecoverRequest { dataset: Some("ds".parse().unwrap()), since: None };
-        let recovered = recover(&rig.parts, request, &Caller::Everybody, &progress).await;
-        if state(other).await == Some(DatasetState::Live) {
+        let (recovered, _) = rig.recover(Some("ds")).await;
+        if state(&rig, other).await == Some(DatasetState::Live) {
             recovered.unwrap();
             break;
         }
         assert_eq!(recovered.unwrap_err().kind, Kind::NeedsRecovery);
-        assert_eq!(state(id).await, Some(DatasetState::Live));
-        assert_eq!(state(other).await, Some(DatasetState::Recovering));
+        assert_eq!(state(&rig, id).await, Some(DatasetState::Live));
+        assert_eq!(state(&rig, other).await, Some(DatasetState::Recovering));
         recover_until(&rig, u64::MAX).await.0.unwrap();
     }
-    assert_eq!(state(other).await, Some(DatasetState::Live));
+    assert_eq!(state(&rig, other).await, Some(DatasetState::Live));
 }
 
 /// Keeps S-02: what Redis kept of a dataset is no word of what was brought in.
@@ -109,25 +106,9 @@ async fn what_was_left_in_a_redis_is_read_again_after_a_recovery_that_was_cut_of
     assert_eq!(files_there(&rig, id).await, CHUNKS);
 }
 
-/// Keeps S-02: a shard that lost its mark is rebuilt by the servers themselves.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_shard_that_was_lost_is_rebuilt_from_the_headers() {
-    let redis = Server::start(&[]).await;
-    let (rig, id) = on_redis(&redis).await;
-    let lose = "for _, key in ipairs(redis.call('KEYS', 'dl:*')) do
-            if string.find(key, '}:d:') or string.find(key, '}:mark') then redis.call('DEL', key) end
-        end";
-    redis.ask(&["EVAL", lose, "0"]).await;
-    assert_eq!(rig.parts.meta.damage().await.unwrap(), Some(dl_meta::Damage::Shards));
-    rebuild_all(&rig.parts).await.unwrap();
-    assert_eq!(rig.parts.meta.damage().await.unwrap(), None);
-    assert_eq!(files_there(&rig, id).await, CHUNKS);
-}
-
 /// How many files are found by their paths.
 async fn files_there(rig: &Rig, id: DatasetId) -> usize {
-    let paths: Vec<_> =
-        (0..CHUNKS).map(|number| FilePath::new(format!("file-{number}")).unwrap()).collect();
+    let paths: Vec<_> = (0..CHUNKS).map(|number| path(&format!("file-{number}"))).collect();
     let found = rig.parts.meta.lookup(id, &paths).await.unwrap();
     found.iter().filter(|found| matches!(found, Found::File(_))).count()
 }
@@ -137,26 +118,16 @@ async fn files_there(rig: &Rig, id: DatasetId) -> usize {
 async fn a_dataset_whose_name_was_taken_by_another_one_is_told() {
     let redis = Server::start(&[]).await;
     let (rig, id) = on_redis(&redis).await;
-    let (name, lost) =
-        (dataset("ds"), crate::shared::parts::key(dl_format::name_key(&dataset("ds"), 1)));
     let lose = "for _, key in ipairs(redis.call('KEYS', 'dl:*')) do
             if redis.call('TYPE', key).ok == 'hash' then redis.call('HDEL', key, 'ds') end
         end";
     redis.ask(&["EVAL", lose, "0"]).await;
-    rig.parts.store.delete(&lost).await.unwrap();
-    let other = crate::datasets::catalog::create(&rig.parts, &name, ChunkShape::default())
-        .await
-        .unwrap()
-        .id;
+    rig.parts.store.delete(&first_name("ds")).await.unwrap();
+    let other = rig.create("ds").await;
     assert_ne!(other, id);
     rig.store_chunk(other, 1).await;
-    let (progress, mut told) = mpsc::channel(1_000);
-    let request = RecoverRequest { dataset: None, since: None };
-    recover(&rig.parts, request, &Caller::Everybody, &progress).await.unwrap();
-    drop(progress);
-    let problems = problems(&mut told).await;
-    assert!(
-        problems.len() == 1 && problems[0].contains("stands for another dataset"),
-        "{problems:?}"
-    );
+    let (ended, reports) = rig.recover(None).await;
+    ended.unwrap();
+    let told = problems(&reports);
+    assert!(told.len() == 1 && told[0].contains("stands for another dataset"), "{told:?}");
 }
