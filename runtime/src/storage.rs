@@ -4,7 +4,7 @@
 //! unknown failure is [`Kind::Unavailable`], after which the call may have taken effect.
 
 use std::error::Error as StdError;
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::io;
 
 use rustix::io::Errno;
@@ -24,28 +24,38 @@ pub struct Error {
     pub source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// Errors of a store by their remedies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// Errors of a store by their remedies; each shows its meaning, as the last link of a chain of sources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Kind {
     /// The key has no object, or the dataset does not exist.
+    #[error("not found")]
     Missing,
     /// The key is taken: read the object and compare.
+    #[error("the object exists")]
     Exists,
     /// The stored state contradicts the call.
+    #[error("the stored state contradicts the call")]
     Conflict,
     /// Try again, here or at another server. The call may have taken effect.
+    #[error("the store is unavailable")]
     Unavailable,
     /// Out of space or quota: stop writing, reading goes on.
+    #[error("no space left")]
     Full,
     /// The bytes differ from the stored bytes. Metadata can be recovered from the chunks.
+    #[error("the stored bytes are damaged")]
     Corrupt,
     /// Unknown parts of the metadata are lost: recover them from the chunks.
+    #[error("some of the metadata is lost; recover it from the chunks")]
     Lost,
     /// Another process has the store open: stop that process, or connect to it.
+    #[error("another process has the store open")]
     InUse,
     /// The store refuses: correct permissions or credentials.
+    #[error("permission denied")]
     Denied,
     /// The store does not support the call: correct the address or the request, or update the program.
+    #[error("not supported by this store")]
     Unsupported,
 }
 
@@ -66,26 +76,6 @@ impl Kind {
         }
     }
 }
-
-/// The meaning of a kind, as the last link of a chain of sources.
-impl Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Missing => "not found",
-            Self::Exists => "the object exists",
-            Self::Conflict => "the stored state contradicts the call",
-            Self::Unavailable => "the store is unavailable",
-            Self::Full => "no space left",
-            Self::Corrupt => "the stored bytes are damaged",
-            Self::Lost => "some of the metadata is lost; recover it from the chunks",
-            Self::InUse => "another process has the store open",
-            Self::Denied => "permission denied",
-            Self::Unsupported => "not supported by this store",
-        })
-    }
-}
-
-impl StdError for Kind {}
 
 impl Error {
     /// An error without a cause beside its kind.

@@ -27,8 +27,7 @@ use crate::{Error, Kind, Prefix, Store, profile};
 
 const ACTION: &str = "open store";
 
-/// Ranges with at most so many bytes between them are merged: about the bytes that a bucket sends in the
-/// time of another request.
+/// Most bytes between merged ranges: what a bucket sends in the time of another request.
 const GAP: u64 = 512 << 10;
 
 /// Names of probes: the prefix, which no key has, then 32 hexadecimal digits.
@@ -58,8 +57,7 @@ fn patience() -> RetryConfig {
     }
 }
 
-/// Connecting takes at most 5 s, and a request with its answer 30 s. Idle connections are closed before
-/// the server closes them.
+/// Connecting takes at most 5 s, a request 30 s; idle connections close before the server closes them.
 fn connections() -> ClientOptions {
     ClientOptions::new()
         .with_connect_timeout(Duration::from_secs(5))

@@ -349,10 +349,4 @@ mod tests {
         })
         .await;
     }
-
-    #[tokio::test]
-    async fn layers_show_their_stack() {
-        let store = CountStore::new(Arc::new(CountStore::new(memory()).0)).0;
-        assert_eq!(store.to_string(), format!("count(count({}))", memory()));
-    }
 }

@@ -62,7 +62,8 @@ pub(crate) fn endpoint<'a>(
     }
     let endpoint = specific.or(general.first().copied());
     if provider == Provider::Azure
-        && let (Some((name, _)), Some((emulator, _))) = (endpoint, emulator(settings))
+        && let Some((name, _)) = endpoint
+        && let Some((emulator, _)) = switched_on(settings, "AZURE_STORAGE_USE_EMULATOR")
     {
         let why = "both are set, and object_store would ignore the endpoint: unset one of the two";
         return Err(format!("{emulator} and {name}: {why}"));
@@ -111,7 +112,7 @@ fn check_bucket(
         ));
     }
     let in_host = host.strip_prefix(bucket).is_some_and(|rest| rest.starts_with('.'));
-    if let Some((switch, _)) = virtual_hosted(settings)
+    if let Some((switch, _)) = switched_on(settings, "AWS_VIRTUAL_HOSTED_STYLE_REQUEST")
         && provider == Provider::S3
         && !in_host
     {
@@ -125,14 +126,6 @@ fn check_bucket(
         ));
     }
     Ok(())
-}
-
-fn virtual_hosted(settings: &[(String, String)]) -> Option<&(String, String)> {
-    switched_on(settings, "AWS_VIRTUAL_HOSTED_STYLE_REQUEST")
-}
-
-fn emulator(settings: &[(String, String)]) -> Option<&(String, String)> {
-    switched_on(settings, "AZURE_STORAGE_USE_EMULATOR")
 }
 
 /// A switch with a value that object_store takes for true.

@@ -20,12 +20,10 @@ use object_store::client::{
     HttpResponseBody, HttpService, ReqwestConnector,
 };
 
-/// Longest silence of an answer to a ranged read. A healthy store answers within milliseconds, and a new
-/// request is faster than a stuck connection.
+/// Longest silence of an answer to a ranged read: a new request is faster than a stuck connection.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// After so long a page of a listing is requested a second time beside the first request: the first may
-/// have stalled, or a large bucket is slow.
+/// Time after which a page of a listing is requested a second time, as the first may have stalled.
 const LATE_PAGE: Duration = Duration::from_secs(10);
 
 /// Most bytes reserved for the announced length of an answer.

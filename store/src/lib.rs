@@ -41,7 +41,7 @@ pub use open::{check, memory, open, open_with};
 pub use range::{ByteRange, InvalidRange, ObjectRange};
 pub use served::{Served, Servers, serve};
 pub use throttle::{Throttle, ThrottleStore};
-pub use tier::{COPIES, Copies, CopyCounts, Group, Kept, PendingCopy, TierStore};
+pub use tier::{COPIES, CopyCounts, Group, Kept, TierStore};
 
 /// Objects that are created once, read in ranges, and deleted.
 ///

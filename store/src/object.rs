@@ -99,8 +99,7 @@ impl RemoteStore {
             (Err(error), _) if kind_of(&error) != Kind::Unavailable || is_silence(&error) => {
                 Err(translated(error, ACTION, &wanted.key))
             }
-            // object_store has no error of its own for a range that starts past the end: the size
-            // decides whether the object or the store is at fault.
+            // object_store does not tell a range past the end: the size decides.
             (Err(error), span) => match (self.inner.head(&path).await, span) {
                 (Ok(object), Span::Exact { end, .. }) if object.size < end => {
                     Err(too_short(&wanted))
@@ -156,8 +155,7 @@ pub(crate) fn is_missing(error: &ObjectError) -> bool {
 /// The beginning of object_store's text for a request without an HTTP answer.
 pub(crate) const NO_ANSWER: &str = "HTTP error";
 
-/// Whether the store gave no answer, or a server error. object_store does not give the status, so the
-/// text decides.
+/// Whether the store gave no answer, or a server error, by the text, as the status is not given.
 fn is_silence(error: &ObjectError) -> bool {
     let why = error.to_string();
     [NO_ANSWER, "status code: 5"].iter().any(|silence| why.contains(silence))

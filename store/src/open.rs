@@ -47,11 +47,6 @@ pub fn check(url: &str) -> Result<Option<&Path>, &'static str> {
     }
 }
 
-/// The folder that `url` names, if any.
-pub(crate) fn folder_of(url: &str) -> Option<&Path> {
-    check(url).ok().flatten()
-}
-
 /// Opens the store at `url`: a directory (`DIR`, `file:///DIR`), which is made when missing; an existing
 /// bucket (`s3://`, `gs://`, `az://`); or `memory:`, an empty store that ends with the process. A path is
 /// not percent-decoded.

@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 
 use dl_runtime::{blocking, masked};
 
-use crate::open::folder_of;
-use crate::{Error, Kind};
+use crate::{Error, Kind, check};
 
 /// No key begins with a dot.
 const LOCK: &str = ".lock";
@@ -37,7 +36,7 @@ pub struct Served {
 /// # Errors
 /// [`Kind::Unsupported`] when another server with other metadata serves the store.
 pub async fn serve(url: &str, servers: Servers) -> Result<Served, Error> {
-    let Some(folder) = folder_of(url).map(Path::to_path_buf) else {
+    let Ok(Some(folder)) = check(url).map(|folder| folder.map(Path::to_path_buf)) else {
         return Ok(Served { _lock: None });
     };
     let shown = masked(&folder.to_string_lossy()).into_owned();

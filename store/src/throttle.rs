@@ -207,21 +207,4 @@ mod tests {
         store.read(&[range(0), range(7), range(9)]).await;
         assert_eq!(clock.monotonic(), Duration::from_millis(400));
     }
-
-    #[tokio::test]
-    async fn no_more_calls_than_allowed_are_in_flight() {
-        let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
-        let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
-        let throttle = Throttle { latency: Duration::from_secs(1), ..Throttle::default() };
-        let (store, _) = ThrottleStore::new(memory(), time, throttle, 2);
-        let key = Key::new("k").unwrap();
-        let mut three = [store.delete(&key), store.delete(&key), store.delete(&key)];
-        for call in &mut three {
-            assert!(futures::poll!(call).is_pending());
-        }
-        clock.advance(Duration::from_secs(1));
-        let [first, second, third] = &mut three;
-        assert!(futures::poll!(first).is_ready() && futures::poll!(second).is_ready());
-        assert!(futures::poll!(third).is_pending());
-    }
 }

@@ -103,8 +103,7 @@ impl<F: Files> Directory<F> {
         {
             return Err(errno);
         }
-        // Also when the key was taken: the creator may have died before the sync, and the caller
-        // relies on a durable object.
+        // Also when the key was taken: the creator may have died before the sync.
         self.files.sync_dir(dir)?;
         for parent in parents.iter().rev() {
             self.files.sync_dir(parent)?;
@@ -230,8 +229,7 @@ impl<F: Files> Directory<F> {
         Ok(())
     }
 
-    /// Removes the empty directories below `dir`, and `dir` itself. Their durability is forgotten: a later
-    /// create makes them anew.
+    /// Removes the empty directories below `dir`, and `dir`, and forgets that they were durable.
     pub(super) fn prune(&self, dir: &str) -> std::result::Result<(), Error> {
         let pruned = self.remove_empty(dir);
         self.known().retain(|known| !is_within(known, dir));

@@ -38,8 +38,7 @@ use crate::{Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store};
 /// Bytes that a blocking job reads: for fewer, another thread costs more than the copying.
 const BYTES_PER_JOB: u64 = 1 << 20;
 
-/// Blocking jobs for one `read`: enough to copy at the speed of memory, and to have a few
-/// requests at a disk.
+/// Blocking jobs for one `read`: enough for the speed of memory, and for a disk's queue.
 const JOBS_PER_READ: usize = 4;
 
 /// Most bytes that a read copies on the caller's thread, when all of them are in the page cache: another

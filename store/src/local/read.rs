@@ -116,8 +116,7 @@ impl<F: Files> Directory<F> {
     /// An object that the process has open, when the file still has its name.
     fn open_before(&self, key: &Key) -> Option<Opened<F::File>> {
         let file = self.open.get(key)?;
-        // Another process may have deleted or moved the object, or another thread between look-up and
-        // insert.
+        // Another process or thread may have deleted or moved the object meanwhile.
         match self.files.state_at(key.as_str()) {
             Ok(State { id, size, .. }) if id == file.id => Some(Opened { file, size }),
             // `open` finds the cause.

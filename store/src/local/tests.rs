@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 
 use dl_runtime::fault::CutPoint;
@@ -229,22 +228,6 @@ fn crash(has_unnamed_files: bool, point: u64, luck: u64, next: Next) {
     restart(&files, &allowed, &when);
 }
 
-#[tokio::test]
-async fn a_volatile_disk_keeps_acknowledged_objects_only() {
-    let (cut, key) = (CutPoint::new(), key("a/1"));
-    let disk = VolatileDisk::new(cut.clone());
-    disk.open().unwrap().create(&key, "1".into()).await.unwrap();
-    let points = cut.passed();
-    cut.arm(points / 2);
-    let lost = self::key("b/1");
-    disk.open().unwrap().create(&lost, "2".into()).await.unwrap_err();
-    cut.disarm();
-    disk.lose_power(|| false);
-    let store = disk.open().unwrap();
-    assert_eq!(store.read_all(&key).await.unwrap(), "1");
-    assert_eq!(store.read_all(&lost).await.unwrap_err().kind, Kind::Missing);
-}
-
 #[test]
 fn only_staging_files_of_dead_processes_are_removed() {
     let root = TempDir::new().unwrap();
@@ -255,19 +238,6 @@ fn only_staging_files_of_dead_processes_are_removed() {
     let _held = living.stage(".staging/living").unwrap().unwrap();
     disk(root.path());
     assert_eq!(files_below(root.path()), [staging.join("living")]);
-}
-
-#[tokio::test]
-async fn an_open_object_deleted_by_another_process_is_missing() {
-    let root = TempDir::new().unwrap();
-    let (here, there) = (open(root.path()).await.unwrap(), open(root.path()).await.unwrap());
-    let key = key("a/b");
-    here.create(&key, "1".into()).await.unwrap();
-    assert_eq!(here.read_all(&key).await.unwrap(), "1");
-    there.delete(&key).await.unwrap();
-    assert_eq!(here.read_all(&key).await.unwrap_err().kind, Kind::Missing);
-    there.create(&key, "2".into()).await.unwrap();
-    assert_eq!(here.read_all(&key).await.unwrap(), "2");
 }
 
 #[tokio::test]
@@ -383,19 +353,6 @@ fn a_large_read_is_cut_into_jobs_that_cover_it_once() {
         assert_eq!(shares.len(), jobs, "{count} x {length}");
         assert!(shares.iter().cloned().flatten().eq(0..count), "{shares:?}");
     }
-}
-
-#[test]
-fn an_unnamed_file_is_readable_only_under_its_name() {
-    let root = TempDir::new().unwrap();
-    let files = Disk::open(root.path()).unwrap();
-    let file = files.create_unnamed("").unwrap();
-    files.write(&file, b"whole").unwrap();
-    assert!(files_below(root.path()).is_empty());
-    files.link_unnamed(&file, "name").unwrap();
-    let mut read = String::new();
-    fs::File::open(root.path().join("name")).unwrap().read_to_string(&mut read).unwrap();
-    assert_eq!(read, "whole");
 }
 
 #[tokio::test]

@@ -5,7 +5,6 @@
 //! fetched at a time, and about an object a second while readers wait for the slow store.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -33,29 +32,14 @@ pub(super) struct GroupPrefetch {
     groups: Mutex<HashMap<Prefix, Option<Duration>>>,
     /// Groups are prefetched one after the other.
     turn: Semaphore,
-    /// Reads of the slow store for which a caller waits.
-    foreground_reads: AtomicUsize,
-}
-
-/// A read of the slow store for which a caller waits, until the value is dropped.
-#[derive(Debug)]
-pub(super) struct ForegroundRead<'a>(&'a AtomicUsize);
-
-impl Drop for ForegroundRead<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+    /// Has a clone for each read of the slow store for which a caller waits.
+    pub(super) foreground_reads: Arc<()>,
 }
 
 impl GroupPrefetch {
     pub(super) fn new(group: Group) -> Self {
-        let (turn, foreground_reads) = (Semaphore::new(1), AtomicUsize::new(0));
+        let (turn, foreground_reads) = (Semaphore::new(1), Arc::default());
         Self { group, groups: Mutex::default(), turn, foreground_reads }
-    }
-
-    pub(super) fn foreground_read(&self) -> ForegroundRead<'_> {
-        self.foreground_reads.fetch_add(1, Ordering::Relaxed);
-        ForegroundRead(&self.foreground_reads)
     }
 
     /// The group of an object, if the caller is to prefetch it now.
@@ -80,7 +64,7 @@ impl GroupPrefetch {
 impl Tier {
     /// Copies the group of an object in the background, where the object itself has no copy yet.
     pub(super) fn prefetch_group(self: &Arc<Self>, key: &Key) {
-        if !self.copies.is_ready() || self.copies.knows(key) {
+        if !self.copies.is_ready() || self.copies.index().knows(key) {
             return;
         }
         let Some(group) = self.prefetch.begin(key, self.clock.monotonic()) else { return };
@@ -97,14 +81,16 @@ impl Tier {
         let mut objects = self.slow.list(group);
         // After a failed listing, objects are copied as they are read.
         while let Ok(Some(ObjectInfo { key, size })) = objects.try_next().await {
-            if (self.prefetch.group)(&key).as_ref() != Some(group) || self.copies.knows(&key) {
+            if (self.prefetch.group)(&key).as_ref() != Some(group)
+                || self.copies.index().knows(&key)
+            {
                 continue;
             }
             self.yield_to_readers().await;
-            if !self.copies.is_ready() || !self.copies.has_free(size) {
+            if !self.copies.is_ready() || !self.copies.index().has_free(size) {
                 return;
             }
-            if let Some(pending) = self.copies.begin_prefetch(&key, size) {
+            if let Some(pending) = self.copies.begin(&key, size, true) {
                 // The task goes on when this future is dropped.
                 let _ = self.copy_in_background(pending).await;
             }
@@ -114,7 +100,7 @@ impl Tier {
     /// Waits for a moment without readers of the slow store, but not for long.
     async fn yield_to_readers(&self) {
         let until = self.clock.monotonic().saturating_add(YIELD_MAX);
-        let is_read = || self.prefetch.foreground_reads.load(Ordering::Relaxed) > 0;
+        let is_read = || Arc::strong_count(&self.prefetch.foreground_reads) > 1;
         while is_read() && self.clock.monotonic() < until {
             self.clock.sleep(POLL).await;
         }

@@ -23,7 +23,8 @@ use futures::stream::BoxStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 
-pub use self::copies::{COPIES, Copies, CopyCounts, PendingCopy};
+pub use self::copies::{COPIES, CopyCounts};
+use self::copies::{Copies, PendingCopy};
 pub use self::group_prefetch::Group;
 use self::group_prefetch::GroupPrefetch;
 use crate::range::Span;
@@ -102,10 +103,10 @@ impl TierStore {
         Self { tier: Arc::new(Tier { slow, copies, clock, objects, prefetch }) }
     }
 
-    /// Keeps the copies below these prefixes, in place of the prefixes of the last call: see
-    /// [`Copies::keep`].
+    /// Evicts no copy below these prefixes for others, in place of the prefixes of the last call. Other
+    /// copies are evicted for them, also copies that are being read.
     pub fn keep(&self, prefixes: Vec<Prefix>) {
-        self.tier.copies.keep(prefixes);
+        self.tier.copies.index().keep(prefixes);
     }
 
     /// Copies all objects below a prefix without copies. Objects that are created later are for the next
@@ -124,11 +125,11 @@ impl TierStore {
             ready(object.map_err(|error| failure = Some(error)).ok())
         });
         let copied = listed.map(|ObjectInfo { key, size }| async move {
-            if let Some(pending) = tier.copies.begin(&key, size) {
+            if let Some(pending) = tier.copies.begin(&key, size, false) {
                 // The task goes on when this future is dropped.
                 let _ = tier.copy_in_background(pending).await;
             }
-            (tier.copies.has(&key), size)
+            (tier.copies.index().has(&key), size)
         });
         let copied = copied.buffer_unordered(LOOKED_UP_AT_ONCE);
         let kept = copied.fold(Kept::default(), |mut kept, (has_copy, size)| {
@@ -165,10 +166,9 @@ impl Tier {
         read.collect()
     }
 
-    /// Reads ranges from the slow store, and has their objects copied. An object of which most is wanted
-    /// is read once, for the ranges and for the copy.
+    /// Reads ranges from the slow store and has their objects copied, most wanted ones with the same read.
     async fn read_slow(self: &Arc<Self>, missed: &[ObjectRange]) -> Vec<Read> {
-        let _foreground = self.prefetch.foreground_read();
+        let _foreground = Arc::clone(&self.prefetch.foreground_reads);
         let runs = || missed.chunk_by(|one, next| one.key == next.key);
         let mut asked = Vec::with_capacity(missed.len());
         let mut whole_reads = Vec::new();
@@ -206,8 +206,7 @@ impl Tier {
         results.into_iter().filter_map(|result| result.or_else(|| again.next())).collect()
     }
 
-    /// Whether the object of some ranges is read as a whole: where most of the object is wanted, and memory
-    /// is free.
+    /// Whether an object is read as a whole: most of the object is wanted, and memory is free.
     fn whole_read(&self, run: &[ObjectRange]) -> Option<WholeRead> {
         let wanted: u64 =
             run.iter().map(|range| range.range.max_len()).fold(0, u64::saturating_add);
@@ -217,7 +216,7 @@ impl Tier {
             return None;
         }
         let memory = Arc::clone(&self.objects).try_acquire_owned().ok()?;
-        let pending = self.copies.begin(&run.first()?.key, end)?;
+        let pending = self.copies.begin(&run.first()?.key, end, false)?;
         Some(WholeRead { pending, memory })
     }
 
@@ -239,7 +238,7 @@ impl Tier {
         let read = run.iter().zip(read).filter(|(_, read)| matches!(read, Some(Ok(_))));
         let end = read.filter_map(|(range, _)| range.range.exact_end()).max();
         if let (Some(range), Some(end)) = (run.first(), end)
-            && let Some(pending) = self.copies.begin(&range.key, end)
+            && let Some(pending) = self.copies.begin(&range.key, end, false)
         {
             self.copy_in_background(pending);
         }

@@ -47,7 +47,7 @@ struct Copy {
 }
 
 #[derive(Debug)]
-pub(super) struct Index {
+pub(in crate::tier) struct Index {
     quota: u64,
     used: u64,
     pending: usize,
@@ -55,8 +55,7 @@ pub(super) struct Index {
     /// Whole copies that may be evicted, the least recently read first.
     evictable: BTreeSet<(Duration, Key)>,
     stale: BTreeSet<Key>,
-    /// Copies below these prefixes are not evicted. By text, with the `/` at the end; no prefix lies
-    /// below another.
+    /// Prefixes without evictions, each with the `/` at the end; none lies below another.
     kept: BTreeMap<String, Prefix>,
 }
 
@@ -86,8 +85,8 @@ impl Index {
         self.used
     }
 
-    /// Evicts no copy below these prefixes from now on, and copies below former ones again.
-    pub(super) fn keep(&mut self, prefixes: Vec<Prefix>) {
+    /// Evicts no copy below these prefixes for others, in place of the prefixes of the last call.
+    pub(in crate::tier) fn keep(&mut self, prefixes: Vec<Prefix>) {
         let kept = prefixes.into_iter().map(|prefix| (prefix.to_string(), prefix)).collect();
         if self.kept == kept {
             return;
@@ -104,12 +103,12 @@ impl Index {
     }
 
     /// Whether a copy is served.
-    pub(super) fn has(&self, key: &Key) -> bool {
+    pub(in crate::tier) fn has(&self, key: &Key) -> bool {
         self.copies.get(key).is_some_and(|copy| copy.state == State::Whole)
     }
 
     /// Whether a copy is served, being made or being removed.
-    pub(super) fn knows(&self, key: &Key) -> bool {
+    pub(in crate::tier) fn knows(&self, key: &Key) -> bool {
         self.copies.contains_key(key)
     }
 
@@ -174,7 +173,7 @@ impl Index {
     }
 
     /// Whether there is room for so many bytes without an eviction.
-    pub(super) fn has_free(&self, size: u64) -> bool {
+    pub(in crate::tier) fn has_free(&self, size: u64) -> bool {
         self.used.checked_add(size).is_some_and(|used| used <= self.quota)
     }
 

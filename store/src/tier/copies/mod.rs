@@ -39,11 +39,10 @@ pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// After a failure the store is not used for so long.
 pub(super) const REST: Duration = Duration::from_secs(10);
 
-/// File calls that run at once: enough to keep a fast disk busy, and at most so many threads are lost to
-/// a disk that hangs.
+/// File calls at once: enough for a fast disk, and as many threads as a hanging disk may take.
 const FILE_CALLS: usize = 32;
 
-/// The counts of [`Copies`].
+/// The counts of the copies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CopyCounts {
     /// Exact ranges that a copy gave.
@@ -54,7 +53,7 @@ pub struct CopyCounts {
     pub made: u64,
     /// Failures of the store.
     pub failures: u64,
-    /// Copies that were dropped because of a wrong length, or by [`Copies::invalidate`].
+    /// Copies that were dropped because of a wrong length, or by a reader.
     pub invalidated: u64,
     /// Bytes of all copies.
     pub used: u64,
@@ -62,7 +61,7 @@ pub struct CopyCounts {
 
 /// Copies of objects, at most so many bytes as the quota says. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Copies {
+pub(super) struct Copies {
     inner: Arc<Inner>,
 }
 
@@ -82,8 +81,6 @@ struct Inner {
 struct Health {
     /// When a store that failed is tried again.
     rests_until: Duration,
-    /// The last failure that was logged; each cause is logged once until a copy is made again.
-    logged: Option<String>,
     listing: Listing,
 }
 
@@ -95,20 +92,18 @@ enum Listing {
     Done,
 }
 
-/// A copy that is being made, by one caller at a time. Dropped without [`fill`](Self::fill), no copy is
-/// made.
+/// A copy that is being made, by one caller at a time, until [`fill`](Self::fill) or a drop.
 #[derive(Debug)]
-pub struct PendingCopy {
+pub(super) struct PendingCopy {
     copies: Copies,
     key: Key,
     is_settled: bool,
 }
 
 impl Copies {
-    /// Keeps copies in `store`, at most `quota` bytes. Copies of an earlier process are found in the
-    /// background. Needs a tokio runtime.
-    pub fn new(store: Arc<dyn Store>, quota: u64, clock: Arc<dyn Clock>) -> Self {
-        let health = Health { rests_until: Duration::ZERO, logged: None, listing: Listing::ToDo };
+    /// Keeps copies of at most `quota` bytes in `store`, also those of an earlier process. Needs tokio.
+    pub(super) fn new(store: Arc<dyn Store>, quota: u64, clock: Arc<dyn Clock>) -> Self {
+        let health = Health { rests_until: Duration::ZERO, listing: Listing::ToDo };
         let inner = Inner {
             store,
             threads: ThreadLimit::new(FILE_CALLS),
@@ -123,7 +118,7 @@ impl Copies {
     }
 
     /// Reads ranges from copies: one result for each, in order; `None` where no copy gives the range.
-    pub async fn read(&self, wanted: &[ObjectRange]) -> Vec<Option<Bytes>> {
+    pub(super) async fn read(&self, wanted: &[ObjectRange]) -> Vec<Option<Bytes>> {
         let exact = wanted.iter().filter(|range| range.range.exact_end().is_some()).count();
         let mut given = self.read_located(wanted).await;
         given.resize(wanted.len(), None);
@@ -169,26 +164,18 @@ impl Copies {
         given.collect()
     }
 
-    /// Makes a copy of an object in the background, unless there is a copy or no room. `body` is all of
-    /// the object.
-    pub fn offer(&self, key: &Key, body: Bytes) {
-        if let Some(pending) = self.begin(key, body.len() as u64) {
+    /// Makes a copy of an object in the background.
+    #[cfg(test)]
+    pub(super) fn offer(&self, key: &Key, body: Bytes) {
+        if let Some(pending) = self.begin(key, body.len() as u64, false) {
             dl_runtime::spawn(pending.fill(body));
         }
     }
 
     /// Begins a copy, whose caller fetches the object; `None` where a copy is there or being made, or the
     /// store can't be used now. A copy shorter than `least`, which the object has at least, is dropped.
-    pub fn begin(&self, key: &Key, least: u64) -> Option<PendingCopy> {
-        self.begin_as(key, least, false)
-    }
-
-    /// The same ahead of any read: the copy takes free room only, and is the first to go.
-    pub fn begin_prefetch(&self, key: &Key, least: u64) -> Option<PendingCopy> {
-        self.begin_as(key, least, true)
-    }
-
-    fn begin_as(&self, key: &Key, least: u64, is_prefetched: bool) -> Option<PendingCopy> {
+    /// A copy ahead of any read takes free room only, and is the first to go.
+    pub(super) fn begin(&self, key: &Key, least: u64, is_prefetched: bool) -> Option<PendingCopy> {
         if !self.is_ready() {
             return None;
         }
@@ -200,9 +187,8 @@ impl Copies {
         begins.then(|| PendingCopy { copies: self.clone(), key: key.clone(), is_settled: false })
     }
 
-    /// Drops a copy whose bytes a reader found damaged, or which must not be read. A copy that is being
-    /// made is not served either.
-    pub fn invalidate(&self, key: &Key) {
+    /// Drops a damaged copy, or a copy that must not be read, also while the copy is being made.
+    pub(super) fn invalidate(&self, key: &Key) {
         if self.drop_copy(key) {
             self.count(|counts| counts.invalidated += 1);
             tracing::debug!(store = %self.inner.store, %key, "a reader asked for the object itself: its copy is dropped");
@@ -215,7 +201,7 @@ impl Copies {
     }
 
     /// Removes the copy of a deleted object.
-    pub async fn remove(&self, key: &Key) {
+    pub(super) async fn remove(&self, key: &Key) {
         self.cancel(key);
         if let Some(removal) = self.remove_stale(key) {
             // The removal goes on when this future is dropped.
@@ -224,7 +210,7 @@ impl Copies {
     }
 
     /// Removes leftovers of a prefix without copies, such as empty folders.
-    pub async fn prune(&self, prefix: &Prefix) {
+    pub(super) async fn prune(&self, prefix: &Prefix) {
         if !self.is_rested() {
             return;
         }
@@ -240,35 +226,14 @@ impl Copies {
         }
     }
 
-    /// Evicts no copy below these prefixes for others, in place of the prefixes of the last call. Other
-    /// copies are evicted for them, also copies that are being read.
-    pub fn keep(&self, prefixes: Vec<Prefix>) {
-        self.index().keep(prefixes);
-    }
-
-    /// Whether a copy of the object is served.
-    pub fn has(&self, key: &Key) -> bool {
-        self.index().has(key)
-    }
-
-    /// Whether a copy of the object is served, being made or being removed.
-    pub fn knows(&self, key: &Key) -> bool {
-        self.index().knows(key)
-    }
-
-    /// Whether a copy of so many bytes can be made without an eviction.
-    pub fn has_free(&self, size: u64) -> bool {
-        self.index().has_free(size)
-    }
-
     /// The counts so far.
-    pub fn counts(&self) -> CopyCounts {
+    pub(super) fn counts(&self) -> CopyCounts {
         let used = self.index().used();
         CopyCounts { used, ..*self.locked_counts() }
     }
 
     /// Whether the store can be used now. Begins the listing of the store where that is to do.
-    pub fn is_ready(&self) -> bool {
+    pub(super) fn is_ready(&self) -> bool {
         if !self.is_rested() {
             return false;
         }
@@ -293,7 +258,8 @@ impl Copies {
         self.inner.clock.monotonic() >= self.health().rests_until
     }
 
-    fn index(&self) -> MutexGuard<'_, Index> {
+    /// The index, locked.
+    pub(super) fn index(&self) -> MutexGuard<'_, Index> {
         self.inner.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -313,10 +279,9 @@ impl Copies {
         self.count(|counts| counts.failures += 1);
         let now = self.inner.clock.monotonic();
         let mut health = self.health();
-        let why = error.source.as_deref().map(ToString::to_string).unwrap_or_default();
-        if now >= health.rests_until && health.logged.as_ref() != Some(&why) {
+        if now >= health.rests_until {
+            let why = error.source.as_deref().map(ToString::to_string).unwrap_or_default();
             tracing::warn!(store = %self.inner.store, %error, why, "the fast store failed; it is not used for {REST:?}, then tried again");
-            health.logged = Some(why);
         }
         health.rests_until = now + REST;
     }
@@ -334,8 +299,7 @@ impl Copies {
         done.map_err(|elapsed| Error::because(Kind::Unavailable, action, store, elapsed))?
     }
 
-    /// Takes in the copies that earlier processes left, and removes everything else below [`COPIES`]
-    /// and all that exceeds the quota.
+    /// Takes in copies of earlier processes, and removes all else below [`COPIES`] and above the quota.
     pub(super) async fn find_copies(&self) {
         let mut useless = Vec::new();
         let below = Prefix::new(COPIES).expect("the name of the folder is a key");
@@ -435,12 +399,12 @@ impl Copies {
 
 impl PendingCopy {
     /// The object.
-    pub fn key(&self) -> &Key {
+    pub(super) fn key(&self) -> &Key {
         &self.key
     }
 
     /// Writes the copy, if there is room. `body` is all of the object.
-    pub async fn fill(mut self, body: Bytes) {
+    pub(super) async fn fill(mut self, body: Bytes) {
         let Self { copies, key, is_settled } = &mut self;
         let Some(name) = name_of(key) else { return };
         if !copies.is_rested() || !copies.make_room(key, body.len() as u64).await {
@@ -461,7 +425,6 @@ impl PendingCopy {
         let is_served = copies.index().written(key, copies.inner.clock.monotonic());
         if is_served {
             copies.count(|counts| counts.made += 1);
-            copies.health().logged = None;
         } else {
             copies.remove_stale(key);
         }

@@ -55,13 +55,13 @@ async fn an_offered_object_is_read_also_after_a_restart() {
 #[tokio::test]
 async fn a_copy_that_is_begun_and_not_filled_is_none() {
     let (copies, a) = (opened(&memory(), 100).await, key("a"));
-    let pending = copies.begin(&a, 1).unwrap();
-    assert!(copies.begin(&a, 1).is_none() && copies.knows(&a));
+    let pending = copies.begin(&a, 1, false).unwrap();
+    assert!(copies.begin(&a, 1, false).is_none() && copies.index().knows(&a));
     drop(pending);
-    assert!(!copies.knows(&a));
+    assert!(!copies.index().knows(&a));
     // Invalidated or deleted before it is filled.
     for invalidate in [true, false] {
-        let pending = copies.begin(&a, 1).unwrap();
+        let pending = copies.begin(&a, 1, false).unwrap();
         match invalidate {
             true => copies.invalidate(&a),
             false => copies.remove(&a).await,
@@ -104,7 +104,7 @@ async fn copies_never_exceed_the_quota() {
         let key = key(&format!("{}/{number}", number % 3));
         match random.u64() % 8 {
             0 => copies.invalidate(&key),
-            1 => copies.keep(vec![Prefix::new((random.u64() % 3).to_string()).unwrap()]),
+            1 => copies.index().keep(vec![Prefix::new((random.u64() % 3).to_string()).unwrap()]),
             2 => clock.advance(KEPT / 4),
             3 | 4 => drop(read(&copies, &key, 0, 1).await),
             _ => copies.offer(&key, vec![number as u8; 50 + number as usize].into()),
@@ -126,33 +126,4 @@ async fn copies_never_exceed_the_quota() {
     assert_eq!(stored().await, copies.counts().used);
     let counts = copies.counts();
     assert!(counts.made > 100 && counts.failures > 10, "{counts:?}");
-}
-
-#[test]
-fn each_copy_is_removed_by_one_task_and_counts_until_then() {
-    let mut index = Index::new(300);
-    let [a, b, c, d] = ["a", "b", "c", "d"].map(key);
-    let now = Duration::from_secs(1);
-    let name = |key: &Key| name_of(key).unwrap();
-    for key in [&a, &b] {
-        assert!(index.begin(key, name(key), false));
-        assert_eq!(index.reserve(key, 150, now), Some(Vec::new()));
-        assert!(index.written(key, now));
-    }
-    let later = now + KEPT;
-    assert!(index.begin(&c, name(&c), false) && index.begin(&d, name(&d), false));
-    assert_eq!(index.reserve(&c, 100, later), Some(vec![a.clone()]));
-    // That of the other task is still there, so this one has to remove more itself.
-    assert_eq!(index.reserve(&d, 100, later), None, "there are 400 bytes, and 150 may go");
-    assert!(!index.claim(&a), "somebody removes it");
-    index.removed(&a);
-    assert_eq!(index.used(), 250);
-    assert_eq!(index.reserve(&d, 100, later), Some(vec![b.clone()]));
-    assert!(!index.begin(&d, name(&d), false));
-    index.unclaim(&b);
-    index.abandon(&d);
-    assert_eq!(index.used(), 250);
-    assert!(index.claim(&b));
-    index.removed(&b);
-    assert_eq!(index.used(), 100);
 }

@@ -38,20 +38,6 @@ async fn an_invalidated_copy_is_read_no_more_and_made_anew() {
 }
 
 #[tokio::test]
-async fn an_invalidated_copy_that_cannot_be_removed_is_not_read() {
-    let rig = rig(1000).await;
-    let key = rig.copied().await;
-    rig.replace(&key, vec![7; 100]).await;
-    rig.faults.script("delete", [Some(Fault::Before(Kind::Unavailable))]);
-    rig.tier.invalidate(&key);
-    rig.tier.quiet().await;
-    for _ in 0..3 {
-        assert_eq!(rig.read(&key).await.unwrap(), vec![1; 10]);
-        rig.rest();
-    }
-}
-
-#[tokio::test]
 async fn a_copy_that_is_cut_off_is_replaced_also_after_a_restart() {
     let mut rig = rig(1000).await;
     let key = rig.copied().await;

@@ -39,7 +39,7 @@ async fn read(tier: &TierStore, key: &Key) {
 }
 
 fn is_there(tier: &TierStore, keys: &[Key]) -> Vec<bool> {
-    keys.iter().map(|key| tier.tier.copies.has(key)).collect()
+    keys.iter().map(|key| tier.tier.copies.index().has(key)).collect()
 }
 
 #[tokio::test]
@@ -85,7 +85,7 @@ async fn prefetched_copies_take_free_room_only() {
     tier.delete(&keys[2]).await.unwrap();
     tier.read_one(&other[0], ByteRange::exact(0, 20).unwrap()).await.unwrap();
     go_on().await;
-    assert!(!tier.tier.copies.has(&other[1]));
+    assert!(!tier.tier.copies.index().has(&other[1]));
 }
 
 #[tokio::test]

@@ -5,7 +5,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use dl_runtime::{Deadline, blocking};
 
-use super::slow::go_on;
 use super::*;
 
 /// Tries that together would take all places of the process.
@@ -91,20 +90,6 @@ impl Store for Hung {
     }
 }
 
-/// A tier over it, which is not looked at before it can hang.
-struct Scene {
-    fast: Arc<Hung>,
-    clock: Arc<ManualClock>,
-    make: Box<dyn FnOnce() -> TierStore>,
-}
-
-fn scene() -> Scene {
-    let (fast, clock) = (Hung::new(memory()), Arc::new(ManualClock::new(UNIX_EPOCH)));
-    let (below, time) = (Arc::clone(&fast), Arc::<ManualClock>::clone(&clock));
-    let make = Box::new(move || TierStore::new(memory(), below, 1000, time));
-    Scene { fast, clock, make }
-}
-
 /// Whether somebody else's work is done, by the clock of the machine.
 async fn others_go_on() -> bool {
     let clock = SystemClock::new();
@@ -114,8 +99,9 @@ async fn others_go_on() -> bool {
 
 #[tokio::test]
 async fn reads_that_hang_hold_up_no_others_and_copies_are_used_later() {
-    let Scene { fast, clock, make } = scene();
-    let (tier, [key]) = (make(), keys(["a"]));
+    let (fast, clock) = (Hung::new(memory()), Arc::new(ManualClock::new(UNIX_EPOCH)));
+    let (below, time) = (Arc::clone(&fast), Arc::<ManualClock>::clone(&clock));
+    let (tier, [key]) = (TierStore::new(memory(), below, 1000, time), keys(["a"]));
     tier.quiet().await;
     let range = ByteRange::exact(0, 4).unwrap();
     tier.create(&key, "body".into()).await.unwrap();
@@ -135,28 +121,4 @@ async fn reads_that_hang_hold_up_no_others_and_copies_are_used_later() {
     drop(held);
     assert_eq!(tier.read_one(&key, range).await.unwrap(), "body");
     assert_eq!(tier.counts().hits, 1);
-}
-
-#[tokio::test]
-async fn a_store_that_hangs_from_the_start_is_used_when_it_is_back() {
-    let Scene { fast, clock, make } = scene();
-    let held = fast.hang();
-    let (tier, [key]) = (make(), keys(["a"]));
-    let range = ByteRange::exact(0, 4).unwrap();
-    tier.create(&key, "body".into()).await.unwrap();
-    for failures in 1..=TRIES {
-        go_on().await;
-        clock.advance(WRITE_TIMEOUT);
-        tier.quiet().await;
-        assert_eq!(tier.counts().failures, failures);
-        clock.advance(REST);
-        assert_eq!(tier.read_one(&key, range).await.unwrap(), "body");
-    }
-    assert!(others_go_on().await);
-    *fast.held.lock().unwrap() = None;
-    drop(held);
-    tier.quiet().await;
-    tier.read_one(&key, range).await.unwrap();
-    tier.quiet().await;
-    assert_eq!((tier.counts().made, tier.counts().failures), (1, TRIES));
 }
