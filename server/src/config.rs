@@ -22,7 +22,9 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// The DIESEL server: stores datasets of millions of small files and serves them to training jobs.
 ///
 /// With no flags it keeps everything under ./diesel-data and listens on 127.0.0.1:7420.
-#[derive(Debug, Clone, Default, Parser)]
+#[derive(Debug, Clone, Default, Parser, Deserialize)]
+// The keys of the file are the flags with underscores.
+#[serde(deny_unknown_fields, default)]
 #[command(name = "dlserver", version, max_term_width = 100)]
 // A value may hold a password, and is not for whoever reads the help.
 #[command(mut_args(|flag| flag.hide_env_values(true)))]
@@ -30,6 +32,7 @@ pub struct Flags {
     /// Read settings from this TOML file, or etcd://HOST:PORT/KEY; flags and variables override
     /// them, and what is in its table [live] counts as soon as it changes
     #[arg(long, value_name = "FILE", env = "DIESEL_CONFIG")]
+    #[serde(skip)]
     pub config: Option<String>,
     /// Answer gRPC here: IP:PORT, localhost:PORT, or :PORT for all interfaces [default:
     /// 127.0.0.1:7420]; port 0 takes a free one
@@ -88,6 +91,8 @@ pub struct Flags {
     /// Log JSON, one object a line
     #[arg(long, env = "DIESEL_LOG_JSON")]
     pub log_json: bool,
+    #[arg(skip)]
+    live: LiveTable,
 }
 
 /// Why flags can't be, without a login that may stand in one or in a variable.
@@ -100,31 +105,6 @@ pub fn without_logins(mut error: clap::Error) -> clap::Error {
         error.insert(kind, ContextValue::String(text));
     }
     error
-}
-
-/// The file's keys: the flags with underscores.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct File {
-    listen: Option<String>,
-    http: Option<String>,
-    users: Option<String>,
-    tls_cert: Option<PathBuf>,
-    tls_key: Option<PathBuf>,
-    tls_client_ca: Option<PathBuf>,
-    data: Option<PathBuf>,
-    meta: Option<String>,
-    store: Option<String>,
-    scratch: Option<PathBuf>,
-    fast_store: Option<String>,
-    fast_store_quota: Option<String>,
-    without_keys: Option<bool>,
-    write_memory: Option<String>,
-    read_memory: Option<String>,
-    grace: Option<String>,
-    log: Option<String>,
-    log_json: Option<bool>,
-    live: LiveTable,
 }
 
 /// The keys of the table `[live]`.
@@ -234,7 +214,7 @@ impl Config {
     /// # Errors
     /// The first setting that can't be.
     pub fn load(flags: Flags, text: Option<&str>) -> Result<Self, ConfigError> {
-        let file = text.map_or(Ok(File::default()), file)?;
+        let file = text.map_or(Ok(Flags::default()), file)?;
         let data = flags.data.or(file.data).unwrap_or_else(|| PathBuf::from("diesel-data"));
         let Some(under_data) = data.to_str() else {
             let problem = "give a folder whose name is UTF-8";
@@ -248,7 +228,7 @@ impl Config {
                        all interfaces";
         let listen = socket("listen", &listen, problem)?;
         let http = http(flags.http.or(file.http))?;
-        let without_keys = flags.without_keys || file.without_keys.unwrap_or(false);
+        let without_keys = flags.without_keys || file.without_keys;
         let users = users(flags.users.or(file.users), without_keys, listen)?;
         let tls = tls(
             flags.tls_cert.or(file.tls_cert),
@@ -290,7 +270,7 @@ impl Config {
             limits,
             grace,
             log: flags.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
-            log_json: flags.log_json || file.log_json.unwrap_or(false),
+            log_json: flags.log_json || file.log_json,
         })
     }
 
@@ -389,7 +369,7 @@ pub fn live(text: &str) -> Result<Live, ConfigError> {
     })
 }
 
-fn file(text: &str) -> Result<File, ConfigError> {
+fn file(text: &str) -> Result<Flags, ConfigError> {
     toml::from_str(text).map_err(|error: toml::de::Error| {
         let start = error.span().map_or(0, |span| span.start);
         let before = text.get(..start).unwrap_or(text);

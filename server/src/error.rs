@@ -86,12 +86,36 @@ impl Error {
     }
 }
 
-/// Results of the stores as results of requests; the action that failed, and its object.
+/// The result of a read; none where the object is missing.
+pub(crate) fn if_found<T>(
+    read: Result<T, dl_store::Error>,
+    action: &'static str,
+    what: impl Display,
+) -> Result<Option<T>, Error> {
+    match read {
+        Err(error) if error.kind == dl_store::Kind::Missing => Ok(None),
+        read => read.storing(action, what).map(Some),
+    }
+}
+
+/// Whether a create made its object; false where the object was there.
+pub(crate) fn is_created(
+    created: Result<(), dl_store::Error>,
+    action: &'static str,
+    what: impl Display,
+) -> Result<bool, Error> {
+    match created {
+        Err(error) if error.kind == dl_store::Kind::Exists => Ok(false),
+        created => created.storing(action, what).map(|()| true),
+    }
+}
+
+/// Results of the stores as results of requests, with the action that failed and its object.
 pub(crate) trait Doing<T> {
-    /// Of the chunk store.
+    /// The result of the chunk store.
     fn storing(self, action: &'static str, what: impl Display) -> Result<T, Error>;
 
-    /// Of the metadata store.
+    /// The result of the metadata store.
     fn doing(self, action: &'static str, what: impl Display) -> Result<T, Error>;
 }
 
@@ -118,8 +142,7 @@ fn kind_for(kind: storage::Kind) -> Kind {
     }
 }
 
-/// An error and all its causes, on one line; a cause that only says again what was being done to
-/// what, as each layer does, is left out.
+/// An error and all its causes on one line, without causes that only repeat the action and object.
 pub(crate) fn causes(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut told = ends(&text).map(owned);

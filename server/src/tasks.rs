@@ -27,8 +27,7 @@ const DEAD_AFTER: Duration = Duration::from_secs(15);
 /// How long a version stays after the last heartbeat. A lease is renewed when half of that is left.
 const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Of the patience of a server, the part that a member waits for a snapshot to be built: less than its client
-/// waits for an answer.
+/// The part of a server's patience that a member waits for a snapshot, so that the client hears the end.
 const BUILD_WAIT_PART: u32 = 3;
 
 const ACTION: &str = "join task";

@@ -12,15 +12,13 @@ use std::time::Duration;
 use dl_proto::Kind;
 use futures::{Stream, StreamExt, stream};
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 use tonic::{Response, Status};
 
 use crate::answers::reservation::Reservation;
 use crate::error::Error;
 use crate::shared::parts::Parts;
 
-/// An answer waits so long for its first message, and is sent together with the message: the client
-/// wakes up once.
+/// Most time that an answer waits for its first message, to be sent together with the message.
 const TOGETHER: Duration = Duration::from_millis(2);
 
 /// Most findings of long work in a message, and about how many bytes of them. A message has room for
@@ -108,8 +106,7 @@ pub(crate) fn in_messages<P>(
     messages
 }
 
-/// How many of the first findings fit into a message: at least a single finding, where there are any.
-/// `bytes` is the size of a finding.
+/// The number of first findings that fit into a message, at least 1; `bytes` is the size of a finding.
 pub(crate) fn told_together<T>(found: &[T], bytes: impl Fn(&T) -> usize) -> usize {
     let mut sum = 0usize;
     for (count, one) in found.iter().enumerate() {
@@ -128,10 +125,17 @@ pub(crate) async fn answer<T: Send + 'static, W: Send + 'static>(
     replies: mpsc::Receiver<Reply<T>>,
     to_wire: impl Fn(T) -> W + Send + 'static,
 ) -> Result<Response<Replies<W>>, Status> {
-    let state = Answer { work: Some(dl_runtime::spawn(work)), replies };
-    let messages = stream::unfold(state, |mut state| async move {
-        let message = state.next().await?;
-        Some((message, state))
+    let messages = stream::unfold(Some((dl_runtime::spawn(work), replies)), |state| async move {
+        let (work, mut replies) = state?;
+        let failure = match replies.recv().await {
+            Some(Reply::More(message)) => return Some((Ok(message), Some((work, replies)))),
+            Some(Reply::Last(message)) => return Some((Ok(message), None)),
+            None => match work.await {
+                Ok(ended) => ended.err()?,
+                Err(error) => Error::new(Kind::Internal, "answer", "the request", error),
+            },
+        };
+        Some((Err(Status::from(failure)), None))
     });
     let mut messages = Box::pin(messages.map(move |message| message.map(&to_wire)));
     let first = tokio::select! {
@@ -165,32 +169,6 @@ pub(crate) async fn answer_with<T: Send + 'static, W: Send + 'static>(
     let mut response = answer(parts, work, replies, to_wire).await?;
     response.extensions_mut().insert(memory);
     Ok(response)
-}
-
-struct Answer<T> {
-    /// None when the answer has ended.
-    work: Option<JoinHandle<Result<(), Error>>>,
-    replies: mpsc::Receiver<Reply<T>>,
-}
-
-impl<T> Answer<T> {
-    async fn next(&mut self) -> Option<Result<T, Status>> {
-        let work = self.work.as_mut()?;
-        let failure = match self.replies.recv().await {
-            Some(Reply::More(message)) => return Some(Ok(message)),
-            Some(Reply::Last(message)) => {
-                self.work = None;
-                return Some(Ok(message));
-            }
-            None => match work.await {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) => Some(error),
-                Err(error) => Some(Error::new(Kind::Internal, "answer", "the request", error)),
-            },
-        };
-        self.work = None;
-        failure.map(|error| Err(error.into()))
-    }
 }
 
 #[cfg(test)]

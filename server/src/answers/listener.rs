@@ -71,8 +71,7 @@ impl<'a, T> Listener<'a, T> {
         self.to.is_closed()
     }
 
-    /// Ends the work: fails when the last messages were not taken, so that no client takes the messages
-    /// before for the whole result.
+    /// Ends the work. Fails when the client did not take the last messages, as the result is not whole.
     pub(crate) fn end(&self) -> Result<(), Error> {
         if !self.is_deaf.load(Ordering::Relaxed) {
             return Ok(());

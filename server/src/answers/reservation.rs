@@ -12,15 +12,13 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::error::Error;
 use crate::shared::parts::{Budget, Parts};
 
-/// A request with more items, which libdiesel does not send, does not wait for memory: its items are in
-/// memory while it waits.
+/// A request with more items does not wait for memory, as its items are in memory meanwhile.
 const PATIENT_ITEMS: usize = 8_192;
 
 /// A request waits a part of patience for its items, and has a place of the server meanwhile.
 const WAIT_PART: u32 = 3;
 
-/// Belongs to the work on a request, to its answer, and to the pieces of the answer in buffers of the
-/// connection.
+/// Belongs to the work on a request, to the answer, and to unsent pieces of the answer.
 #[derive(Debug, Default)]
 pub(crate) struct Reservation(Mutex<Vec<OwnedSemaphorePermit>>);
 

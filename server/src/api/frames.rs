@@ -4,13 +4,12 @@
 //! Must hold: a single message at a time is under way, so that messages are made as the client takes
 //! them; frames come in the order of the messages.
 
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Poll, ready};
 
 use bytes::Bytes;
 use dl_proto::{PiecedReply, ReplyFrames};
-use futures::{Stream, StreamExt, stream};
+use futures::{StreamExt, stream};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use tonic::body::Body;
@@ -41,15 +40,25 @@ impl MessageFrames {
 /// The answer with empty messages; [`with_frames`] puts the real messages back.
 pub(crate) fn without_frames<R: PiecedReply>(answer: Response<Replies<R>>) -> Response<Replies<R>> {
     let frames_left = MessageFrames::default();
-    let mut answer = answer.map(|replies| -> Replies<R> {
-        Box::pin(EmptyReplies { replies, frames_left: frames_left.clone() })
+    let mut answer = answer.map(|mut replies| -> Replies<R> {
+        let frames_left = frames_left.clone();
+        Box::pin(stream::poll_fn(move |context| {
+            if frames_left.lock().is_some() {
+                // The body asks again when all frames were sent.
+                return Poll::Pending;
+            }
+            let reply = ready!(replies.poll_next_unpin(context));
+            Poll::Ready(reply.map(|reply| -> Result<R, Status> {
+                *frames_left.lock() = Some(ReplyFrames::new(reply?));
+                Ok(R::default())
+            }))
+        }))
     });
     answer.extensions_mut().insert(frames_left);
     answer
 }
 
-/// An answer from [`without_frames`], with the frames of the real messages. Other answers stay as they
-/// are.
+/// An answer from [`without_frames`] with the frames of the real messages; other answers unchanged.
 pub(crate) fn with_frames(
     mut response: tonic::codegen::http::Response<Body>,
 ) -> tonic::codegen::http::Response<Body> {
@@ -79,26 +88,5 @@ async fn next(
             Ok(frame) if frame.is_data() => {}
             other => return Some(other),
         }
-    }
-}
-
-struct EmptyReplies<R> {
-    replies: Replies<R>,
-    frames_left: MessageFrames,
-}
-
-impl<R: PiecedReply> Stream for EmptyReplies<R> {
-    type Item = Result<R, Status>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.frames_left.lock().is_some() {
-            // The body asks again when all frames were sent.
-            return Poll::Pending;
-        }
-        let reply = ready!(self.replies.poll_next_unpin(context));
-        Poll::Ready(reply.map(|reply| {
-            *self.frames_left.lock() = Some(ReplyFrames::new(reply?));
-            Ok(R::default())
-        }))
     }
 }

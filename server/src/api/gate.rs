@@ -59,8 +59,7 @@ impl Admitted {
         })
     }
 
-    /// Checks a request that names a dataset, or what it would have: that depends on the name
-    /// alone. `action` as in "delete dataset".
+    /// Checks a request by the name of its dataset alone. `action` as in "delete dataset".
     pub(crate) fn named(&self, action: &'static str, name: &DatasetName) -> Result<(), Error> {
         if self.caller.may(self.role(), name) {
             Ok(())

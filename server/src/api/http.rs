@@ -41,8 +41,7 @@ use crate::shared::parts::{Parts, key};
 /// How long each store may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// An answer of the stores holds for so long, so that many clients are no load. Clients that come while
-/// the stores are asked wait for the same answer.
+/// Time for which an answer of the stores holds, so that many clients are no load.
 const HOLDS: Duration = Duration::from_secs(1);
 
 /// Most time for a connection, which is for a single request.

@@ -61,8 +61,7 @@ const LISTING_BYTES: u32 = 32 << 20;
 /// Least length of the buffer for an object: below this length, sizes don't matter.
 const BUFFER_LENGTH_MIN: usize = 64 << 10;
 
-/// Least memory for an object: its connection may send other bytes meanwhile, and a message is received
-/// beside the object.
+/// Least memory for an object, as a message is received beside the object.
 const ROOM_MIN: u64 = 512 << 10;
 /// Memory for a chunk in a tombstone, beside its entries, in bytes.
 const DELETION_ROOM: u64 = 256;
@@ -70,8 +69,7 @@ const DELETION_ROOM: u64 = 256;
 /// A put looks up the record of its dataset again when the chunk took longer to come.
 const RECORD_FRESH: Duration = Duration::from_secs(5);
 
-/// A chunk waits a part of patience for memory: less than its client waits for an answer, so that the
-/// client hears the reason.
+/// A chunk waits for memory for a part of patience, so that the waiting client hears the reason.
 const WRITE_WAIT_PART: u32 = 3;
 
 /// Answers requests out of its parts; keeps nothing else.
@@ -312,7 +310,8 @@ impl Diesel for Service {
         let commit = async move {
             // As for a chunk: until the commit has ended.
             let _room = room;
-            commit::delete(&parts, &request).await
+            let DeleteRequest { dataset, tombstone, deletions } = request;
+            commit::put_tombstone(&parts, dataset, tombstone, &deletions).await
         };
         let stamp = whole(commit).await?;
         Ok(Response::new(pb::DeleteReply { stamp: stamp.get() }))

@@ -9,7 +9,7 @@ use std::time::Duration;
 use dl_format::{ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp, Version};
 use dl_meta::{DatasetInfo, DatasetRecord, DatasetState, Outline, Refusal};
 use dl_proto::{Counts, Dataset, DeletedDataset, Kind, Listed, Role, UnreadName};
-use dl_runtime::{Deadline, blocking};
+use dl_runtime::Deadline;
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::auth::Caller;
@@ -179,15 +179,10 @@ pub(crate) async fn list(
         let found = parts.meta.record_named(&name).await.doing("find dataset", &name)?;
         found.map(Some).ok_or_else(|| lost(&name))
     });
-    let mut looked_at = std::pin::pin!(looked_at.buffered(LOOKED_AT_ONCE));
-    let mut made_since: Vec<DatasetRecord> = Vec::new();
-    while let Some(made) = looked_at.try_next().await? {
-        made_since.extend(made);
-    }
-    if !made_since.is_empty() {
-        found.append(&mut made_since);
-        found.sort_by(|a, b| a.name.cmp(&b.name));
-    }
+    let looked_at: Vec<Option<DatasetRecord>> =
+        looked_at.buffered(LOOKED_AT_ONCE).try_collect().await?;
+    found.extend(looked_at.into_iter().flatten());
+    found.sort_by(|a, b| a.name.cmp(&b.name));
     let known: HashSet<&DatasetName> = found.iter().map(|record| &record.name).collect();
     let mut unread = Vec::new();
     for (name, error) in &names.unread {
@@ -216,12 +211,7 @@ async fn row(
         described => return described,
     };
     tracing::error!(name = %record.name, error = damaged, "a dataset can't be counted");
-    let outline = match detail {
-        Detail::Counts => describe(parts, record.clone(), Detail::Outline).await.ok().flatten(),
-        Detail::Record | Detail::Outline => None,
-    };
-    let dataset = outline.unwrap_or_else(|| bare(record));
-    Ok(Some(Dataset { counts: Counts::Unknown(damaged), ..dataset }))
+    Ok(Some(Dataset { counts: Counts::Unknown(damaged), ..bare(record) }))
 }
 
 /// The dataset of a name, made when there is none.
@@ -316,11 +306,8 @@ async fn write_name(
     generation: u32,
     shape: ChunkShape,
 ) -> Result<bool, Error> {
-    let room = parts.room.clone();
-    let taken = blocking::run(move || room.take(0)).await;
-    taken
-        .map_err(|error| Error::new(Kind::Unavailable, CREATE, name, error))?
-        .map_err(|full| Error::new(Kind::Full, CREATE, name, full))?;
+    let taken = parts.room.reserve(0, CREATE, name).await?;
+    taken.map_err(|full| Error::new(Kind::Full, CREATE, name, full))?;
     let mut id = [0; 16];
     parts.random.fill(&mut id);
     let record = NameRecord {
@@ -532,13 +519,12 @@ async fn describe(
         return Ok(Some(dataset));
     }
     let id = record.id;
-    let failed = |error| Error::meta("describe dataset", id, error);
     let (record, objects, version, counts) = if detail == Detail::Outline {
-        let outline = parts.meta.outline(id).await.map_err(failed)?;
+        let outline = parts.meta.outline(id).await.doing("describe dataset", id)?;
         let Some(Outline { record, objects, version }) = outline else { return Ok(None) };
         (record, objects, version, Counts::Unasked)
     } else {
-        let info = parts.meta.dataset(id).await.map_err(failed)?;
+        let info = parts.meta.dataset(id).await.doing("describe dataset", id)?;
         let Some(DatasetInfo { record, objects, version, files, bytes, .. }) = info else {
             return Ok(None);
         };

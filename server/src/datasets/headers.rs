@@ -15,13 +15,12 @@ pub(crate) const FIRST_READ: u64 = 64 << 10;
 
 /// Reads and checks the header of one object.
 pub(crate) async fn read_header(parts: &Parts, key: &Key) -> Result<Header, Error> {
-    let failed = |error| Error::store("read header", key, error);
     let range = ByteRange::up_to(FIRST_READ).expect("more than nothing");
-    let mut head = parts.store.read_one(key, range).await.map_err(failed)?;
+    let mut head = parts.store.read_one(key, range).await.storing("read header", key)?;
     if let Some(length) = longer(&head) {
         // From its beginning: so it is the object that is read, and not a copy of it.
         let range = ByteRange::up_to(length).expect("more than nothing");
-        head = parts.store.read_one(key, range).await.map_err(failed)?;
+        head = parts.store.read_one(key, range).await.storing("read header", key)?;
     }
     decode(key, &head)
 }
@@ -36,7 +35,7 @@ pub(crate) async fn read_headers(
     let wanted: Vec<_> = keys.iter().map(|key| ObjectRange { key: key.clone(), range }).collect();
     let heads = parts.store.read(&wanted).await;
     let header = |(head, key): (Result<Bytes, _>, &Key)| {
-        let head = head.doing("read header", key)?;
+        let head = head.storing("read header", key)?;
         match longer(&head) {
             Some(length) => Ok(Err(length)),
             None => decode(key, &head).map(Ok),

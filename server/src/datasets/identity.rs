@@ -13,7 +13,7 @@ use dl_runtime::Deadline;
 use dl_store::StoreExt;
 
 use crate::datasets::names;
-use crate::error::{Doing, Error};
+use crate::error::{Doing, Error, is_created};
 use crate::shared::parts::{Parts, key};
 
 /// Time for which the identity of the chunk store is not read again.
@@ -145,8 +145,7 @@ async fn is_indexed(parts: &Parts) -> Result<bool, Error> {
     }
 }
 
-/// The repeated comparison of the metadata's identity with that of the chunk store. Another server may change
-/// either.
+/// The repeated comparison of the two identities, which other servers may change.
 #[derive(Debug, Default)]
 pub(crate) struct Tie {
     /// The identity of the chunk store, and the time of its reading.
@@ -243,11 +242,11 @@ fn drawn(parts: &Parts) -> StoreId {
 /// Writes the identity object; gives the stored identity, which another server may have written.
 async fn create(parts: &Parts, store: StoreId) -> Result<StoreId, Error> {
     let record = IdentityRecord { store };
-    match parts.store.create(&key(IDENTITY_KEY.to_owned()), record.encode().into()).await {
-        // Of two servers that a store with two-step creates took it from, the last one holds.
-        Ok(()) => parts.clock.sleep(parts.limits.settle).await,
-        Err(error) if error.kind == dl_store::Kind::Exists => {}
-        Err(error) => return Err(Error::store("open chunk store", &parts.store, error)),
+    let identity = key(IDENTITY_KEY.to_owned());
+    let created = parts.store.create(&identity, record.encode().into()).await;
+    if is_created(created, "open chunk store", &parts.store)? {
+        // A store with two-step creates may take the object from two servers; the last write holds.
+        parts.clock.sleep(parts.limits.settle).await;
     }
     of_store(parts).await?.ok_or_else(|| {
         let why = format!("its object `{IDENTITY_KEY}` was written, and is not there");

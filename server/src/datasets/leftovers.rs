@@ -23,8 +23,7 @@ use crate::shared::parts::{Parts, prefix};
 /// Deleted datasets in work in parallel.
 const DATASETS_AT_ONCE: usize = 8;
 
-/// Objects removed in parallel by a server. In a folder each removal takes a thread for blocking work, and
-/// reads and puts need such threads as well.
+/// Objects removed in parallel by a server; in a folder each takes a thread from reads and puts.
 const REMOVALS_AT_ONCE: usize = blocking::AT_ONCE / 2;
 
 /// Consecutive failures after which the rest of a dataset is left for later: the store is at fault.
@@ -80,8 +79,7 @@ impl Leftovers {
         DeletedDataset { removed, more_left }
     }
 
-    /// Removes the objects of datasets with deleted names; gives their number, or the first
-    /// error, after the work on all of them.
+    /// Removes the objects of datasets with deleted names. Gives their number, or the first error.
     pub(crate) async fn sweep_deleted(&self, parts: &Parts, past: Past) -> Result<u64, Error> {
         let mut deleted = names::deleted(parts, past).await?.found;
         if !deleted.is_empty() {
@@ -116,12 +114,11 @@ impl Leftovers {
     /// Removes the objects of a dataset without a name, and counts them.
     async fn sweep(&self, parts: &Parts, id: DatasetId, removed: &mut u64) -> Result<(), Error> {
         let objects = prefix(dataset_prefix(id));
-        let failed = |error| Error::store(ACTION, id, error);
         let removals = parts.store.list(&objects).map(|object| async move {
             let _place = self.room.acquire().await.expect("the semaphore is never closed");
             parts.settings.refuse_read_only(ACTION, id)?;
-            let object = object.map_err(failed)?;
-            parts.store.delete(&object.key).await.map_err(failed)?;
+            let object = object.storing(ACTION, id)?;
+            parts.store.delete(&object.key).await.storing(ACTION, id)?;
             Ok(u64::from(parse_snapshot_key(object.key.as_str()).is_none()))
         });
         let mut removals = std::pin::pin!(removals.buffer_unordered(REMOVALS_AT_ONCE));

@@ -19,7 +19,7 @@ use dl_runtime::Deadline;
 use dl_store::{Prefix, StoreExt};
 use futures::{StreamExt, TryStreamExt, stream};
 
-use crate::error::{Doing, Error};
+use crate::error::{Doing, Error, is_created};
 use crate::shared::parts::{Parts, key, prefix};
 pub(crate) use crate::shared::roll::{Named, Names};
 
@@ -174,7 +174,7 @@ pub(crate) async fn has_objects(
     let objects = prefix(dataset_prefix(id));
     let mut objects = parts.store.list(&objects);
     loop {
-        let next = objects.try_next().await.doing("list the objects of dataset", &what)?;
+        let next = objects.try_next().await.storing("list the objects of dataset", &what)?;
         match next {
             Some(object) if parse_snapshot_key(object.key.as_str()).is_some() => {}
             next => return Ok(next.is_some()),
@@ -195,8 +195,7 @@ pub(crate) struct Deleted {
 #[derive(Debug, Default)]
 pub(crate) struct Deletions {
     pub(crate) found: Vec<Deleted>,
-    /// Names used more than once, each with the newest generation: datasets of earlier generations are deleted,
-    /// also where a generation can't be read.
+    /// Names used more than once, each with the newest generation, whose predecessors are deleted.
     pub(crate) used_again: Vec<(DatasetName, u32)>,
 }
 
@@ -206,8 +205,7 @@ pub(crate) enum Past {
     /// Deletions not tidied up yet, also of names used again. Costs a listing, and a reading
     /// for each name with several generations: a name with a single generation has no past.
     Untidied,
-    /// Also deletions already tidied up, with a reading for each name: a server may have written an object
-    /// later, and died.
+    /// Also deletions already tidied up: a server may have written an object later, and died.
     All,
 }
 
@@ -286,7 +284,7 @@ impl Deleted {
             // In order: as long as a generation is left, the deletion is found again.
             for generation in &self.spent {
                 let object = key(name_key(&self.name, *generation));
-                parts.store.delete(&object).await.doing("remove a name of", &self.name)?;
+                parts.store.delete(&object).await.storing("remove a name of", &self.name)?;
             }
         }
         Ok(())
@@ -301,11 +299,8 @@ pub(crate) async fn create(
     record: &NameRecord,
 ) -> Result<bool, Error> {
     let object = key(name_key(name, generation));
-    match parts.store.create(&object, record.encode().into()).await {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind == dl_store::Kind::Exists => Ok(false),
-        Err(error) => Err(Error::store("write the name of dataset", name, error)),
-    }
+    let created = parts.store.create(&object, record.encode().into()).await;
+    is_created(created, "write the name of dataset", name)
 }
 
 /// A generation after its creation has settled: a store with two-step creates may take a generation from two
@@ -325,23 +320,20 @@ pub(crate) async fn settle(
     name: &DatasetName,
     generation: u32,
 ) -> Result<(), Error> {
-    parts
-        .store
-        .settle(&[key(name_key(name, generation))])
-        .await
-        .doing("settle the name of dataset", name)
+    let object = key(name_key(name, generation));
+    parts.store.settle(&[object]).await.storing("settle the name of dataset", name)
 }
 
 /// Names and generations, in order.
 async fn list(parts: &Parts, prefix: &Prefix) -> Result<Vec<(DatasetName, u32)>, Error> {
-    let objects = parts.store.list_sorted(prefix).await.doing("list the names of", "datasets")?;
+    let objects = parts.store.list_sorted(prefix).await.storing("list the names of", "datasets")?;
     let generations = objects.iter().filter_map(|object| parse_name_key(object.key.as_str()));
     Ok(generations.collect())
 }
 
 async fn read(parts: &Parts, name: &DatasetName, generation: u32) -> Result<Named, Error> {
     let object = key(name_key(name, generation));
-    let bytes = parts.store.read_all(&object).await.doing(READ, name)?;
+    let bytes = parts.store.read_all(&object).await.storing(READ, name)?;
     let record = NameRecord::decode(&bytes).map_err(|error| {
         let unless = if error.is_unsupported() { "if no newer version wrote it, " } else { "" };
         let why = format!(
@@ -353,9 +345,8 @@ async fn read(parts: &Parts, name: &DatasetName, generation: u32) -> Result<Name
     Ok(Named { generation, record })
 }
 
-/// The nearest of `names` to a typed name: at most a third of the letters differ, or a letter where the names
-/// begin alike, or the typed name, of three letters at least, is the beginning. Of several such names, the
-/// name with the longest common beginning.
+/// The nearest of `names` to a typed name: a third of the letters may differ, or the end is missing. Of
+/// several such names, the name with the longest common beginning.
 pub(crate) fn nearest<'a>(
     typed: &DatasetName,
     names: impl Iterator<Item = &'a DatasetName>,

@@ -22,8 +22,7 @@ const BLOCK_MIN: u64 = 4 << 10;
 /// How much of what is partitioned is in memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
-    /// Bytes of all partitions together that are not written yet; where all of it is no more, it
-    /// is one partition.
+    /// Unwritten bytes of all partitions; data of no more bytes is a single partition.
     pub(crate) memory: u64,
     /// Bytes of one partition, which are worked on in memory.
     pub(crate) partition: u64,

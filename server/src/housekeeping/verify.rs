@@ -171,9 +171,9 @@ impl Verify<'_> {
         self.tell().await
     }
 
-    fn doubt(&mut self, doubt: Doubt) {
+    fn doubt(&mut self, problem: String, holder: Option<ChunkId>, remedy: Remedy) {
         if self.doubted.len() < DOUBTED_MAX {
-            self.doubted.push(doubt);
+            self.doubted.push(Doubt { problem, holder, remedy });
         } else {
             self.uncompared += 1;
         }
@@ -262,26 +262,23 @@ impl Verify<'_> {
                          get it before, and put it again: elsewhere, if the file is to stay",
                         self.name()
                     );
-                    self.doubt(Doubt { problem, holder: None, remedy: Remedy::Other(remedy) });
+                    self.doubt(problem, None, Remedy::Other(remedy));
                 }
                 (Some(expected), Found::Missing) => {
                     let chunk = expected.holder.chunk;
                     let problem = format!("{path} of chunk {chunk} is not in the metadata");
                     self.missing += 1;
-                    let remedy = Remedy::PutAgain(path);
-                    self.doubt(Doubt { problem, holder: None, remedy });
+                    self.doubt(problem, None, Remedy::PutAgain(path));
                 }
                 (Some(_), Found::File(found)) => {
                     let chunk = found.holder.chunk;
                     let problem =
                         format!("{path}: the metadata has another version, of chunk {chunk}");
-                    let (holder, remedy) = (Some(chunk), Remedy::Rebuild);
-                    self.doubt(Doubt { problem, holder, remedy });
+                    self.doubt(problem, Some(chunk), Remedy::Rebuild);
                 }
                 (None, Found::File(found)) => {
                     let problem = format!("{path} is deleted, and the metadata still has it");
-                    let holder = Some(found.holder.chunk);
-                    self.doubt(Doubt { problem, holder, remedy: Remedy::Rebuild });
+                    self.doubt(problem, Some(found.holder.chunk), Remedy::Rebuild);
                 }
             }
         }
@@ -328,7 +325,7 @@ impl Verify<'_> {
                 let body = parts.store.read_all(&key).await;
                 let damaged = body.map(|body| Damaged::of(&body));
                 drop(room);
-                let damaged = damaged.doing("read object", &key);
+                let damaged = damaged.storing("read object", &key);
                 Ok::<_, Error>((object, damaged))
             })
             .buffered(OBJECTS_AT_ONCE);

@@ -74,6 +74,21 @@ impl Timer {
     }
 }
 
+/// Measures a call. `is_failure` tells failures from errors that are answers.
+pub(crate) async fn timed<T, E>(
+    operation: &Arc<Operation>,
+    clock: &Arc<dyn Clock>,
+    call: impl Future<Output = Result<T, E>>,
+    is_failure: impl FnOnce(&E) -> bool,
+) -> Result<T, E> {
+    let timer = Timer::start(operation, clock);
+    let result = call.await;
+    if result.as_ref().is_err_and(is_failure) {
+        timer.failed();
+    }
+    result
+}
+
 impl Drop for Timer {
     fn drop(&mut self) {
         self.operation.took.add(self.clock.monotonic().saturating_sub(self.began));

@@ -15,7 +15,7 @@ use dl_meta::{
 };
 use dl_runtime::Clock;
 
-use super::histogram::{Operation, Timer};
+use super::histogram::{Operation, timed};
 
 /// What a [`MeteredMeta`] has seen: the names of its operations, as many as there are.
 #[derive(Debug, Default)]
@@ -71,14 +71,8 @@ impl MeteredMeta {
         operation: &Arc<Operation>,
         call: impl Future<Output = Result<T, Error>> + Send,
     ) -> Result<T, Error> {
-        let timer = Timer::start(operation, &self.clock);
-        let result = call.await;
-        // That something is there, or isn't, is an answer.
-        let failed = |error: &Error| !matches!(error.kind, Kind::Missing | Kind::Conflict);
-        if result.as_ref().is_err_and(failed) {
-            timer.failed();
-        }
-        result
+        let is_failure = |error: &Error| !matches!(error.kind, Kind::Missing | Kind::Conflict);
+        timed(operation, &self.clock, call, is_failure).await
     }
 }
 

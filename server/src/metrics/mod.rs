@@ -120,8 +120,7 @@ impl Metrics {
         self.refused_keys.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Everything, as Prometheus reads it; `recovering` datasets are refused until they are recovered,
-    /// `resident` are the bytes of memory that are in use.
+    /// All metrics in the text format of Prometheus; `resident` are the bytes of memory in use.
     pub(crate) fn text(
         &self,
         watched: &Watched,

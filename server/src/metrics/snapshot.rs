@@ -1,7 +1,6 @@
-//! What a server did with snapshots, counted.
+//! Counts of the snapshots that a server built and stored.
 //!
-//! Must hold: bytes count once they are stored, times also when it failed; that the dataset is gone is
-//! no failure.
+//! Must hold: bytes count once they are stored, times also after failures. A deleted dataset is no failure.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dl_proto::Kind;
 use dl_runtime::Clock;
 
-use super::histogram::{Operation, Timer};
+use super::histogram::{Operation, timed};
 use crate::error::Error;
 
 /// Snapshots that were built and stored.
@@ -32,7 +31,7 @@ impl SnapshotMetrics {
         clock: &Arc<dyn Clock>,
         work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
-        timed(&self.build, clock, work).await
+        timed(&self.build, clock, work, is_failure).await
     }
 
     /// Measures how one of so many bytes is stored.
@@ -42,22 +41,13 @@ impl SnapshotMetrics {
         bytes: u64,
         work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
-        let stored = timed(&self.store, clock, work).await?;
+        let stored = timed(&self.store, clock, work, is_failure).await?;
         self.stored_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(stored)
     }
 }
 
-async fn timed<T>(
-    operation: &Arc<Operation>,
-    clock: &Arc<dyn Clock>,
-    work: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    let timer = Timer::start(operation, clock);
-    let done = work.await;
-    // That the dataset is gone is no failure.
-    if done.as_ref().is_err_and(|error| error.kind != Kind::NotFound) {
-        timer.failed();
-    }
-    done
+/// A deleted dataset is no failure.
+fn is_failure(error: &Error) -> bool {
+    error.kind != Kind::NotFound
 }

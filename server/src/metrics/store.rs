@@ -1,12 +1,11 @@
 //! A layer that measures what reaches the chunk store.
 //!
-//! Must hold: each call and its answer go through as they are; that an object is missing or there
-//! already is an answer, not a failure. Of slow calls the log is told of one in ten seconds at most.
+//! Must hold: each call and its answer go through as they are. An object that is missing, or there already,
+//! is an answer, not a failure.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -15,13 +14,7 @@ use dl_store::{Error, Key, Kind, ObjectInfo, ObjectRange, Prefix, Store};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 
-use super::histogram::{Operation, Timer};
-
-/// A call that is away for longer is told of in the log: its caller may have gone by then, and tell
-/// nothing.
-const SLOW: Duration = Duration::from_secs(10);
-/// For so long after one was told of, no other is.
-const TOLD_EVERY: Duration = Duration::from_secs(10);
+use super::histogram::{Operation, Timer, timed};
 
 /// What a [`MeteredStore`] has seen.
 #[derive(Debug, Default)]
@@ -33,35 +26,6 @@ pub(crate) struct StoreMetrics {
     pub(crate) list: Arc<Operation>,
     pub(crate) created_bytes: AtomicU64,
     pub(crate) read_bytes: AtomicU64,
-    /// When a slow call was last told of, if one was.
-    told: Mutex<Option<Duration>>,
-}
-
-/// Tells of a call to an object that was slow when it ends, or when nobody waits for it any more.
-#[derive(Debug)]
-struct Watch<'a> {
-    store: &'a MeteredStore,
-    operation: &'static str,
-    began: Duration,
-}
-
-impl Drop for Watch<'_> {
-    fn drop(&mut self) {
-        let now = self.store.clock.monotonic();
-        let took = now.saturating_sub(self.began);
-        if took < SLOW {
-            return;
-        }
-        let mut told = self.store.metrics.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.is_none_or(|at| now.saturating_sub(at) >= TOLD_EVERY) {
-            *told = Some(now);
-            let (store, operation) = (&self.store.inner, self.operation);
-            tracing::warn!(
-                %store, operation, ?took,
-                "a call to the chunk store took long: that, or what its caller did meanwhile, is slow"
-            );
-        }
-    }
 }
 
 impl StoreMetrics {
@@ -86,16 +50,18 @@ pub(crate) struct MeteredStore {
 }
 
 impl MeteredStore {
-    fn watch(&self, operation: &'static str) -> Watch<'_> {
-        Watch { store: self, operation, began: self.clock.monotonic() }
+    async fn timed(
+        &self,
+        operation: &Arc<Operation>,
+        call: impl Future<Output = Result<(), Error>>,
+    ) -> Result<(), Error> {
+        timed(operation, &self.clock, call, is_failure).await
     }
 }
 
-/// Whether a call went wrong: that an object is there, or isn't, is an answer.
-fn check(timer: &Timer, error: Option<&Error>) {
-    if error.is_some_and(|error| !matches!(error.kind, Kind::Missing | Kind::Exists)) {
-        timer.failed();
-    }
+/// An object that is there, or isn't, is an answer.
+fn is_failure(error: &Error) -> bool {
+    !matches!(error.kind, Kind::Missing | Kind::Exists)
 }
 
 impl fmt::Display for MeteredStore {
@@ -108,42 +74,28 @@ impl fmt::Display for MeteredStore {
 #[async_trait]
 impl Store for MeteredStore {
     async fn create(&self, key: &Key, body: Bytes) -> Result<(), Error> {
-        let (timer, length) = (Timer::start(&self.metrics.create, &self.clock), body.len() as u64);
-        let _watch = self.watch("create");
-        let result = self.inner.create(key, body).await;
-        check(&timer, result.as_ref().err());
-        if result.is_ok() {
-            self.metrics.created_bytes.fetch_add(length, Ordering::Relaxed);
-        }
-        result
+        let length = body.len() as u64;
+        self.timed(&self.metrics.create, self.inner.create(key, body)).await?;
+        self.metrics.created_bytes.fetch_add(length, Ordering::Relaxed);
+        Ok(())
     }
 
     async fn read(&self, wanted: &[ObjectRange]) -> Vec<Result<Bytes, Error>> {
         let timer = Timer::start(&self.metrics.read, &self.clock);
-        let _watch = self.watch("read");
         let results = self.inner.read(wanted).await;
         let lengths = results.iter().flatten().map(|bytes| bytes.len() as u64);
         self.metrics.read_bytes.fetch_add(lengths.sum::<u64>(), Ordering::Relaxed);
-        for result in &results {
-            check(&timer, result.as_ref().err());
-        }
+        let failures = results.iter().filter(|result| result.as_ref().is_err_and(is_failure));
+        failures.for_each(|_| timer.failed());
         results
     }
 
     async fn delete(&self, key: &Key) -> Result<(), Error> {
-        let timer = Timer::start(&self.metrics.delete, &self.clock);
-        let _watch = self.watch("delete");
-        let result = self.inner.delete(key).await;
-        check(&timer, result.as_ref().err());
-        result
+        self.timed(&self.metrics.delete, self.inner.delete(key)).await
     }
 
     async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
-        let timer = Timer::start(&self.metrics.settle, &self.clock);
-        let _watch = self.watch("settle");
-        let result = self.inner.settle(keys).await;
-        check(&timer, result.as_ref().err());
-        result
+        self.timed(&self.metrics.settle, self.inner.settle(keys)).await
     }
 
     async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {
@@ -161,7 +113,9 @@ impl Store for MeteredStore {
     fn list(&self, prefix: &Prefix) -> BoxStream<'_, Result<ObjectInfo, Error>> {
         let timer = Timer::start(&self.metrics.list, &self.clock);
         let checked = move |result: &Result<ObjectInfo, Error>| {
-            check(&timer, result.as_ref().err());
+            if result.as_ref().is_err_and(is_failure) {
+                timer.failed();
+            }
         };
         self.inner.list(prefix).inspect(checked).boxed()
     }
@@ -169,7 +123,7 @@ impl Store for MeteredStore {
 
 #[cfg(test)]
 mod tests {
-    use std::time::UNIX_EPOCH;
+    use std::time::{Duration, UNIX_EPOCH};
 
     use dl_runtime::ManualClock;
     use dl_store::{ByteRange, StoreExt, conformance};

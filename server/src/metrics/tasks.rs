@@ -94,12 +94,10 @@ impl TaskMetrics {
     pub(crate) fn write(&self, text: &mut Text) {
         let tasks = self.living();
         let tasks: BTreeMap<_, _> = tasks.values().map(|task| (&task.labels, task)).collect();
-        let labels = |[task, dataset]: &[String; 2]| [task.clone(), dataset.clone()];
         let mut write = |name, help, value: &dyn Fn(&Task) -> u64| {
             text.metric(name, Kind::Gauge, help);
-            for (of, task) in &tasks {
-                let [job, dataset] = labels(of);
-                text.sample(&[("task", &job), ("dataset", &dataset)], value(task));
+            for ([job, dataset], task) in &tasks {
+                text.sample(&[("task", job), ("dataset", dataset)], value(task));
             }
         };
         let help = "Members of training jobs that were heard in the last 15 seconds.";

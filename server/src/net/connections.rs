@@ -95,8 +95,7 @@ impl ConnectionLimiter {
         }))
     }
 
-    /// Counts a new connection. The oldest connection without a valid request ends when there are
-    /// too many.
+    /// Counts a new connection; one too many without a valid request ends the oldest.
     pub(crate) fn enter(&self, peer: Option<SocketAddr>) -> Arc<Connection> {
         let connection = Arc::new(Connection {
             peer: peer.map(|address| address.ip()),

@@ -23,8 +23,7 @@ const LINGER: Duration = Duration::from_secs(1);
 /// Pause before the server looks again whether it may read.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Bytes that the server reads of a connection before its first valid request. A request is valid or refused
-/// by its headers.
+/// Bytes that the server reads of a connection before its first valid request, as told by headers.
 const NEWCOMER_BYTES: u64 = 48 << 10;
 
 pub(crate) struct Socket {
@@ -115,8 +114,7 @@ impl AsyncWrite for Socket {
         Pin::new(&mut self.stream).poll_flush(context)
     }
 
-    /// Reads until the client has ended as well: a socket that is closed with bytes unread is reset,
-    /// and the end of an answer is lost.
+    /// Reads until the client has ended: a socket closed with unread bytes loses the end of the answer.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         ready!(Pin::new(&mut this.stream).poll_shutdown(context))?;

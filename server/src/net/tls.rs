@@ -24,8 +24,7 @@ const HTTP2: &[u8] = b"h2";
 /// The first byte of plain HTTP/2, and of no TLS.
 const PLAIN_HTTP2: u8 = b'P';
 
-/// The answer to plain HTTP/2 on a port with TLS: empty settings, then the end of the connection, with
-/// the code INADEQUATE_SECURITY and words for people.
+/// The answer to plain HTTP/2 on a port with TLS: an end with the code INADEQUATE_SECURITY.
 const SPEAK_TLS: &[u8] = b"\0\0\0\x04\0\0\0\0\0\
     \0\0\x2c\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0cthis port speaks TLS: write https://";
 

@@ -25,8 +25,7 @@ const PAGE_BYTES: usize = 128 << 10;
 /// Memory of an entry beside the bytes of its path, while it is listed and sent.
 const ENTRY_BYTES: u64 = 256;
 
-/// Memory of a path that is looked up, beside its bytes: the row, the item and the message exist at the same
-/// time for a moment.
+/// Memory of a path that is looked up, beside its bytes: its row, item and message.
 const STAT_BYTES: usize = 512;
 
 /// Pages of a listing that are in memory together: a page in the making, a waiting page, a page being sent.
@@ -173,11 +172,7 @@ mod tests {
     use dl_runtime::fault::Fault;
 
     use super::*;
-    use crate::testing::rig;
-
-    fn path(name: &str) -> FilePath {
-        FilePath::new(name.to_owned()).unwrap()
-    }
+    use crate::testing::{path, rig, until_met};
 
     fn everything(dataset: DatasetId) -> ListRequest {
         let (dir, recursive, after) = (DirPath::ROOT, true, None);
@@ -207,7 +202,7 @@ mod tests {
         assert_eq!(count, 4, "one each ten seconds, and none while nothing was looked at");
         let id = rig.create("pets").await;
         rig.store_chunk(id, 1).await;
-        rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
+        rig.adopt().await;
         let (replies, mut pages) = mpsc::channel(8);
         let budget = Budget::new(64 << 20, "test");
         let memory = Reservation::default();
@@ -226,7 +221,7 @@ mod tests {
         for number in 0..3 {
             rig.store_chunk(id, number).await;
         }
-        rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
+        rig.adopt().await;
         let live = rig.memory.record(id).await.unwrap().unwrap();
         let rebuilt = DatasetRecord { state: DatasetState::Recovering, ..live.clone() };
         for is_lost in [false, true] {
@@ -236,10 +231,7 @@ mod tests {
             // The dataset is looked for before, and takes a while.
             rig.meta.script("list", [Some(Fault::Delay(Duration::from_secs(1)))]);
             let mut listed = Box::pin(list(&rig.parts, &budget, &memory, everything(id), replies));
-            while !rig.meta.is_used_up("list") {
-                assert!(futures::poll!(&mut listed).is_pending());
-                tokio::task::yield_now().await;
-            }
+            until_met(&rig.meta, "list", &mut listed).await;
             if is_lost {
                 rig.memory.put_dataset(&rebuilt).await.unwrap();
             }

@@ -20,8 +20,7 @@ use crate::read::files::{COST_MAX, WAVES, memory, shared};
 use crate::read::plan::WaveSize;
 use crate::shared::parts::{Budget, Parts, object_key};
 
-/// Bytes of a range in one piece, at most: few enough that both ends still have them in a processor's
-/// cache when they pass them on.
+/// Most bytes of a range in one piece, so that a processor's cache holds the piece.
 const PIECE_BYTES: u64 = 128 << 10;
 
 /// Memory of a range or piece beside its bytes.

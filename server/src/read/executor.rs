@@ -1,10 +1,9 @@
 //! Reads ranges of chunks for many requests at once (paper, section 4).
 //!
-//! Must hold: wanted ranges of one chunk that lie close become one read; who wants more of a chunk
-//! that is being read shares the next read of it; each is answered once, whoever else gives up, and
-//! fails only by what is wrong with its own bytes, unless [`FAILURES`] are met. No answer keeps more
-//! than twice of what [`cost`] said; what lies between ranges of different callers is bounded for all
-//! together.
+//! Must hold: close ranges of a chunk become one read, and callers that come during the read of a chunk share
+//! the next read. Each caller is answered once, and fails only by its own bytes, up to [`FAILURES`]. An
+//! answer keeps at most twice the bytes of [`cost`]; bytes between the ranges of different callers are
+//! bounded for all together.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,21 +18,19 @@ use futures::future::join_all;
 use futures::stream;
 use tokio::sync::{Semaphore, oneshot};
 
-/// Ranges of a chunk that lie at most this far apart are read as one: about what a local store
-/// copies in the time of another request to it.
+/// Most bytes between ranges of a read: what a local store copies in the time of another request.
 const GAP: u64 = 16 << 10;
 
-/// Bytes that are read with one call for those who waited: a chunk of the usual size, so that all who
-/// want some of one share a read.
+/// Bytes of a read for waiting callers: a chunk of the usual size.
 const ROUND_BYTES: u64 = 4 << 20;
 
 /// Bytes between ranges of different callers that are in memory at once.
 const GAPS_BYTES: u32 = 16 << 20;
 
-/// A read that failed is divided into so many, and again those of them that fail,
-const PARTS: usize = 8;
+/// Ranges of a failed read that are read again at once, each by itself.
+const APART_AT_ONCE: usize = 64;
 
-/// until so many have failed: a disk that is gone is not asked for each file.
+/// Failures after which no more ranges are read again: a disk that is gone is not asked for each file.
 const FAILURES: usize = 256;
 
 /// Bytes `start..end` of an object; never empty.
@@ -50,8 +47,7 @@ pub(crate) fn cost(end: Option<u64>, span: Span) -> u64 {
     span.length().saturating_add(gap)
 }
 
-/// Whether a range is read together with what ends at `end`: where the gap is small, or not larger
-/// than the range.
+/// Whether a range is read together with a read up to `end`: the gap is small, or at most the range.
 fn joins(end: u64, span: Span) -> bool {
     span.start <= end.saturating_add(GAP.max(span.length()))
 }
@@ -120,8 +116,7 @@ impl Executor {
         &self.counts
     }
 
-    /// Reads ranges, those of an object next to each other; one result for each, in order.
-    /// Callers bound the bytes.
+    /// Reads ranges, sorted by object; a result for each, in order. Callers bound the bytes.
     pub(crate) async fn read(&self, wanted: &[(Key, Span)]) -> Answer {
         let Claim { leading, led, waits } = self.claim(wanted);
         add(&self.counts.wanted, wanted.len());
@@ -132,7 +127,7 @@ impl Executor {
             leading.pass_on();
             return self.settled(wanted, fetched).await.0;
         }
-        let mut results: Vec<Option<Result<Bytes, Failure>>> = vec![None; wanted.len()];
+        let mut results: Answer = vec![Err(unanswered()); wanted.len()];
         let own: Vec<_> = led
             .iter()
             .flat_map(|run| wanted.get(run.clone()).unwrap_or_default())
@@ -155,7 +150,7 @@ impl Executor {
                 put(&mut results, index, answer);
             }
         }
-        results.into_iter().map(|result| result.unwrap_or_else(|| Err(unanswered()))).collect()
+        results
     }
 
     /// Takes the lead for objects that nobody reads, and a place in the queues of the others.
@@ -236,52 +231,41 @@ impl Executor {
     /// What was read, and again apart what failed together. Also gives the bytes of all reads that
     /// became of them: each range may keep all of these in memory.
     async fn settled(&self, wanted: &[(Key, Span)], fetched: (Answer, u64)) -> (Answer, u64) {
-        let failed = failed_together(&fetched.0, |number| wanted.get(number));
+        let failed = failed_together(&fetched.0);
         if failed.is_empty() {
             return fetched;
         }
         Box::pin(self.apart(wanted, fetched, failed)).await
     }
 
-    /// Reads again in ever smaller parts: a damaged place, or a range that ends past its object, which
-    /// only a broken or hostile caller asks for, fails no other.
+    /// Reads again range by range: a damaged place, or a range that ends past its object, fails no other.
     async fn apart(
         &self,
         wanted: &[(Key, Span)],
         (mut answers, mut read): (Answer, u64),
-        mut failed: Vec<Vec<usize>>,
+        mut failed: Vec<usize>,
     ) -> (Answer, u64) {
+        // The lowest first, as an object that is cut short is whole before the cut.
+        failed.sort_by(|one, other| wanted.get(*one).cmp(&wanted.get(*other)));
         let mut failures = 0;
-        // The lowest first, as what is cut short is whole before the cut.
-        while let Some(members) = failed.pop()
-            && failures < FAILURES
-        {
-            let length = members.len().div_ceil(PARTS).max(1);
-            let parts = members.chunks(length).map(|part| async move {
-                let wanted: Vec<_> =
-                    part.iter().filter_map(|number| wanted.get(*number).cloned()).collect();
-                (part, wanted.clone(), self.fetch(&wanted).await)
+        for numbers in failed.chunks(APART_AT_ONCE) {
+            if failures >= FAILURES {
+                break;
+            }
+            let again = numbers.iter().map(|number| async move {
+                let wanted = wanted.get(*number).map(std::slice::from_ref).unwrap_or_default();
+                self.fetch(wanted).await
             });
-            for (part, wanted, (again, bytes)) in join_all(parts).await.into_iter().rev() {
+            for (number, (again, bytes)) in numbers.iter().zip(join_all(again).await) {
                 read = read.saturating_add(bytes);
                 failures += usize::from(again.iter().any(Result::is_err));
-                let places = |members: Vec<usize>| {
-                    members.into_iter().filter_map(|number| part.get(number).copied()).collect()
-                };
-                let smaller = failed_together(&again, |number| wanted.get(number));
-                failed.extend(smaller.into_iter().map(places));
-                for (number, answer) in part.iter().zip(again) {
-                    if let Some(slot) = answers.get_mut(*number) {
-                        *slot = answer;
-                    }
-                }
+                again.into_iter().for_each(|answer| put(&mut answers, *number, answer));
             }
         }
         (answers, read)
     }
 
-    /// One call to the store for all the reads that the ranges need. Also gives the bytes of these:
-    /// each range may keep all of them in memory.
+    /// One call to the store for all ranges. Also gives the bytes that each range may keep in memory.
     async fn fetch(&self, wanted: &[(Key, Span)]) -> (Answer, u64) {
         let mut ranges = Vec::with_capacity(wanted.len());
         let mut reads = Vec::with_capacity(wanted.len());
@@ -375,13 +359,9 @@ fn runs(wanted: &[(Key, Span)]) -> impl Iterator<Item = &[(Key, Span)]> {
     wanted.chunk_by(|(a, _), (b, _)| a == b)
 }
 
-fn put(
-    results: &mut [Option<Result<Bytes, Failure>>],
-    index: usize,
-    answer: Result<Bytes, Failure>,
-) {
+fn put(results: &mut Answer, index: usize, answer: Result<Bytes, Failure>) {
     if let Some(slot) = results.get_mut(index) {
-        *slot = Some(answer);
+        *slot = answer;
     }
 }
 
@@ -452,8 +432,7 @@ fn rounds(work: Vec<(Key, Vec<Want>)>) -> Vec<Round> {
     rounds
 }
 
-/// Copies an answer out of a read that it is a small part of, and that its caller would keep in
-/// memory for as long as its own client takes.
+/// Copies a small answer out of its read, whose bytes would stay in memory as long as the answer.
 fn set_apart(answer: &mut Answer, read: u64) {
     let own: usize = answer.iter().flatten().map(Bytes::len).sum();
     if (own as u64).saturating_mul(2) >= read {
@@ -475,31 +454,17 @@ fn is_of_a_place(why: &Failure) -> bool {
     why.kind == dl_store::Kind::Corrupt || why.is_of_disk()
 }
 
-/// The ranges of each read that failed for several and may be good for some of them: from the last
-/// in their object to the first, and those of each read from the first to the last.
-fn failed_together<'a>(
-    answers: &[Result<Bytes, Failure>],
-    wanted: impl Fn(usize) -> Option<&'a (Key, Span)>,
-) -> Vec<Vec<usize>> {
-    let mut reads: HashMap<*const dl_store::Error, usize> = HashMap::new();
-    let mut failed: Vec<Vec<usize>> = Vec::new();
-    for (number, answer) in answers.iter().enumerate() {
-        let Err(why) = answer else { continue };
-        if !is_of_a_place(why) {
-            continue;
-        }
-        let read = *reads.entry(Arc::as_ptr(why)).or_insert(failed.len());
-        match failed.get_mut(read) {
-            Some(members) => members.push(number),
-            None => failed.push(vec![number]),
-        }
-    }
-    failed.retain(|members| members.len() > 1);
-    for members in &mut failed {
-        members.sort_by_key(|number| wanted(*number).map(|(_, span)| *span));
-    }
-    failed.reverse();
-    failed
+/// The ranges whose read failed for several ranges, and may be good for some of them.
+fn failed_together(answers: &[Result<Bytes, Failure>]) -> Vec<usize> {
+    let failures = || {
+        let failures = answers.iter().map(|answer| answer.as_ref().err());
+        let failures = failures.enumerate().filter_map(|(number, why)| Some((number, why?)));
+        failures.filter(|(_, why)| is_of_a_place(why))
+    };
+    let mut counts: HashMap<*const dl_store::Error, usize> = HashMap::new();
+    failures().for_each(|(_, why)| *counts.entry(Arc::as_ptr(why)).or_default() += 1);
+    let is_shared = |why: &Failure| counts.get(&Arc::as_ptr(why)).is_some_and(|count| *count > 1);
+    failures().filter(|(_, why)| is_shared(why)).map(|(number, _)| number).collect()
 }
 
 /// The bytes of a span out of the read that covers it.

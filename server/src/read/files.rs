@@ -160,26 +160,21 @@ pub(crate) fn shared(failure: &Failure) -> dl_store::Error {
 mod tests {
     use std::time::Duration;
 
-    use dl_format::{
-        Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, DatasetId, FilePath, ObjectKind,
-    };
+    use dl_format::{ChunkIdMaker, DatasetId, ObjectKind};
     use dl_proto::{ReadItem, ReadSource};
     use dl_runtime::fault::Fault;
     use dl_store::Key;
 
     use super::*;
     use crate::shared::parts::object_key;
-    use crate::testing::{Rig, rig};
+    use crate::testing::{Rig, chunk, path, rig};
 
     const BUDGET: u32 = 4 << 20;
     const SECOND: Duration = Duration::from_secs(1);
 
     async fn put(rig: &Rig, dataset: DatasetId, number: u8, bytes: &[u8]) -> Key {
-        let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
-        let path = FilePath::new("a").unwrap();
-        writer.append(&path, Attributes { mode: 0, mtime: 1 }, bytes).unwrap();
         let id = ChunkIdMaker::new([number; 9]).next(rig.parts.clock.now());
-        let object = writer.seal(id, dataset).as_slice().to_vec();
+        let object = chunk(id, dataset, ["a".to_owned()], bytes).as_slice().to_vec();
         crate::testing::commit(&rig.parts, dataset, object, rig.parts.clock.now()).await.unwrap();
         object_key(dataset, id, ObjectKind::Chunk)
     }
@@ -193,7 +188,7 @@ mod tests {
         rig.store.script("read", [Some(Fault::Delay(SECOND))]);
         let (budget, reserved) = (Budget::new(BUDGET, "test"), Arc::<Reservation>::default());
         let (replies, mut came) = mpsc::channel(16);
-        let path = ReadSource::Path(FilePath::new("a").unwrap());
+        let path = ReadSource::Path(path("a"));
         let request = ReadRequest {
             dataset,
             items: vec![ReadItem { source: path, offset: 0, length: None }],

@@ -38,8 +38,7 @@ pub(crate) enum Next {
 }
 
 impl Again {
-    /// What to do about items, each with the key that was not found; of the one that has `begun`,
-    /// bytes are on their way to the client.
+    /// The next step for items with missing keys; bytes of the item `begun` are on their way.
     pub(crate) async fn next(
         &mut self,
         parts: &Parts,

@@ -185,9 +185,10 @@ impl Plan {
             }
         }
         look_up(parts, dataset, &named.iter().collect::<Vec<_>>(), &mut found).await?;
-        let mut plan = Self {
+        sort(&mut found);
+        Ok(Self {
             dataset,
-            items: VecDeque::new(),
+            items: found.into(),
             taken: 0,
             layouts: Layouts::default(),
             named,
@@ -195,15 +196,11 @@ impl Plan {
             pass_copies,
             check_headers,
             part: Layouts::default(),
-        };
-        sort(&mut found);
-        plan.add(found);
-        Ok(plan)
+        })
     }
 
-    /// Looks items up again that were asked for by their paths: they may have become longer. Takes
-    /// them in when `has_room` for what their reads take, told as by [`Plan::cost`]; gives whether
-    /// it did.
+    /// Looks items with paths up again, as files may be longer now. Gives whether `has_room` for the reads,
+    /// whose cost is counted as in [`Plan::cost`].
     pub(crate) async fn look_up_again(
         &mut self,
         parts: &Parts,
@@ -218,17 +215,8 @@ impl Plan {
         if !has_room(cost_of(&found, most)) {
             return Ok(false);
         }
-        self.add(found);
+        self.items.extend(found);
         Ok(true)
-    }
-
-    /// Adds sorted items.
-    fn add(&mut self, found: Vec<Item>) {
-        if self.items.is_empty() {
-            self.items = found.into();
-        } else {
-            self.items.extend(found);
-        }
     }
 
     fn named(&self, number: u32) -> Option<&Named> {
@@ -479,8 +467,7 @@ impl Place {
     /// The next bytes of it from `next` on, at most `piece` of them; none when there are none.
     fn run(&self, layout: Option<&Layout>, next: u64, to: u64, piece: u64) -> Option<Run> {
         let parts = layout.map_or(0, Layout::length);
-        // What the request says of the file may be less than the header does, and is what was paid
-        // for.
+        // The request has paid for the length that it names, and the header may name more.
         let to = to.min(parts.saturating_add(u64::from(self.stored))).min(self.length);
         if next >= to {
             return None;

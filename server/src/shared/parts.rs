@@ -1,5 +1,6 @@
-//! What every request works with: the stores, the clock, and the limits. Nothing else is kept by
-//! the process, so that any server can answer any request.
+//! The stores, the clock and the limits that all requests share.
+//!
+//! Must hold: the process keeps nothing else, so that any server can answer any request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,20 +19,20 @@ use crate::shared::replaced::Replaced;
 use crate::shared::roll::Roll;
 use crate::shared::room::Room;
 
-/// How much a server holds in memory at once, and how long it waits.
+/// Bounds of memory and waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of chunks that are being received or committed.
     pub write_bytes: u32,
     /// Bytes of files that are being read or sent.
     pub read_bytes: u32,
-    /// How long a request waits for memory, and for the next piece from its client.
+    /// Time that a request waits for memory, and for the next piece from its client.
     pub patience: Duration,
-    /// How far the seconds of a chunk id may be off the server's clock when its first piece comes.
-    /// The last one comes within as much again.
+    /// Most seconds between a chunk id and the server's clock when the first piece arrives. The last piece
+    /// arrives within as much again.
     pub clock_skew: Duration,
-    /// How long the identity of a fresh chunk store, or a new name, is left alone before it is read
-    /// back; nothing where a create is atomic.
+    /// Pause before the identity of a fresh chunk store, or a new name, is read back; zero where a create is
+    /// atomic.
     pub settle: Duration,
 }
 
@@ -48,26 +49,21 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// How long all of a chunk may take to come.
-    pub(crate) fn whole(&self) -> Duration {
-        self.clock_skew
-    }
-
-    /// How old an id is, by the clock of one server, once no server takes a put of it any more and what
-    /// was under way then has ended: the clock of its writer may be ahead of the server that takes it,
-    /// and behind this one, as far as is let pass. Two thirds of that again are for what is under way:
-    /// a commit, and a copy of what was looked up before.
+    /// The age of an id, by the clock of a server, at which no server takes a put of the id any more and all
+    /// work on the object has ended. The clock of the writer may be ahead of the server that takes the put,
+    /// and that server behind this one; the chunk then takes its time to arrive. Two thirds of the skew are
+    /// for a commit, and for a copy of a file that was looked up before.
     pub(crate) fn settled(&self) -> Duration {
-        self.clock_skew * 3 + self.whole() + self.clock_skew * 2 / 3
+        self.clock_skew * 4 + self.clock_skew * 2 / 3
     }
 }
 
 /// The components of a server.
 #[derive(Debug, Clone)]
 pub struct Parts {
-    /// Where the objects are.
+    /// The chunk store.
     pub store: Arc<dyn Store>,
-    /// The index over them.
+    /// The metadata store.
     pub meta: Arc<dyn MetaStore>,
     /// Time.
     pub clock: Arc<dyn Clock>,
@@ -75,13 +71,13 @@ pub struct Parts {
     pub random: Arc<dyn Random>,
     /// Bounds.
     pub limits: Limits,
-    /// What puts leave to deletes.
+    /// Disk space that puts leave to deletes.
     pub room: Room,
-    /// Which stored snapshots there are newer versions of.
+    /// The stored snapshots with newer versions.
     pub replaced: Replaced,
-    /// What may change meanwhile.
+    /// Settings that an admin changes.
     pub settings: Settings,
-    /// What dataset names point to.
+    /// The last reading of the names.
     pub roll: Roll,
 }
 
@@ -127,8 +123,7 @@ impl Budget {
         }
     }
 
-    /// Room that can be had at once, unless less than this part of all is left for others then: a
-    /// half, a quarter. With 0 nothing has to be left.
+    /// Memory at once, if this part of all then stays for others: a half, a quarter; or 0 for nothing.
     pub(crate) fn try_take(&self, bytes: u64, part: u32) -> Option<OwnedSemaphorePermit> {
         let total = self.total.load(Ordering::Relaxed);
         let left = u64::from(total.checked_div(part).unwrap_or_default());

@@ -3,11 +3,16 @@
 //! Must hold: after any put, enough space is free for deletes and for metadata that are still in memory: an
 //! administrator can always delete. Space that other programs fill is not covered.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use dl_proto::Kind;
+use dl_runtime::blocking;
 use rustix::fs::statvfs;
+
+use crate::error::Error;
 
 /// Kept on a large file system: several times the size of metadata in memory before a write.
 const KEPT_MAX: u64 = 256 << 20;
@@ -61,6 +66,21 @@ impl Room {
     /// The folder for data that don't fit into memory.
     pub(crate) fn scratch(&self) -> PathBuf {
         self.scratch.as_deref().map_or_else(std::env::temp_dir, Path::to_path_buf)
+    }
+
+    /// Takes room for so many bytes.
+    ///
+    /// # Errors
+    /// The outer error: the process stops.
+    pub(crate) async fn reserve(
+        &self,
+        bytes: u64,
+        action: &'static str,
+        what: impl Display,
+    ) -> Result<Result<Taken, Full>, Error> {
+        let room = self.clone();
+        let taken = blocking::run(move || room.take(bytes)).await;
+        taken.map_err(|error| Error::new(Kind::Unavailable, action, what, error))
     }
 
     /// Takes room for so many bytes. May block.

@@ -145,8 +145,7 @@ fn live_files(live: &Live, chunks: &Numbered) -> Chunks {
 }
 
 impl Cut {
-    /// What tombstones name of chunks that versions come from: those of the log, and `others`. They may
-    /// name any number of chunks that never were.
+    /// The deletions by tombstones in chunks of the log, and in `others`.
     async fn deleted(&self, others: HashSet<ChunkId>) -> Result<HashMap<ChunkId, EntrySet>, Error> {
         let (log, others) = (Arc::clone(&self.log), Arc::new(others));
         let work = move |tombstones: Numbered| {
@@ -180,8 +179,7 @@ impl Cut {
         self.pass(chunks, work, Observed::default(), merge).await
     }
 
-    /// Reads the headers of objects; several threads do `work` with them, and one at a time takes
-    /// what comes of it, in the order of the log.
+    /// Reads headers in threads that do `work`; the results are taken in the order of the log.
     async fn pass<T: Send + 'static, S: Send + 'static>(
         &self,
         numbers: Vec<u32>,

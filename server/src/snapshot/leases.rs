@@ -9,7 +9,7 @@ use dl_format::{DatasetId, Lease, SnapshotObject, Stamp, TaskId, Version};
 use dl_store::StoreExt;
 
 use super::stored;
-use crate::error::Error;
+use crate::error::{Error, if_found, is_created};
 use crate::shared::parts::Parts;
 
 /// Jobs that are named one by one.
@@ -56,12 +56,8 @@ pub(crate) async fn living(parts: &Parts, dataset: DatasetId) -> Result<Vec<Leas
 pub(crate) async fn create(parts: &Parts, lease: &Lease, task: TaskId) -> Result<(), Error> {
     let leased = Leased { version: lease.version, until: lease.until, task };
     let key = stored::key_of(lease.dataset, lease.version, leased.object());
-    match parts.store.create(&key, lease.encode().into()).await {
-        Err(error) if error.kind != dl_store::Kind::Exists => {
-            Err(Error::store("store a lease", &key, error))
-        }
-        _ => Ok(()),
-    }
+    let created = parts.store.create(&key, lease.encode().into()).await;
+    is_created(created, "store a lease", &key).map(drop)
 }
 
 /// Removes a lease, but not while the servers are read-only: it ends by itself.
@@ -114,11 +110,8 @@ async fn holder(
     leased: Leased,
 ) -> Result<Option<String>, Error> {
     let key = stored::key_of(dataset, leased.version, leased.object());
-    let bytes = match parts.store.read_all(&key).await {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind == dl_store::Kind::Missing => return Ok(None),
-        Err(error) => return Err(Error::store("read a lease", &key, error)),
-    };
+    let bytes = if_found(parts.store.read_all(&key).await, "read a lease", &key)?;
+    let Some(bytes) = bytes else { return Ok(None) };
     let why = match Lease::decode(&bytes) {
         Ok(lease) if lease.dataset == dataset && lease.version == leased.version => {
             return Ok(Some(match lease.user.as_str() {

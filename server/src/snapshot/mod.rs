@@ -28,11 +28,10 @@ use crate::answers::answer::{Reply, hand_over};
 use crate::answers::reservation::Reservation;
 use crate::datasets::catalog;
 use crate::error::{Doing, Error};
-use crate::memory;
 use crate::metrics::SnapshotMetrics;
 use crate::shared::parts::{Budget, Parts};
 
-pub(crate) use sweep::{KEPT_AT_MOST, Older, left_by_sweep, sweep, watch};
+pub(crate) use sweep::{KEPT_AT_MOST, Older, sweep, watch};
 
 /// Snapshots that are built at a time: each takes its memory.
 const BUILDS_AT_ONCE: usize = 1;
@@ -45,12 +44,10 @@ const PIECES: u64 = 4;
 /// Those of an answer whose client takes each before the next is read.
 const PIECES_LEAST: u64 = 2;
 
-/// For so long a lost or damaged object, which keeps a snapshot from being built, is not looked for
-/// again while the dataset is as it was.
+/// Time for which known damage fails the snapshots of an unchanged dataset without a new search.
 const DAMAGED_FOR: Duration = Duration::from_secs(10);
 
-/// How often a snapshot is begun anew because its objects went away, or asked for again because
-/// the dataset changed.
+/// Tries of a snapshot whose objects went away, or whose dataset changed.
 const TIMES: u32 = 4;
 
 const ACTION: &str = "get a snapshot of dataset";
@@ -225,8 +222,7 @@ impl Snapshots {
                 Err(error) if error.kind == Kind::Corrupt => error,
                 Err(error) => return Err(error),
             };
-            // A purge may have removed what was in the log: the newest cut is without it, so that what
-            // is wrong with that is wrong with another object.
+            // A purge may have removed objects of the log: the newest cut is without these.
             let why = error.chain();
             let is_damage =
                 last.as_ref() == Some(&why) || version_of(parts, record.id).await? == before;
@@ -244,13 +240,11 @@ impl Snapshots {
         }
     }
 
-    fn building(&self) -> MutexGuard<'_, HashMap<DatasetId, watch::Receiver<Ended>>> {
-        self.building.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The build that is under way, or a new one, which ends also when nobody waits for it.
     fn build(&self, parts: &Parts, dataset: DatasetId) -> (watch::Receiver<Ended>, bool) {
-        let mut building = self.building();
+        let mut building = self.building.lock().unwrap_or_else(PoisonError::into_inner);
+        // The sender of a build that panicked is dropped.
+        building.retain(|_, build| build.borrow().is_none() && build.has_changed().is_ok());
         if let Some(build) = building.get(&dataset) {
             return (build.clone(), false);
         }
@@ -258,12 +252,8 @@ impl Snapshots {
         building.insert(dataset, ended.clone());
         let (this, parts) = (self.clone(), parts.clone());
         let work = async move {
-            // Over also when the build panics.
-            let begun = Begun { snapshots: this.clone(), dataset };
             let built = this.build_and_store(&parts, dataset).await;
             let built = built.map(Arc::new).map_err(|error| (error.kind, error.chain()));
-            // Whoever is told, and asks for a newer one, doesn't join this one.
-            drop(begun);
             let _ = end.send(Some(built));
         };
         dl_runtime::spawn(work);
@@ -287,8 +277,7 @@ impl Snapshots {
         let storing = Box::pin(stored::store(parts, dataset, built));
         let manifest = self.metrics.store(&parts.clock, bytes, storing).await?;
         let stored = parts.clock.monotonic().saturating_sub(began + took);
-        let peak_mib = memory::peak().await.unwrap_or(0) >> 20;
-        tracing::info!(%dataset, %version, files, bytes, ?took, ?stored, peak_mib, "built a snapshot");
+        tracing::info!(%dataset, %version, files, bytes, ?took, ?stored, "built a snapshot");
         if let Err(error) = catalog::by_id(parts, dataset).await {
             if error.kind == Kind::NotFound {
                 // Deleted meanwhile, and swept before all of this was there.
@@ -306,7 +295,7 @@ impl Snapshots {
 /// What was built may be an older version by now.
 async fn sweep_now(parts: &Parts, dataset: DatasetId) -> Result<(), Error> {
     if let Some(newest) = version_of(parts, dataset).await? {
-        sweep(parts, dataset, newest).await?;
+        sweep(parts, dataset, newest, false).await?;
     }
     Ok(())
 }
@@ -314,18 +303,6 @@ async fn sweep_now(parts: &Parts, dataset: DatasetId) -> Result<(), Error> {
 async fn version_of(parts: &Parts, dataset: DatasetId) -> Result<Option<Version>, Error> {
     let outline = parts.meta.outline(dataset).await.doing(ACTION, dataset)?;
     Ok(outline.map(|outline| outline.version))
-}
-
-/// A build, which is none any more when this is dropped.
-struct Begun {
-    snapshots: Snapshots,
-    dataset: DatasetId,
-}
-
-impl Drop for Begun {
-    fn drop(&mut self) {
-        self.snapshots.building().remove(&self.dataset);
-    }
 }
 
 #[cfg(test)]

@@ -14,14 +14,13 @@ use dl_format::{
     snapshots_prefix,
 };
 use dl_proto::Kind;
-use dl_runtime::blocking;
 use dl_store::{ByteRange, Key, ObjectRange, StoreExt};
 use futures::TryStreamExt;
 use tokio::task::{JoinError, JoinSet};
 
 use super::build::Built;
 use crate::datasets::spill::thread;
-use crate::error::{Doing, Error};
+use crate::error::{Doing, Error, if_found, is_created};
 use crate::shared::parts::{Parts, key, prefix};
 
 /// Parts that are stored at once: so much of a snapshot is in memory.
@@ -40,11 +39,8 @@ pub(crate) async fn find(
     version: Version,
 ) -> Result<Option<Manifest>, Error> {
     let key = key_of(dataset, version, SnapshotObject::Manifest);
-    let bytes = match parts.store.read_all(&key).await {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind == dl_store::Kind::Missing => return Ok(None),
-        Err(error) => return Err(Error::store("read the manifest", &key, error)),
-    };
+    let bytes = if_found(parts.store.read_all(&key).await, "read the manifest", &key)?;
+    let Some(bytes) = bytes else { return Ok(None) };
     match Manifest::decode(&bytes) {
         Ok(manifest) if (manifest.dataset, manifest.version) == (dataset, version) => {
             Ok(Some(manifest))
@@ -112,11 +108,8 @@ pub(crate) async fn store(
     built: Built,
 ) -> Result<Manifest, Error> {
     let Built { version, length, bytes, .. } = built;
-    let room = parts.room.clone();
-    let taken = blocking::run(move || room.take(length)).await;
-    let _room = taken
-        .map_err(|error| Error::new(Kind::Unavailable, ACTION, dataset, error))?
-        .map_err(|full| Error::new(Kind::Full, ACTION, dataset, full))?;
+    let taken = parts.room.reserve(length, ACTION, dataset).await?;
+    let _room = taken.map_err(|full| Error::new(Kind::Full, ACTION, dataset, full))?;
     let (mut bytes, mut checksums) = (bytes, Vec::new());
     let mut under_way = JoinSet::new();
     let count = length.div_ceil(SNAPSHOT_PART_LEN.into());
@@ -147,14 +140,12 @@ pub(crate) async fn store(
     let stamp = Stamp::at(parts.clock.now());
     let manifest = Manifest { dataset, version, length, built: stamp, checksums };
     let key = key_of(dataset, version, SnapshotObject::Manifest);
-    match parts.store.create(&key, manifest.encode().into()).await {
-        Ok(()) => Ok(manifest),
-        // Somebody else was faster: what they say of it holds.
-        Err(error) if error.kind == dl_store::Kind::Exists => {
-            Ok(find(parts, dataset, version).await?.unwrap_or(manifest))
-        }
-        Err(error) => Err(Error::store("store the manifest", &key, error)),
+    let created = parts.store.create(&key, manifest.encode().into()).await;
+    if is_created(created, "store the manifest", &key)? {
+        return Ok(manifest);
     }
+    // Another server was faster: its manifest holds.
+    Ok(find(parts, dataset, version).await?.unwrap_or(manifest))
 }
 
 fn ended(
@@ -171,22 +162,14 @@ fn ended(
 /// Stores a part, in place of another one of that name that has other bytes: nobody is given such
 /// a part, whose manifest says other checksums or is not there.
 async fn create(parts: &Parts, key: &Key, part: Bytes) -> Result<(), Error> {
-    let failed = |error| Error::store("store a part of a snapshot", key, error);
-    match parts.store.create(key, part.clone()).await {
-        Ok(()) => return Ok(()),
-        Err(error) if error.kind == dl_store::Kind::Exists => {}
-        Err(error) => return Err(failed(error)),
+    const ACTION: &str = "store a part of a snapshot";
+    if is_created(parts.store.create(key, part.clone()).await, ACTION, key)?
+        || if_found(parts.store.read_all(key).await, ACTION, key)?.is_some_and(|it| it == part)
+    {
+        return Ok(());
     }
-    match parts.store.read_all(key).await {
-        Ok(there) if there == part => return Ok(()),
-        Ok(_) => parts.store.delete(key).await.map_err(failed)?,
-        Err(error) if error.kind == dl_store::Kind::Missing => {}
-        Err(error) => return Err(failed(error)),
-    }
-    match parts.store.create(key, part).await {
-        Err(error) if error.kind != dl_store::Kind::Exists => Err(failed(error)),
-        _ => Ok(()),
-    }
+    parts.store.delete(key).await.storing(ACTION, key)?;
+    is_created(parts.store.create(key, part).await, ACTION, key).map(drop)
 }
 
 /// Removes the stored snapshot of a version, but no lease on it: the snapshot may be built again.
@@ -207,11 +190,8 @@ pub(crate) async fn built(
     version: Version,
 ) -> Result<Option<Stamp>, Error> {
     let key = key_of(dataset, version, SnapshotObject::Manifest);
-    match parts.store.read_all(&key).await {
-        Ok(bytes) => Ok(Manifest::decode(&bytes).ok().map(|manifest| manifest.built)),
-        Err(error) if error.kind == dl_store::Kind::Missing => Ok(None),
-        Err(error) => Err(Error::store("read the manifest", &key, error)),
-    }
+    let bytes = if_found(parts.store.read_all(&key).await, "read the manifest", &key)?;
+    Ok(bytes.and_then(|bytes| Some(Manifest::decode(&bytes).ok()?.built)))
 }
 
 /// First the manifest: nobody takes what is left for a snapshot.
@@ -224,7 +204,7 @@ pub(crate) async fn remove(
     objects.sort_unstable();
     for object in objects {
         let key = key_of(dataset, version, object);
-        parts.store.delete(&key).await.doing("remove", &key)?;
+        parts.store.delete(&key).await.storing("remove", &key)?;
     }
     Ok(())
 }
@@ -238,7 +218,7 @@ pub(crate) async fn list(
     let below = prefix(snapshots_prefix(dataset));
     let mut objects = parts.store.list(&below);
     loop {
-        let object = objects.try_next().await.doing("list the snapshots of dataset", dataset)?;
+        let object = objects.try_next().await.storing("list the snapshots of dataset", dataset)?;
         let Some(object) = object else { return Ok(stored) };
         if let Some((_, version, what)) = parse_snapshot_key(object.key.as_str()) {
             stored.entry(version).or_default().push(what);

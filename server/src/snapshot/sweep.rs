@@ -1,7 +1,8 @@
 //! Stored snapshots of older versions: how many are kept, and for how long.
 //!
-//! Must hold: that of the newest version stays, and any other one while a training job leases it, or
-//! somebody may go on with it; whoever finds that it went begins anew with the newest. While the servers are read-only none goes.
+//! Must hold: the snapshot of the newest version stays, and an older one while a training job leases the version
+//! or a reader may go on with it. A reader whose snapshot went begins anew with the newest. Read-only servers
+//! remove none.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -28,8 +29,7 @@ const KEPT_OTHERS: Duration = Duration::from_secs(2 * 60);
 /// How often is looked for what nobody asks for any more.
 const PERIOD: Duration = Duration::from_secs(10 * 60);
 
-/// How long a snapshot of the version that is the newest now may be kept once there is a newer one: each
-/// server counts from when it saw that.
+/// Time for which a snapshot is kept after a server saw a newer version.
 pub(crate) const KEPT_AT_MOST: Duration = KEPT.saturating_add(PERIOD);
 
 /// A stored version that is not the newest one.
@@ -50,20 +50,24 @@ pub(crate) struct Older {
     pub(crate) kept: Duration,
 }
 
-/// Removes the snapshots of other versions than the newest that are kept no longer. Gives those that
-/// are left.
+/// Removes the snapshots of older versions whose time is over, but in a dry run. Gives the snapshots of older
+/// versions that are left.
 pub(crate) async fn sweep(
     parts: &Parts,
     dataset: DatasetId,
     newest: Version,
+    is_dry_run: bool,
 ) -> Result<Vec<Older>, Error> {
     let is_read_only = parts.settings.is_read_only();
     let mut listed = stored::list(parts, dataset).await?;
-    if !is_read_only {
+    if !is_read_only && !is_dry_run {
         leases::remove_ended(parts, dataset, &mut listed).await?;
     }
     let mut left = Vec::new();
     for (old, mut left_for) in timed(parts, dataset, newest, listed).await? {
+        if left_for.is_zero() && is_dry_run {
+            continue;
+        }
         if left_for.is_zero() && !is_read_only {
             // A training job may have leased it since it was listed.
             let objects = stored::list(parts, dataset).await?.remove(&old.version);
@@ -85,22 +89,6 @@ fn leased_for(parts: &Parts, objects: &[SnapshotObject]) -> Duration {
     let now = parts.clock.now();
     let end = leases::end(objects, Stamp::at(now));
     end.and_then(|end| end.time().duration_since(now).ok()).unwrap_or_default()
-}
-
-/// The snapshots that [`sweep`] would leave; removes none.
-pub(crate) async fn left_by_sweep(
-    parts: &Parts,
-    dataset: DatasetId,
-    newest: Version,
-) -> Result<Vec<Older>, Error> {
-    let listed = stored::list(parts, dataset).await?;
-    let timed = timed(parts, dataset, newest, listed).await?.into_iter();
-    let left = timed.filter(|(_, left_for)| !left_for.is_zero());
-    let older = |(old, left_for): (Old, Duration)| Older {
-        version: old.version,
-        kept: left_for.saturating_add(PERIOD),
-    };
-    Ok(left.map(older).collect())
 }
 
 /// The stored versions besides the newest one, each with the time for which it is kept yet.
@@ -196,7 +184,7 @@ async fn sweep_one(
     // Builds of older versions, begun before the last change, have ended by then.
     let until = version.last_stamp().unwrap_or_default().time().checked_add(KEPT);
     let is_settled = until.is_some_and(|until| until <= parts.clock.now());
-    let left = sweep(parts, dataset, version).await?;
+    let left = sweep(parts, dataset, version, false).await?;
     Ok((left.is_empty() && is_settled).then_some(version))
 }
 

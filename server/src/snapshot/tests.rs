@@ -1,21 +1,15 @@
 //! Objects whose header has another stamp than the log: a bucket kept the write of a server that died,
 //! and a retry was acknowledged with a later stamp.
 
-use dl_format::{Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, FilePath, ObjectKind, Stamp};
+use dl_format::{ChunkIdMaker, ObjectKind, Stamp};
 use dl_meta::Found;
-use dl_proto::{PurgeRequest, RecoverRequest, VerifyRequest};
+use dl_proto::PurgeRequest;
 use dl_runtime::Clock;
 
 use super::*;
-use crate::auth::Caller;
 use crate::datasets::headers::read_header;
-use crate::datasets::leftovers::Leftovers;
-use crate::housekeeping::purge;
-use crate::housekeeping::turns::Turns;
-use crate::housekeeping::verify;
-use crate::recovery::recover;
 use crate::shared::parts::object_key;
-use crate::testing::{self, Careless, Rig, rig};
+use crate::testing::{self, Careless, Rig, path, rig};
 
 /// A dataset whose newest chunk has a later stamp in the log than in its header. Another chunk, with a
 /// stamp between these two, has one of its files as well.
@@ -37,10 +31,8 @@ impl Scene {
         let mut ids = ChunkIdMaker::new([1; 9]);
         let (newest, other) = (ids.next(rig.clock.now()), ids.next(rig.clock.now()));
         let put = async |chunk, names: &[&str]| {
-            let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
-            let file = Attributes { mode: 0o644, mtime: 1 };
-            names.iter().for_each(|name| writer.append(&path(name), file, b"bytes").unwrap());
-            let sealed = writer.seal(chunk, id).as_slice().to_vec();
+            let names = names.iter().map(|name| (*name).to_owned());
+            let sealed = testing::chunk(chunk, id, names, b"bytes").as_slice().to_vec();
             testing::commit(&rig.parts, id, sealed, rig.clock.now()).await
         };
         store.hold_next();
@@ -70,19 +62,10 @@ impl Scene {
         }
     }
 
-    /// What a verify finds.
     async fn verify(&self) -> Vec<dl_proto::Finding> {
-        let request = VerifyRequest { dataset: testing::dataset("ds"), checksums: true };
-        let (turns, memory) = (Turns::new(), Budget::new(64 << 20, "checks"));
-        let (told, mut heard) = mpsc::channel(1_000);
-        let (parts, everybody) = (&self.rig.parts, &Caller::Everybody);
-        verify::verify(parts, (&memory, &turns), request, everybody, &told).await.unwrap();
-        drop(told);
-        let mut findings = Vec::new();
-        while let Some(Reply::More(step) | Reply::Last(step)) = heard.recv().await {
-            findings.extend(step.findings);
-        }
-        findings
+        let (ended, steps) = self.rig.verify("ds", true).await;
+        ended.unwrap();
+        steps.into_iter().flat_map(|step| step.findings).collect()
     }
 
     async fn build(&self) {
@@ -92,32 +75,18 @@ impl Scene {
     }
 
     async fn purge(&self) {
-        let (turns, left) = (Turns::new(), Leftovers::default());
-        let name = Some(testing::dataset("ds"));
-        let request =
-            PurgeRequest { dataset: name, grace: Duration::ZERO, dry_run: false, force: false };
-        let (told, mut heard) = mpsc::channel(1_000);
-        let everybody = &Caller::Everybody;
-        purge::purge(&self.rig.parts, &turns, &left, request, everybody, &told).await.unwrap();
-        drop(told);
-        while let Some(Reply::More(step) | Reply::Last(step)) = heard.recv().await {
-            assert_eq!(step.problems, Vec::<String>::new());
-        }
+        let (dataset, grace) = (Some(testing::dataset("ds")), Duration::ZERO);
+        let request = PurgeRequest { dataset, grace, dry_run: false, force: false };
+        let (ended, steps) = self.rig.purge(request).await;
+        ended.unwrap();
+        assert!(steps.iter().all(|step| step.problems.is_empty()), "{steps:?}");
     }
 
     async fn recover(&self) {
-        let request = RecoverRequest { dataset: Some(testing::dataset("ds")), since: None };
-        let (told, mut heard) = mpsc::channel(1_000);
-        recover::recover(&self.rig.parts, request, &Caller::Everybody, &told).await.unwrap();
-        drop(told);
-        while let Some(Reply::More(step) | Reply::Last(step)) = heard.recv().await {
-            assert_eq!(step.problems, Vec::<String>::new());
-        }
+        let (ended, steps) = self.rig.recover(Some("ds")).await;
+        ended.unwrap();
+        assert!(steps.iter().all(|step| step.problems.is_empty()), "{steps:?}");
     }
-}
-
-fn path(name: &str) -> FilePath {
-    FilePath::new(name.to_owned()).unwrap()
 }
 
 /// Keeps S-18 and S-40.

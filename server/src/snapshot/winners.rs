@@ -146,19 +146,11 @@ impl Live {
         Some(((number / 64) as usize, 1 << (number % 64)))
     }
 
-    fn insert(&mut self, holder: (u32, u32)) {
+    fn set(&mut self, holder: (u32, u32), is_live: bool) {
         if let Some((word, bit)) = self.place(holder)
             && let Some(word) = self.bits.get_mut(word)
         {
-            *word |= bit;
-        }
-    }
-
-    fn remove(&mut self, holder: (u32, u32)) {
-        if let Some((word, bit)) = self.place(holder)
-            && let Some(word) = self.bits.get_mut(word)
-        {
-            *word &= !bit;
+            *word = if is_live { *word | bit } else { *word & !bit };
         }
     }
 
@@ -273,15 +265,8 @@ impl Scan {
             drop(records);
             rows.sort_unstable_by_key(|row| row.path);
             for rows in rows.chunk_by(|a, b| a.path == b.path) {
-                let winner = match rows {
-                    [only] => only,
-                    several => {
-                        are_all_live = false;
-                        let winner = several.iter().max_by_key(|row| self.rank(row));
-                        let Some(winner) = winner else { continue };
-                        winner
-                    }
-                };
+                are_all_live &= rows.len() == 1;
+                let Some(winner) = rows.iter().max_by_key(|row| self.rank(row)) else { continue };
                 let (chunk, entry) = winner.version;
                 let is_deleted = !deleted.is_empty()
                     && deleted.get(&self.chunk(chunk)).is_some_and(|set| set.contains(entry));
@@ -289,7 +274,7 @@ impl Scan {
                     are_all_live = false;
                     continue;
                 }
-                live.insert(winner.holder);
+                live.set(winner.holder, true);
                 if self.folders.contains(&winner.path) {
                     doubted.push(Doubted { path: winner.path, holder: winner.holder });
                 }
@@ -331,7 +316,7 @@ impl Live {
     /// Takes files out that are folders too: the folder holds.
     pub(crate) fn hide(&mut self, doubted: &[Doubted], folders: &Folders) {
         for file in doubted.iter().filter(|file| folders.0.contains(&file.path)) {
-            self.remove(file.holder);
+            self.set(file.holder, false);
         }
     }
 }

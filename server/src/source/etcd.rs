@@ -4,7 +4,7 @@
 //! Must hold: nothing is given that a majority of etcd has not agreed on; a node that is away,
 //! hangs or lost its leader is left for the next one; no password is shown.
 
-use std::error::Error;
+use std::error::Error as _;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,6 +20,8 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
+
+use crate::error::causes;
 
 /// How long a connection, a login or a read may take.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -133,8 +135,7 @@ impl Etcd {
                         return text(event.kv.filter(|_| event.r#type == PUT));
                     }
                 }
-                // The past that was asked for is gone, or the node has no leader, or is away:
-                // begin again, and not at once, for this may be so again.
+                // The past is compacted, or the node is away or has no leader: begin again after a pause.
                 Ok(_) | Err(_) => {
                     self.events = None;
                     self.failures = self.failures.saturating_add(1);
@@ -274,17 +275,6 @@ fn why(status: &Status) -> String {
         Some(cause) => format!("{HUNG_UP}: {}", causes(cause)),
         None => format!("{}: {}", status.code(), status.message()),
     }
-}
-
-/// An error and what lies under it.
-fn causes(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// Of the types of events: a key was written.

@@ -181,15 +181,13 @@ impl<T: Send + Sync + 'static> Followed<T> {
         following.as_ref().map(|(_, text)| text.clone()).unwrap_or_default()
     }
 
-    /// For how long there has been something else that can't be had or used; zero when what is in
-    /// force is what is there.
+    /// Time since a newer text could not be had or used; zero when the text in force is the newest.
     pub(crate) fn stale_for(&self) -> Duration {
         let since = *self.stale_since.lock().unwrap_or_else(PoisonError::into_inner);
         since.map_or(Duration::ZERO, |since| self.clock.monotonic().saturating_sub(since))
     }
 
-    /// Puts changes in force for as long as the server runs. One caller does that; further ones
-    /// wait for ever.
+    /// Puts changes in force while the server runs. Further callers wait for ever.
     pub async fn follow(&self) -> Infallible {
         let taken = self.following.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some((mut stream, mut held)) = taken else { return std::future::pending().await };
@@ -200,8 +198,7 @@ impl<T: Send + Sync + 'static> Followed<T> {
         }
     }
 
-    /// Puts what was found in force if it is new and can be used. `held` is the text in force,
-    /// `told` what was wrong since that was there.
+    /// Puts a new usable text in force. `held` is the text in force, `told` the last error.
     fn take(&self, found: Result<String, String>, held: &mut String, told: &mut Told) {
         self.take_text(found, held, told);
         let mut since = self.stale_since.lock().unwrap_or_else(PoisonError::into_inner);

@@ -12,7 +12,7 @@ use dl_format::{
     encode_tombstone,
 };
 use dl_meta::{DatasetRecord, Refusal};
-use dl_proto::{DeleteRequest, Kind};
+use dl_proto::Kind;
 use dl_runtime::{Buffers, blocking};
 use dl_store::Key;
 
@@ -103,21 +103,13 @@ async fn refuse_new(parts: &Parts, header: &Header, kind: Kind, why: String) -> 
 
 /// Takes room for an object; none where the object is stored already.
 async fn take_room(parts: &Parts, header: &Header) -> Result<Option<Taken>, Error> {
-    let (room, length) = (parts.room.clone(), header.object_length());
-    let taken = blocking::run(move || room.take(length)).await;
-    match taken.map_err(|error| Error::new(Kind::Unavailable, ACTION, header.id(), error))? {
+    match parts.room.reserve(header.object_length(), ACTION, header.id()).await? {
         Ok(taken) => Ok(Some(taken)),
         Err(full) => {
             refuse_new(parts, header, Kind::Full, full.to_string()).await?;
             Ok(None)
         }
     }
-}
-
-/// Commits a tombstone for the versions that a client saw.
-pub(crate) async fn delete(parts: &Parts, request: &DeleteRequest) -> Result<Stamp, Error> {
-    let DeleteRequest { dataset, tombstone, ref deletions } = *request;
-    put_tombstone(parts, dataset, tombstone, deletions).await
 }
 
 /// Commits a tombstone. A metadata store with full memory takes tombstones, as deletes give memory back.
@@ -156,8 +148,7 @@ async fn commit(
     let (id, kind) = (verified.header().id(), verified.header().kind());
     let (dataset, digest) = (verified.header().dataset(), verified.header().digest());
     let now = parts.clock.now();
-    // A late retry of a stored object is answered like any other: a readable object may not be durable
-    // yet, and the create below makes it so.
+    // Also for a late retry: a readable object may not be durable yet, and the create makes it durable.
     if let Some(why) = untimely(parts, id, arrived, now)
         && !is_stored(parts, &object_key(dataset, id, kind)).await?
     {
@@ -180,7 +171,7 @@ async fn commit(
         }
         // A stored object needs no room.
         Err(error) if error.kind == dl_store::Kind::Full && is_stored(parts, &key).await? => {
-            parts.store.settle(std::slice::from_ref(&key)).await.doing(ACTION, id)?;
+            parts.store.settle(std::slice::from_ref(&key)).await.storing(ACTION, id)?;
             committed_before(parts, dataset, id, kind, digest).await
         }
         Err(error) => Err(Error::store(ACTION, id, error)),
@@ -224,7 +215,7 @@ async fn append(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
             let key = object_key(header.dataset(), header.id(), header.kind());
             let ended = catalog::by_id(parts, header.dataset()).await;
             if matches!(&ended, Err(error) if error.kind == Kind::NotFound) {
-                parts.store.delete(&key).await.doing("remove object", header.id())?;
+                parts.store.delete(&key).await.storing("remove object", header.id())?;
             }
             ended?;
             Err(Error::meta(ACTION, header.id(), error))
@@ -281,8 +272,7 @@ pub(crate) async fn is_committed(
     }))
 }
 
-/// The reason to refuse an object by its time. Its first piece, which came at `arrived`, counts: a slow line
-/// is no wrong clock.
+/// The reason to refuse an object by the time of its first piece, which came at `arrived`.
 fn untimely(parts: &Parts, id: ChunkId, arrived: SystemTime, now: SystemTime) -> Option<String> {
     let (sealed, limits) = (id.sealed_at(), &parts.limits);
     let off = arrived.duration_since(sealed).or_else(|_| sealed.duration_since(arrived));
@@ -294,8 +284,8 @@ fn untimely(parts: &Parts, id: ChunkId, arrived: SystemTime, now: SystemTime) ->
             "its id is {seconds} s off this server's clock; set the clocks of client and server, or put it \
              again if it was on its way for that long"
         ))
-    } else if took > limits.whole() {
-        let (took, most) = (took.as_secs(), limits.whole().as_secs());
+    } else if took > limits.clock_skew {
+        let (took, most) = (took.as_secs(), limits.clock_skew.as_secs());
         Some(format!("it took {took} s to come, and may take {most}; send fewer at a time"))
     } else {
         None

@@ -1,54 +1,7 @@
 //! Long work for a client that takes nothing.
 
-use std::time::Duration;
-
-use dl_proto::{PurgeRequest, RecoverRequest};
-
 use super::*;
-use crate::auth::Caller;
 use crate::testing::rig;
-
-#[tokio::test]
-async fn a_purge_and_a_recovery_wait_once_for_a_client_that_takes_nothing_and_then_say_so() {
-    let rig = rig().await;
-    for number in 0..10 {
-        let id = rig.create(&format!("ds-{number}")).await;
-        rig.store_chunk(id, number).await;
-    }
-    let patience = rig.parts.limits.patience.as_secs() as u32;
-    // The channels are full from the first message on, and nobody reads them.
-    let (progress, _unread) = mpsc::channel(1);
-    let (turns, left) = (
-        crate::housekeeping::turns::Turns::new(),
-        crate::datasets::leftovers::Leftovers::default(),
-    );
-    let request =
-        PurgeRequest { dataset: None, grace: Duration::ZERO, dry_run: false, force: false };
-    let purge = crate::housekeeping::purge::purge(
-        &rig.parts,
-        &turns,
-        &left,
-        request,
-        &Caller::Everybody,
-        &progress,
-    );
-    let (ended, seconds) = rig.run(purge).await;
-    assert_eq!(ended.unwrap_err().kind, Kind::TimedOut);
-    assert!((patience..2 * patience).contains(&seconds), "{seconds} s");
-    // It was done all the same.
-    for record in rig.parts.meta.records().await.unwrap() {
-        let outline = rig.parts.meta.outline(record.id).await.unwrap().unwrap();
-        assert_eq!(outline.objects, 1, "{}", record.name);
-    }
-
-    let (progress, _unread) = mpsc::channel(1);
-    let request = RecoverRequest { dataset: None, since: None };
-    let recovery =
-        crate::recovery::recover::recover(&rig.parts, request, &Caller::Everybody, &progress);
-    let (ended, seconds) = rig.run(recovery).await;
-    assert_eq!(ended.unwrap_err().kind, Kind::TimedOut);
-    assert!((patience..2 * patience).contains(&seconds), "{seconds} s");
-}
 
 #[tokio::test]
 async fn who_takes_something_again_is_told_the_rest_and_who_is_gone_is_not_waited_for() {

@@ -4,15 +4,14 @@ use dl_meta::Datasets;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dl_proto::{KeyHash, RecoverRequest, User, Users};
+use dl_proto::{KeyHash, User, Users};
 use dl_runtime::SystemClock;
 use dl_runtime::fault::Fault;
 use dl_store::StoreExt;
-use tokio::sync::mpsc;
 
 use super::*;
 use crate::auth::People;
-use crate::testing::{Careless, dataset, rig};
+use crate::testing::{Careless, dataset, first_name, rig, until_met};
 
 #[tokio::test]
 async fn a_listing_looks_for_the_objects_of_many_unknown_datasets_at_once() {
@@ -37,11 +36,7 @@ async fn a_listing_looks_for_the_objects_of_many_unknown_datasets_at_once() {
 
 /// Somebody who may read these datasets.
 fn reader(pattern: &str) -> Caller {
-    known(&format!("read:{pattern}"))
-}
-
-fn known(grant: &str) -> Caller {
-    let grants = vec![grant.parse().unwrap()];
+    let grants = vec![format!("read:{pattern}").parse().unwrap()];
     let users = [("ann".parse().unwrap(), User::new(KeyHash::of_nobody(), grants))];
     let people = People::parse(&Users(users.into_iter().collect()).to_string()).unwrap();
     Caller::Known(people.person("ann").unwrap())
@@ -74,44 +69,25 @@ async fn a_listing_counts_what_its_caller_may_read_and_nothing_else() {
     assert_eq!(failed.kind, Kind::Unavailable);
 }
 
-#[tokio::test]
-async fn nothing_is_counted_for_who_opens_a_dataset_or_asks_for_names() {
-    let rig = rig().await;
-    let id = rig.create("pets").await;
-    rig.meta.script("dataset", [Some(Fault::Before(dl_meta::Kind::Corrupt))]);
-    let opened = by_name(&rig.parts, &dataset("pets"), &Caller::Everybody, Detail::Outline).await;
-    let opened = opened.unwrap();
-    assert_eq!((opened.id, opened.counts), (id, Counts::Unasked));
-    assert_eq!(rig.create("pets").await, id);
-    let listed = list(&rig.parts, &Caller::Everybody, Detail::Record).await.unwrap();
-    assert_eq!(counts(&listed.found), [("pets", false)]);
-    let counted = by_name(&rig.parts, &dataset("pets"), &Caller::Everybody, Detail::Counts).await;
-    let damaged = counted.unwrap_err();
-    assert_eq!(damaged.kind, Kind::NeedsRecovery);
-    assert!(damaged.chain().contains("remove it, start again"), "{}", damaged.chain());
-}
-
 /// Keeps S-20: Rule 5. What was created or changed since under a name is not removed by a deletion.
 #[tokio::test]
 async fn a_dataset_is_deleted_by_its_own_name_alone() {
     let rig = rig().await;
     let (id, _) = (rig.create("foo").await, rig.create("bar").await);
     rig.store_chunk(id, 1).await;
-    let object = crate::shared::parts::key(dl_format::name_key(&dataset("foo"), 1));
+    let object = first_name("foo");
     let named = rig.parts.store.read_all(&object).await.unwrap();
     rig.parts.store.delete(&object).await.unwrap();
     assert_eq!(rig.delete("bar", id).await.unwrap(), DeletedDataset::default());
     // Somebody has copied the name of another dataset over it.
-    let other = crate::shared::parts::key(dl_format::name_key(&dataset("bar"), 1));
-    let copied = rig.parts.store.read_all(&other).await.unwrap();
+    let copied = rig.parts.store.read_all(&first_name("bar")).await.unwrap();
     rig.parts.store.create(&object, copied).await.unwrap();
     let refused = rig.delete("foo", id).await.unwrap_err();
     assert_eq!(refused.kind, Kind::Conflict);
     let told = ["names/foo/00000001 in the chunk store", "run `dlcmd recover dl://foo`"];
     assert!(told.iter().all(|told| refused.chain().contains(told)), "{}", refused.chain());
     assert!(names::has_objects(&rig.parts, &dataset("foo"), id).await.unwrap());
-    rig.parts.store.delete(&object).await.unwrap();
-    rig.parts.store.create(&object, named).await.unwrap();
+    rig.replace(&object, named).await;
     assert_eq!(rig.delete("foo", id).await.unwrap().removed, 1);
     rig.create("foo").await;
     assert_eq!(rig.delete("foo", id).await.unwrap(), DeletedDataset::default(), "repeated");
@@ -129,11 +105,8 @@ async fn a_recovery_that_fails_for_a_deleted_dataset_tells_nobody_which_it_was()
         // As a Redis does that is set back.
         rig.memory.put_dataset(&record).await.unwrap();
         rig.meta.script(operation, [Some(Fault::Before(dl_meta::Kind::Unavailable))]);
-        let (progress, _told) = mpsc::channel(64);
-        let request = RecoverRequest { dataset: Some(dataset("apples")), since: None };
         let caller = reader("apples");
-        let recovered = crate::recovery::recover::recover(&rig.parts, request, &caller, &progress);
-        let error = rig.run(recovered).await.0.unwrap_err();
+        let error = rig.run(rig.recover_for(&caller, Some("apples"))).await.0.0.unwrap_err();
         assert!(error.kind.is_retryable() && rig.meta.is_used_up(operation), "{operation}");
         let told = error.chain();
         assert!(!told.contains("secret") && !told.contains(&id.to_string()), "{told}");
@@ -146,7 +119,7 @@ async fn a_dataset_that_is_being_rebuilt_has_neither_a_version_nor_counts() {
     let rig = rig().await;
     let id = rig.create("pets").await;
     rig.store_chunk(id, 1).await;
-    rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    rig.adopt().await;
     let record = rig.memory.record(id).await.unwrap().unwrap();
     let rebuilt = DatasetRecord { state: DatasetState::Recovering, ..record };
     rig.memory.put_dataset(&rebuilt).await.unwrap();
@@ -183,10 +156,7 @@ async fn a_dataset_that_is_made_while_it_is_looked_for_is_not_called_lost() {
                     }
                 }
             });
-            while !rig.store.is_used_up("list") {
-                assert!(futures::poll!(&mut found).is_pending());
-                tokio::task::yield_now().await;
-            }
+            until_met(&rig.store, "list", &mut found).await;
             if is_made {
                 rig.memory.put_dataset(&record).await.unwrap();
             }
@@ -230,9 +200,7 @@ async fn an_id_of_before_is_refused_without_the_name_that_can_not_be_read() {
     let told = by_id(&rig.parts, before).await.unwrap_err();
     assert_eq!(told.kind, Kind::NotFound, "{}", told.chain());
     rig.create("secret").await;
-    let object = crate::shared::parts::key(dl_format::name_key(&dataset("secret"), 1));
-    rig.parts.store.delete(&object).await.unwrap();
-    rig.parts.store.create(&object, bytes::Bytes::from("damaged")).await.unwrap();
+    rig.replace(&first_name("secret"), "damaged").await;
     rig.clock.advance(Duration::from_secs(1));
     let told = by_id(&rig.parts, before).await.unwrap_err();
     assert_eq!(told.kind, Kind::NotFound, "{}", told.chain());

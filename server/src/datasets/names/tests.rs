@@ -1,14 +1,18 @@
 //! Reading names, and what a start costs when many were used before.
 
+use dl_format::ChunkShape;
 use dl_runtime::fault::Fault;
+use dl_runtime::{Clock, SystemClock};
+use dl_store::{Throttle, ThrottleStore};
 
 use super::*;
+use crate::auth::Caller;
+use crate::datasets::catalog::{self, Detail};
 use crate::datasets::leftovers::Leftovers;
-use crate::testing::rig;
+use crate::testing::{Rig, dataset, first_name, rig};
 
 #[test]
 fn the_nearest_name_is_the_one_that_was_meant() {
-    let name = |text: &str| DatasetName::new(text).unwrap();
     for (typed, names, meant) in [
         // A letter left out, added, changed, or two of them swapped.
         ("imagnet", &["imagenet", "imagenet-val", "cifar10"][..], Some("imagenet")),
@@ -39,106 +43,77 @@ fn the_nearest_name_is_the_one_that_was_meant() {
         // All else equal, the first by name.
         ("set-1", &["set-3", "set-2"], Some("set-2")),
     ] {
-        let names: Vec<_> = names.iter().map(|text| name(text)).collect();
-        let found = nearest(&name(typed), names.iter()).map(DatasetName::as_str);
+        let names: Vec<_> = names.iter().map(|text| dataset(text)).collect();
+        let found = nearest(&dataset(typed), names.iter()).map(DatasetName::as_str);
         assert_eq!(found, meant, "{typed} among {names:?}");
-    }
-}
-
-/// A server on a store, with metadata in memory.
-fn parts_of(store: Arc<dyn dl_store::Store>, clock: Arc<dyn dl_runtime::Clock>) -> Parts {
-    Parts {
-        store,
-        meta: Arc::new(dl_meta::Memory::new()),
-        clock,
-        random: Arc::new(dl_runtime::OsRandom),
-        limits: crate::Limits::default(),
-        room: crate::Room::default(),
-        replaced: crate::Replaced::default(),
-        settings: crate::Settings::default(),
-        roll: crate::Roll::default(),
     }
 }
 
 #[tokio::test]
 async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
-    let (store, counters) = dl_store::CountStore::new(dl_store::memory());
-    let clock: Arc<dyn dl_runtime::Clock> = Arc::new(dl_runtime::SystemClock::new());
+    let Rig { parts, counters, .. } = rig().await;
     // Each call takes its time, so that they meet.
-    let slow =
-        dl_store::Throttle { latency: Duration::from_millis(20), ..dl_store::Throttle::default() };
-    let (store, _) = dl_store::ThrottleStore::new(Arc::new(store), Arc::clone(&clock), slow, 1_000);
-    let parts = parts_of(Arc::new(store), clock);
-    crate::prepare(&parts, dl_meta::Stop::Fresh).await.unwrap();
-    let caller = crate::auth::Caller::Everybody;
-    let shape = dl_format::ChunkShape::default();
+    let slow = Throttle { latency: Duration::from_millis(20), ..Throttle::default() };
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let (store, _) = ThrottleStore::new(Arc::clone(&parts.store), Arc::clone(&clock), slow, 1_000);
+    let parts = Parts { store: Arc::new(store), clock, ..parts };
+    let (caller, shape) = (Caller::Everybody, ChunkShape::default());
     for number in 0..20 {
-        let name = DatasetName::new(format!("imagenet-{number}")).unwrap();
-        crate::datasets::catalog::create(&parts, &name, shape).await.unwrap();
+        catalog::create(&parts, &dataset(&format!("imagenet-{number}")), shape).await.unwrap();
     }
     let before = counters.counts();
-    let asked =
-        (0..100).map(|number| {
-            let name = DatasetName::new(format!("imagenet-{number}x")).unwrap();
-            let (parts, caller) = (&parts, &caller);
-            let told = crate::datasets::catalog::Detail::Outline;
-            async move {
-                crate::datasets::catalog::by_name(parts, &name, caller, told).await.unwrap_err()
-            }
-        });
+    let asked = (0..100).map(|number| {
+        let (name, parts, caller) = (dataset(&format!("imagenet-{number}x")), &parts, &caller);
+        async move { catalog::by_name(parts, &name, caller, Detail::Outline).await.unwrap_err() }
+    });
     let errors = futures::future::join_all(asked).await;
     assert!(errors.iter().any(|error| error.chain().contains("did you mean imagenet-1?")));
     let after = counters.counts();
     assert!(after.listed - before.listed <= 40, "{before:?}, {after:?}");
     assert!(after.ranges - before.ranges <= 40, "{before:?}, {after:?}");
     let unknown = DatasetId::from_bytes([9; 16]);
-    let asked = (0..100).map(|_| crate::datasets::catalog::not_known(&parts, unknown, &caller));
+    let asked = (0..100).map(|_| catalog::not_known(&parts, unknown, &caller));
     futures::future::join_all(asked).await;
     let last = counters.counts();
     assert!(last.lists - after.lists <= 3, "{after:?}, {last:?}");
     // What is created counts at once.
-    let name = DatasetName::new("new").unwrap();
-    let new = crate::datasets::catalog::create(&parts, &name, shape).await.unwrap().id;
+    let name = dataset("new");
+    let new = catalog::create(&parts, &name, shape).await.unwrap().id;
     parts.meta.drop_dataset(&name, new).await.unwrap();
-    let told = crate::datasets::catalog::not_known(&parts, new, &caller).await;
+    let told = catalog::not_known(&parts, new, &caller).await;
     assert_eq!(told.kind, Kind::NeedsRecovery, "{}", told.chain());
 }
 
 #[tokio::test]
 async fn a_start_tidies_no_name_up_and_reads_none_whose_past_is_tidied_up() {
-    let (store, counters) = dl_store::CountStore::new(dl_store::memory());
-    let start = std::time::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-    let clock = Arc::new(dl_runtime::ManualClock::new(start));
-    let parts = parts_of(Arc::new(store), Arc::<dl_runtime::ManualClock>::clone(&clock));
-    crate::prepare(&parts, dl_meta::Stop::Fresh).await.unwrap();
-    let shape = dl_format::ChunkShape::default();
+    let rig = rig().await;
+    let parts = &rig.parts;
     let mut created = Vec::new();
     for number in 0..20 {
-        let name = DatasetName::new(format!("used-{}", number % 10)).unwrap();
-        let id = crate::datasets::catalog::create(&parts, &name, shape).await.unwrap().id;
+        let name = format!("used-{}", number % 10);
+        let id = rig.create(&name).await;
         if number < 15 {
-            let left = Leftovers::default();
-            crate::datasets::catalog::delete(&parts, &left, (&name, id)).await.unwrap();
+            rig.delete(&name, id).await.unwrap();
         }
-        created.push((name, id));
+        created.push((dataset(&name), id));
     }
-    let generations = || async { list(&parts, &prefix("names".to_owned())).await.unwrap() };
+    let generations = || async { list(parts, &prefix("names".to_owned())).await.unwrap() };
     let before = generations().await;
     let left = Leftovers::default();
-    let sweep = async || left.sweep_deleted(&parts, Past::Untidied).await.unwrap();
+    let sweep = async || left.sweep_deleted(parts, Past::Untidied).await.unwrap();
     sweep().await;
     assert_eq!(generations().await, before, "somebody may still be at work");
-    clock.advance(SPENT_AFTER + Duration::from_secs(1));
-    crate::prepare(&parts, dl_meta::Stop::Clean).await.unwrap();
+    rig.clock.advance(SPENT_AFTER + Duration::from_secs(1));
+    crate::prepare(parts, dl_meta::Stop::Clean).await.unwrap();
     assert_eq!(generations().await, before, "a start does not wait for that");
     sweep().await;
     assert_eq!(generations().await.len(), 10, "one for each name");
-    let quiet = counters.counts();
-    crate::prepare(&parts, dl_meta::Stop::Clean).await.unwrap();
-    let after = counters.counts();
+    let quiet = rig.counters.counts();
+    crate::prepare(parts, dl_meta::Stop::Clean).await.unwrap();
+    let after = rig.counters.counts();
     assert!(after.ranges - quiet.ranges <= 1, "more than the identity: {quiet:?} {after:?}");
     for (name, id) in created.into_iter().skip(10) {
-        let newest = newest(&parts, &name).await.unwrap().unwrap();
+        let newest = newest(parts, &name).await.unwrap().unwrap();
         let lives = newest.record.state == NameState::Live;
         assert_eq!(lives, name.as_str() >= "used-5", "{name}");
         assert!(newest.record.dataset == id && newest.generation >= 3, "{name}");
@@ -148,18 +123,18 @@ async fn a_start_tidies_no_name_up_and_reads_none_whose_past_is_tidied_up() {
 #[tokio::test]
 async fn a_listing_reads_only_names_that_are_new() {
     let rig = rig().await;
-    let (caller, told) = (crate::auth::Caller::Everybody, crate::datasets::catalog::Detail::Counts);
+    let caller = Caller::Everybody;
     for number in 0..60 {
-        let id = rig.create(&format!("ds-{number}")).await;
+        let name = format!("ds-{number}");
+        let id = rig.create(&name).await;
         if number > 0 {
-            let name = crate::testing::dataset(&format!("ds-{number}"));
-            rig.delete(name.as_str(), id).await.unwrap();
+            rig.delete(&name, id).await.unwrap();
         }
     }
     let reads = async || {
         rig.clock.advance(RECENT * 2);
         let before = rig.counters.counts().ranges;
-        let listed = crate::datasets::catalog::list(&rig.parts, &caller, told).await.unwrap();
+        let listed = catalog::list(&rig.parts, &caller, Detail::Counts).await.unwrap();
         (listed.found.len(), rig.counters.counts().ranges - before)
     };
     assert_eq!(reads().await, (1, 60));
@@ -214,7 +189,7 @@ async fn all_who_ask_for_names_while_the_store_is_silent_are_told_so_at_the_same
 #[tokio::test]
 async fn each_deletion_of_a_name_keeps_what_says_that_another_one_is_not_through() {
     let rig = rig().await;
-    let name = crate::testing::dataset("ds");
+    let name = dataset("ds");
     for _ in 0..2 {
         let id = rig.create("ds").await;
         rig.delete(name.as_str(), id).await.unwrap();
@@ -234,7 +209,7 @@ async fn each_deletion_of_a_name_keeps_what_says_that_another_one_is_not_through
 #[tokio::test]
 async fn a_name_copied_from_one_that_is_deleted_is_taken_by_nobody_and_loses_nothing() {
     let rig = rig().await;
-    let (name, copy) = (crate::testing::dataset("ds"), crate::testing::dataset("zz"));
+    let (name, copy) = (dataset("ds"), dataset("zz"));
     let id = rig.create("ds").await;
     let record = newest(&rig.parts, &name).await.unwrap().unwrap().record;
     create(&rig.parts, &copy, 1, &record).await.unwrap();
@@ -243,12 +218,12 @@ async fn a_name_copied_from_one_that_is_deleted_is_taken_by_nobody_and_loses_not
         names.unread.into_iter().map(|(name, why)| (name, why.chain())).collect::<Vec<_>>()
     };
     assert_eq!(unread().await.len(), 2, "nobody knows which of them is right");
-    remove(&rig.parts, &copy).await;
+    rig.parts.store.delete(&first_name("zz")).await.unwrap();
     rig.delete("ds", id).await.unwrap();
     create(&rig.parts, &copy, 1, &record).await.unwrap();
     let [(only, why)] = &unread().await[..] else { panic!("{:?}", unread().await) };
     assert!(*only == copy && why.contains("the same dataset as another name"), "{only}: {why}");
-    let put = crate::datasets::catalog::create(&rig.parts, &copy, record.shape).await;
+    let put = catalog::create(&rig.parts, &copy, record.shape).await;
     assert_eq!(put.unwrap_err().kind, Kind::Corrupt);
     // Once the name stands for something else, that says nothing more; what lies there is left alone.
     rig.create("ds").await;
@@ -256,11 +231,7 @@ async fn a_name_copied_from_one_that_is_deleted_is_taken_by_nobody_and_loses_not
     assert_eq!(unread().await, []);
     let swept = Leftovers::default().sweep_deleted(&rig.parts, Past::All).await;
     assert_eq!(swept.unwrap(), 0);
-    remove(&rig.parts, &copy).await;
+    rig.parts.store.delete(&first_name("zz")).await.unwrap();
     rig.clock.advance(RECENT * 2);
     assert_eq!(Leftovers::default().sweep_deleted(&rig.parts, Past::All).await.unwrap(), 1);
-}
-
-async fn remove(parts: &Parts, name: &DatasetName) {
-    parts.store.delete(&key(name_key(name, 1))).await.unwrap();
 }

@@ -101,8 +101,7 @@ impl Purge<'_> {
         Ok(true)
     }
 
-    /// The number of files in the metadata. None if the log has changed since the survey, or an object is on its
-    /// way into the log.
+    /// The number of files in the metadata; none if the log has changed, or is about to change.
     async fn counted(&self, dataset: DatasetId, survey: &Survey) -> Result<Option<u64>, Error> {
         if survey.unlogged() > 0 {
             return Ok(None);

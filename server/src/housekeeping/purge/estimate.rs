@@ -11,8 +11,7 @@ use crate::datasets::catalog;
 use crate::datasets::survey::Survey;
 
 impl Purge<'_> {
-    /// Counts the steps of the first round of a purge. Stored objects outside of the log,
-    /// which a purge adopts first, are left out.
+    /// Counts the steps of the first round of a purge, without objects that the purge adopts first.
     pub(super) async fn estimate(&mut self, id: DatasetId) -> Result<(), Stop> {
         let _turn = self.turns.survey(self.parts, || self.is_awaited()).await?;
         let record = catalog::by_id(self.parts, id).await?;

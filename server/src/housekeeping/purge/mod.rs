@@ -178,15 +178,13 @@ impl<'a> Purge<'a> {
         Ok(())
     }
 
-    /// Removes stored snapshots of replaced versions, but in a dry run; gives the snapshots of older versions
-    /// that are left.
+    /// Removes stored snapshots of older versions, but in a dry run. Gives the snapshots that are left.
     async fn sweep_snapshots(&self, id: DatasetId) -> Result<Vec<Older>, Error> {
         let outline = self.parts.meta.outline(id).await.doing("describe dataset", id)?;
         match outline.filter(|now| now.record.state == DatasetState::Live) {
-            Some(outline) if self.is_dry_run => {
-                snapshot::left_by_sweep(self.parts, id, outline.version).await
+            Some(outline) => {
+                snapshot::sweep(self.parts, id, outline.version, self.is_dry_run).await
             }
-            Some(outline) => snapshot::sweep(self.parts, id, outline.version).await,
             None => Ok(Vec::new()),
         }
     }
@@ -394,7 +392,7 @@ impl<'a> Purge<'a> {
             let removed = stream::iter(keys).map(|(key, bytes)| async move {
                 parts.settings.refuse_read_only(ACTION, name)?;
                 let removed = parts.store.delete(&key).await;
-                removed.map(|()| bytes).doing("remove object", key)
+                removed.map(|()| bytes).storing("remove object", key)
             });
             let removed: Vec<u64> =
                 removed.buffer_unordered(REMOVALS_AT_ONCE).try_collect().await?;

@@ -23,8 +23,7 @@ const DEAD_PERCENT: u64 = 30;
 /// upload may stand still. Within two hours each sealed object has arrived or is refused.
 const UPLOAD: Duration = STANDSTILL_MAX.saturating_add(Duration::from_secs(2 * 60 * 60));
 
-/// Bytes of a moved entry in the header of its new chunk, beside the path: with the version that the entry
-/// keeps, and the chunk that the version names.
+/// Bytes of a moved entry in the header of its new chunk, beside the path.
 const MOVED_ENTRY: usize = ENTRY_LEN + ORIGIN_LEN + ID_LEN;
 
 /// The rules for the time at which objects may go.
@@ -96,18 +95,17 @@ pub(super) fn read_until(objects: &[ObjectRecord], older: &[Older]) -> Option<St
     older.iter().filter_map(until).min()
 }
 
-/// The decision about an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The decision about an object; a later one keeps the object longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
-    Stays,
+    Goes,
     /// The object stays until this time at least.
     Waits(SystemTime),
-    Goes,
+    Stays,
 }
 
 impl State {
-    /// Whether two such chunks fit into a chunk of `size` bytes. Many small chunks put together then leave at
-    /// most one small chunk.
+    /// Whether two such chunks fit into a chunk of `size` bytes.
     fn is_small(&self, size: u64) -> bool {
         let half = |whole: u64| (whole / 2).saturating_sub(PAGE as u64);
         let more = u64::from(self.kept.count()) * (MOVED_ENTRY - ENTRY_LEN) as u64;
@@ -226,8 +224,7 @@ impl Ledger {
         rules.fate(object, state.since)
     }
 
-    /// Chunks to rewrite: with holes, and small if there are several. Also gives chunks with holes that are too
-    /// young.
+    /// Chunks to rewrite, with holes or several small ones; and chunks with holes that are too young.
     fn rewrites(&self, survey: &Survey, rules: Rules, is_whole: bool) -> (Vec<usize>, Vec<usize>) {
         let large: HashSet<usize> = survey.extents.iter().map(|(number, _)| *number).collect();
         let may_go = |number: usize, state: &State| {
@@ -315,13 +312,6 @@ impl Parts {
             return if is_over { rules.fate(object, object.stamp) } else { Fate::Stays };
         };
         let fates = named_by.iter().map(|number| chunks.get(*number).copied());
-        fates.fold(Fate::Goes, |least, fate| match (least, fate.unwrap_or(Fate::Stays)) {
-            (Fate::Stays, _) | (_, Fate::Stays) => Fate::Stays,
-            (Fate::Waits(one), Fate::Waits(other)) => Fate::Waits(one.max(other)),
-            (Fate::Waits(until), Fate::Goes) | (Fate::Goes, Fate::Waits(until)) => {
-                Fate::Waits(until)
-            }
-            (Fate::Goes, Fate::Goes) => Fate::Goes,
-        })
+        fates.map(|fate| fate.unwrap_or(Fate::Stays)).max().unwrap_or(Fate::Goes)
     }
 }

@@ -27,8 +27,7 @@ const READ_BYTES: u64 = 4 << 20;
 /// Paths looked up together.
 const PATHS_AT_ONCE: usize = 4_096;
 
-/// The memory of a rewrite in bytes: the open chunk, the chunk in its commit, and the bytes read, which are
-/// at least those of a file.
+/// The memory of a rewrite in bytes: the open chunk, the chunk in its commit, and the bytes read.
 pub(super) fn memory(shape: ChunkShape) -> u64 {
     let size = u64::from(shape.size());
     ChunkWriter::buffer_length(shape) as u64 + size + READ_BYTES.max(size)

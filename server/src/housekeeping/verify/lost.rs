@@ -122,8 +122,7 @@ impl Verify<'_> {
         self.find(problem, format!("restore the object, or {remedy}")).await
     }
 
-    /// Names a lost or damaged object without live files. Neither a recovery nor a purge passes over a damaged
-    /// object.
+    /// Names a lost or damaged object without live files, which a recovery needs as well.
     pub(super) async fn name_unneeded(
         &mut self,
         survey: &Survey,

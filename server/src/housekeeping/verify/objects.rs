@@ -12,7 +12,7 @@ use dl_store::{Key, StoreExt};
 use futures::stream::{self, StreamExt, TryStreamExt};
 
 use super::lost::{Lost, cut_off};
-use super::{Away, Doubt, Remedy, Verify};
+use super::{Away, Remedy, Verify};
 use crate::datasets::headers::read_header;
 use crate::datasets::survey::{Survey, cut, is_logged};
 use crate::error::{Doing, Error};
@@ -154,8 +154,7 @@ impl Verify<'_> {
         }
         if others > 0 {
             let problem = format!("{others} objects in the chunk store are not in the metadata");
-            let remedy = Remedy::Other(self.recover());
-            self.doubt(Doubt { problem, holder: None, remedy });
+            self.doubt(problem, None, Remedy::Other(self.recover()));
         }
         Ok(damaged)
     }
@@ -235,7 +234,7 @@ impl Verify<'_> {
         self.mention(self.state.checked)?;
         let below = prefix(hash_prefix(self.id, folder));
         let listed =
-            self.parts.store.list_sorted(&below).await.doing("list objects below", &below)?;
+            self.parts.store.list_sorted(&below).await.storing("list objects below", &below)?;
         Ok(listed.into_iter().map(|object| object.key).collect())
     }
 }

@@ -5,26 +5,20 @@ use dl_meta::MetaStore;
 use dl_runtime::fault::Fault;
 
 use super::*;
-use crate::testing::{Rig, dataset, rig};
+use crate::shared::parts::object_key;
+use crate::testing::{Rig, chunk, path, rig, until_met};
 
-/// Verifies; gives what was told, and how it ended.
+/// Verifies; gives the reports, and the end.
 async fn steps(rig: &Rig, checksums: bool) -> (Vec<VerifyProgress>, Result<(), Error>) {
-    let (progress, mut told) = mpsc::channel(1_000);
-    let request = VerifyRequest { dataset: dataset("ds"), checksums };
-    let (memory, turns) = (Budget::new(64 << 20, "test"), Turns::new());
-    let with = (&memory, &turns);
-    let verified = Box::pin(verify(&rig.parts, with, request, &Caller::Everybody, &progress));
-    let (ended, _) = rig.run(verified).await;
-    drop(progress);
-    let mut steps = Vec::new();
-    while let Some(Reply::More(step) | Reply::Last(step)) = told.recv().await {
-        steps.push(step);
-    }
+    let ((ended, steps), _) = rig.run(rig.verify("ds", checksums)).await;
     (steps, ended)
 }
 
-fn findings(steps: &[VerifyProgress]) -> usize {
-    steps.iter().map(|step| step.findings.len()).sum()
+/// All findings of a verification that comes to its end.
+async fn findings(rig: &Rig, checksums: bool) -> Vec<Finding> {
+    let (steps, ended) = steps(rig, checksums).await;
+    ended.unwrap();
+    steps.into_iter().flat_map(|step| step.findings).collect()
 }
 
 #[tokio::test]
@@ -37,7 +31,7 @@ async fn findings_come_in_messages_that_are_not_too_large() {
     }
     let (steps, ended) = steps(&rig, false).await;
     ended.unwrap();
-    assert_eq!(findings(&steps), 2_500);
+    assert_eq!(steps.iter().map(|step| step.findings.len()).sum::<usize>(), 2_500);
     assert!(steps.iter().all(|step| step.findings.len() <= TOLD_TOGETHER));
     let done: Vec<_> = steps.iter().map(|step| step.done).collect();
     assert_eq!(done.iter().position(|done| *done), Some(steps.len() - 1), "and only the last one");
@@ -50,17 +44,17 @@ async fn objects_whose_bytes_cannot_be_read_are_told_one_by_one_unless_the_store
     for number in 0..100 {
         rig.store_chunk(id, number).await;
     }
-    rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    rig.adopt().await;
     let before = rig.counters.counts().ranges;
-    let (whole, ended) = steps(&rig, false).await;
-    assert!(ended.is_ok() && findings(&whole) == 0, "{whole:?}");
+    assert_eq!(findings(&rig, false).await, []);
     let headers = usize::try_from(rig.counters.counts().ranges - before).unwrap();
     let unavailable = Some(Fault::Before(dl_store::Kind::Unavailable));
     for (failures, found, is_away) in [(3, 3, false), (100, 63, true)] {
         let passed = std::iter::repeat_n(None, headers);
         rig.store.script("read", passed.chain(std::iter::repeat_n(unavailable, failures)));
         let (told, ended) = steps(&rig, true).await;
-        assert_eq!(findings(&told), found, "{told:?}");
+        let count: usize = told.iter().map(|step| step.findings.len()).sum();
+        assert_eq!(count, found, "{told:?}");
         assert_eq!(ended.is_err_and(|error| error.kind == Kind::Unavailable), is_away);
     }
 }
@@ -76,26 +70,21 @@ async fn what_a_purge_removes_meanwhile_is_not_missed() {
     // The first one is needed no more.
     rig.clock.advance(std::time::Duration::from_secs(1));
     chunks.push(rig.store_chunk(id, 0).await);
-    rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    rig.adopt().await;
     let before = rig.counters.counts().ranges;
-    assert_eq!(findings(&steps(&rig, false).await.0), 0);
+    assert_eq!(findings(&rig, false).await, []);
     let reads = usize::try_from(rig.counters.counts().ranges - before).unwrap();
     // All is listed, and the headers are about to be read.
     let slow = Some(Fault::Delay(std::time::Duration::from_secs(5)));
     rig.store.script("read", std::iter::repeat_n(None, reads - chunks.len()).chain([slow]));
-    let mut verified = Box::pin(steps(&rig, false));
-    while !rig.store.is_used_up("read") {
-        assert!(futures::poll!(&mut verified).is_pending());
-        tokio::task::yield_now().await;
-    }
+    let mut verified = Box::pin(findings(&rig, false));
+    until_met(&rig.store, "read", &mut verified).await;
     rig.memory.retire(id, &chunks[..1]).await.unwrap();
-    let key = crate::shared::parts::object_key(id, chunks[0], ObjectKind::Chunk);
+    let key = object_key(id, chunks[0], ObjectKind::Chunk);
     rig.parts.store.delete(&key).await.unwrap();
-    let (told, ended) = verified.await;
-    ended.unwrap();
-    let wrong = told.iter().flat_map(|step| &step.findings);
-    let wrong: Vec<_> = wrong.filter(|one| !one.problem.contains("was being written to")).collect();
-    assert!(wrong.is_empty(), "{wrong:?}");
+    let mut wrong = verified.await;
+    wrong.retain(|one| !one.problem.contains("was being written to"));
+    assert_eq!(wrong, []);
 }
 
 #[tokio::test]
@@ -105,15 +94,12 @@ async fn beside_damage_nobody_is_told_to_throw_the_metadata_away() {
     rig.store_chunk(id, 0).await;
     rig.clock.advance(std::time::Duration::from_secs(1));
     let newer = rig.store_chunk(id, 0).await;
-    rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
-    let key = crate::shared::parts::object_key(id, newer, ObjectKind::Chunk);
+    rig.adopt().await;
+    let key = object_key(id, newer, ObjectKind::Chunk);
     let mut object = rig.parts.store.read_all(&key).await.unwrap().to_vec();
     object[100] ^= 0xff;
-    rig.parts.store.delete(&key).await.unwrap();
-    rig.parts.store.create(&key, object.into()).await.unwrap();
-    let (told, ended) = steps(&rig, false).await;
-    ended.unwrap();
-    let found: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
+    rig.replace(&key, object).await;
+    let found = findings(&rig, false).await;
     assert!(found.iter().any(|one| one.remedy.contains("dlcmd put --checksum")), "{found:?}");
     assert!(!found.iter().any(|one| one.problem.contains("another version")), "{found:?}");
     assert!(!found.iter().any(|one| one.remedy.contains("empty the metadata")), "{found:?}");
@@ -125,8 +111,7 @@ async fn store_large(rig: &Rig, id: DatasetId, ids: &mut ChunkIdMaker) -> (Key, 
     let (part, extent) = Sealed::part(shape, next(), id, &[1; 1_000]).unwrap();
     let stored = rig.store_sealed(&part).await;
     let mut last = ChunkWriter::new(shape, Vec::new());
-    let (path, attributes) = (FilePath::new("large").unwrap(), Attributes::default());
-    last.append_tail(&path, attributes, vec![extent], b"tail").unwrap();
+    last.append_tail(&path("large"), Attributes::default(), vec![extent], b"tail").unwrap();
     rig.store_sealed(&last.seal(next(), id)).await;
     stored
 }
@@ -137,20 +122,15 @@ async fn a_large_file_with_a_damaged_part_is_named_whether_the_part_is_known_or_
         let rig = rig().await;
         let id = rig.create("ds").await;
         let (key, object) = store_large(&rig, id, &mut ChunkIdMaker::new([7; 9])).await;
-        let recover =
-            || async { rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0 };
         if is_known {
-            recover().await.unwrap();
+            rig.adopt().await;
         }
-        rig.parts.store.delete(&key).await.unwrap();
         let damaged = if is_known { object.slice(..object.len() - 1) } else { object.slice(8..) };
-        rig.parts.store.create(&key, damaged).await.unwrap();
+        rig.replace(&key, damaged).await;
         if !is_known {
-            recover().await.unwrap();
+            rig.adopt().await;
         }
-        let (told, ended) = steps(&rig, false).await;
-        ended.unwrap();
-        let found: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
+        let found = findings(&rig, false).await;
         let says = |text: &str| found.iter().any(|one| one.problem.contains(text));
         assert!(says("large is lost"), "{found:?}");
         assert!(
@@ -165,32 +145,25 @@ async fn a_large_file_with_a_damaged_part_is_named_whether_the_part_is_known_or_
 async fn what_a_chunk_has_too_much_is_to_be_cut_off() {
     let rig = rig().await;
     let id = rig.create("ds").await;
-    let chunk = rig.store_chunk(id, 1).await;
-    rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
-    let key = crate::shared::parts::object_key(id, chunk, ObjectKind::Chunk);
+    let key = object_key(id, rig.store_chunk(id, 1).await, ObjectKind::Chunk);
+    rig.adopt().await;
     let object = rig.parts.store.read_all(&key).await.unwrap();
     let (own, grown) = (object.len(), [&object[..], b"more"].concat());
     for (bytes, is_told) in [(grown, true), (object.to_vec(), false)] {
-        rig.parts.store.delete(&key).await.unwrap();
-        rig.parts.store.create(&key, bytes.into()).await.unwrap();
-        let (told, ended) = steps(&rig, true).await;
-        ended.unwrap();
-        let remedies: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
+        rig.replace(&key, bytes).await;
+        let remedies = findings(&rig, true).await;
         let remedy = format!("restore the object, or cut off what is behind its first {own} bytes");
         assert_eq!(!remedies.is_empty(), is_told, "{remedies:?}");
         assert!(remedies.iter().all(|one| one.remedy == remedy), "{remedies:?}");
     }
     // Also of one that the metadata lacks.
     let other = rig.store_chunk(id, 2).await;
-    let key = crate::shared::parts::object_key(id, other, ObjectKind::Chunk);
+    let key = object_key(id, other, ObjectKind::Chunk);
     let object = rig.parts.store.read_all(&key).await.unwrap();
-    rig.parts.store.delete(&key).await.unwrap();
-    rig.parts.store.create(&key, [&object[..], b"more"].concat().into()).await.unwrap();
-    let (told, ended) = steps(&rig, false).await;
-    ended.unwrap();
-    let remedies: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
+    rig.replace(&key, [&object[..], b"more"].concat()).await;
+    let remedies = findings(&rig, false).await;
     let own = object.len();
-    let is_told = |one: &&Finding| {
+    let is_told = |one: &Finding| {
         let remedy = format!("cut off what is behind its first {own} bytes, and run");
         one.remedy.contains(&remedy)
     };
@@ -204,21 +177,16 @@ async fn a_damaged_part_that_no_file_needs_any_more_is_told() {
     let id = rig.create("ds").await;
     let mut ids = ChunkIdMaker::new([7; 9]);
     let (key, object) = store_large(&rig, id, &mut ids).await;
-    let mut newer = ChunkWriter::new(ChunkShape::default(), Vec::new());
-    newer.append(&FilePath::new("large").unwrap(), Attributes::default(), b"small").unwrap();
-    rig.store_sealed(&newer.seal(ids.next(rig.parts.clock.now()), id)).await;
-    rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
-    let (told, _) = steps(&rig, false).await;
-    assert_eq!(findings(&told), 0, "{told:?}");
+    let newer = ids.next(rig.parts.clock.now());
+    rig.store_sealed(&chunk(newer, id, ["large".to_owned()], b"small")).await;
+    rig.adopt().await;
+    assert_eq!(findings(&rig, false).await, []);
     let mut damaged = object.to_vec();
     damaged[0] ^= 1;
-    rig.parts.store.delete(&key).await.unwrap();
-    rig.parts.store.create(&key, damaged.into()).await.unwrap();
+    rig.replace(&key, damaged).await;
     for checksums in [false, true] {
-        let (told, ended) = steps(&rig, checksums).await;
-        ended.unwrap();
-        let found: Vec<_> = told.iter().flat_map(|step| &step.findings).collect();
-        let [only] = found[..] else { panic!("{found:?}") };
+        let found = findings(&rig, checksums).await;
+        let [only] = &found[..] else { panic!("{found:?}") };
         assert!(only.problem.ends_with("no file needs it"), "{only:?}");
         assert!(only.problem.contains(key.as_str()), "{only:?}");
     }

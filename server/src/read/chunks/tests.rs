@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use dl_format::ChunkId;
-use dl_runtime::fault::Fault;
 
 use super::*;
 use crate::testing::{Careless, Rig, rig};
@@ -119,25 +118,6 @@ async fn a_chunk_that_is_not_there_or_too_short_or_of_another_dataset_fails_alon
         [Some(Kind::NotFound), None, Some(Kind::NotFound), Some(Kind::Corrupt), None]
     );
     assert!(answer[1].0 == bytes[..] && answer[4].0 == bytes[1..3]);
-}
-
-#[tokio::test]
-async fn a_store_that_fails_is_told_with_its_reason_and_the_rest_of_the_range_is_not_read() {
-    let rig = rig().await;
-    let dataset = rig.create("ds").await;
-    let (broken, broken_bytes) = store(&rig, dataset, 1, 20 << 20).await;
-    let (well, bytes) = store(&rig, dataset, 2, 400_000).await;
-    let ranges = [range(broken, 0, 20 * MIB), range(well, 0, 400_000)];
-    rig.store.script("read", [None, Some(Fault::Before(dl_store::Kind::Unavailable))]);
-    let before = rig.counters.counts().read_bytes;
-    let answer = ask(&rig.parts, 64 * MIB, request(dataset, &ranges)).answer(2).await;
-    let (begun, why) = &answer[0];
-    let (kind, why) = why.as_ref().unwrap();
-    assert_eq!(*kind, Kind::Unavailable);
-    assert!(why.contains(&broken.to_string()), "{why}");
-    assert!(!begun.is_empty() && broken_bytes.starts_with(begun));
-    assert_eq!(answer[1], (bytes.to_vec(), None));
-    assert!(rig.counters.counts().read_bytes - before < 5 << 20);
 }
 
 #[tokio::test]

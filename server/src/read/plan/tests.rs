@@ -6,7 +6,7 @@ use dl_format::{
 use dl_store::StoreExt;
 
 use super::*;
-use crate::testing::rig;
+use crate::testing::{path, rig};
 
 const PART: u32 = 3 << 20;
 
@@ -17,8 +17,7 @@ async fn large_file(parts: &Parts, dataset: DatasetId) -> FileRecord {
         || Extent { part: ids.next(parts.clock.now()), length: PART, crc: Crc32c::default() };
     let extents = vec![extent(), extent()];
     let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
-    let (path, attributes) = (FilePath::new("large").unwrap(), Attributes { mode: 0, mtime: 0 });
-    writer.append_tail(&path, attributes, extents, b"tail").unwrap();
+    writer.append_tail(&path("large"), Attributes::default(), extents, b"tail").unwrap();
     let chunk = ids.next(parts.clock.now());
     let verified = Verified::check(writer.seal(chunk, dataset).as_slice().to_vec()).unwrap();
     let stamp = Stamp::at(parts.clock.now());
@@ -68,11 +67,8 @@ async fn a_wave_finds_no_more_missing_files_than_it_may_have_answers() {
     let rig = rig().await;
     let dataset = rig.create("ds").await;
     let record = large_file(&rig.parts, dataset).await;
-    rig.parts
-        .store
-        .delete(&object_key(dataset, record.holder.chunk, ObjectKind::Chunk))
-        .await
-        .unwrap();
+    let key = object_key(dataset, record.holder.chunk, ObjectKind::Chunk);
+    rig.parts.store.delete(&key).await.unwrap();
     let item = ReadItem { source: ReadSource::File(record), offset: 0, length: None };
     let request =
         ReadRequest { dataset, items: vec![item; 1_000], pass_copies: false, check_headers: false };
@@ -92,13 +88,12 @@ async fn of_an_object_that_was_cut_short_files_are_damaged_where_headers_are_che
     let rig = rig().await;
     let dataset = rig.create("ds").await;
     let id = rig.store_chunk(dataset, 1).await;
-    rig.run(crate::recovery::recover::roll_forward(&rig.parts)).await.0.unwrap();
+    rig.adopt().await;
     let key = object_key(dataset, id, ObjectKind::Chunk);
     let object = rig.parts.store.read_all(&key).await.unwrap();
     for (cut, is_damaged) in [(0, false), (1, true)] {
-        rig.parts.store.delete(&key).await.unwrap();
-        rig.parts.store.create(&key, object.slice(..object.len() - cut)).await.unwrap();
-        let source = ReadSource::Path(FilePath::new("file-1").unwrap());
+        rig.replace(&key, object.slice(..object.len() - cut)).await;
+        let source = ReadSource::Path(path("file-1"));
         let request = ReadRequest {
             dataset,
             items: vec![ReadItem { source, offset: 0, length: Some(1) }],

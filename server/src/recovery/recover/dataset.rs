@@ -355,8 +355,7 @@ impl Recovery<'_> {
         living::set_aside(self.parts, record).await
     }
 
-    /// Whether the log lacks objects that were appended, and nothing else shows this: until they are back,
-    /// the contents are not complete.
+    /// Whether only this shows that the contents are incomplete: the log lacks appended objects.
     async fn is_cut_short(&self, id: DatasetId) -> bool {
         let is_asked = self.reads == Reads::Everything && !self.is_refused;
         is_asked

@@ -102,8 +102,7 @@ impl Job<'_> {
             progress,
             shares: &shares,
         };
-        // Before the names: each name is written before the metadata has its dataset. A dataset without a
-        // name is not recovered before it has a name again.
+        // Before the names: each name is written before the metadata has its dataset.
         let left = match is_damaged {
             true => parts.meta.remnants().await.doing("list", "datasets")?,
             false => Vec::new(),
@@ -131,8 +130,7 @@ impl Job<'_> {
         self.request.dataset.as_ref().is_none_or(|wanted| wanted == name)
     }
 
-    /// Reports datasets whose names are lost or can't be read, and has them refused. Whether another try
-    /// may do better.
+    /// Reports and refuses datasets without readable names. Whether another try may do better.
     async fn set_aside_unread(
         &self,
         recovery: &Recovery<'_>,

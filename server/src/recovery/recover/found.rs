@@ -27,8 +27,7 @@ const LOT: usize = 1_000;
 /// Objects that were not listed and are looked for in the log at once.
 const LOOKED_AT_ONCE: usize = 64;
 const FOLDERS: usize = 256;
-/// The length of a log from which on folders are listed at once: about the objects of one listing while all
-/// folders take their turns.
+/// The length of a log from which on folders are listed at once: about a listing for each folder.
 pub(super) const MANY: usize = FOLDERS / FOLDERS_AT_ONCE * LOT;
 
 /// An object that has to be read.
@@ -163,8 +162,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Objects in these folders that the log had before the listing, and still has: a purge takes objects
-    /// off the log first.
+    /// Objects in these folders that the log had before the listing, and has after.
     async fn lost(self, known: &Known, folders: Range<usize>) -> Result<Vec<ChunkId>, Error> {
         let looked_at = stream::iter(known.unmet(folders)).map(|id| async move {
             Ok::<_, Error>(is_logged(self.parts, self.id, id).await?.then_some(id))
@@ -198,7 +196,7 @@ impl<'a> Search<'a> {
         lot.objects.sort_unstable_by_key(|listed| listed.chunk);
         // The metadata will name these objects.
         let keys: Vec<Key> = lot.objects.iter().map(|listed| listed.object.key.clone()).collect();
-        self.parts.store.settle(&keys).await.doing("settle the objects of dataset", self.name)?;
+        self.parts.store.settle(&keys).await.storing("settle the objects of dataset", self.name)?;
         Ok(lot)
     }
 }

@@ -22,8 +22,7 @@ const RESTORE: &str = "restore the name of dataset";
 /// Deleted datasets that are looked for in the metadata at once.
 const LOOKED_AT_ONCE: usize = 64;
 
-/// Ends the datasets in the metadata that were deleted. Damaged metadata may have rows of deleted datasets
-/// without their records: these go as well.
+/// Ends the deleted datasets in the metadata, also rows without the record of a dataset.
 pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), Error> {
     let names::Deletions { found, used_again } = names::deleted(parts, Past::All).await?;
     let by_id = stream::iter(found).map(|Deleted { name, named, .. }| async move {
@@ -128,7 +127,7 @@ pub(super) async fn restore(
     if is_restored {
         tracing::warn!(%name, "wrote the name of a dataset again");
     } else {
-        parts.store.delete(&key(name_key(name, *generation))).await.doing(RESTORE, name)?;
+        parts.store.delete(&key(name_key(name, *generation))).await.storing(RESTORE, name)?;
     }
     Ok(is_restored)
 }

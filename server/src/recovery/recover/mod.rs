@@ -42,8 +42,7 @@ enum Reads {
     Everything,
 }
 
-/// Recovers the datasets that a request names. Reports to `progress`, and nothing of datasets that the
-/// caller may not read.
+/// Recovers the datasets of a request, and reports the readable ones to `progress`.
 pub(crate) async fn recover(
     parts: &Parts,
     request: RecoverRequest,
@@ -72,8 +71,7 @@ async fn beside_search<'a, W: Future<Output = Result<(), Error>>>(
     Ok(found)
 }
 
-/// Adopts all objects that the logs lack, after a metadata store lost the ends of its logs. Gives their
-/// number.
+/// Adopts all objects that the logs lack. Gives their number.
 pub(crate) async fn roll_forward(parts: &Parts) -> Result<u64, Error> {
     match quietly(parts, Reads::Missing).await {
         // These datasets are refused until they are recovered; the others are served.
@@ -85,8 +83,7 @@ pub(crate) async fn roll_forward(parts: &Parts) -> Result<u64, Error> {
     }
 }
 
-/// Rebuilds all datasets from their headers, after the metadata store may have lost writes. Gives the
-/// number of objects that the logs lacked.
+/// Rebuilds all datasets from their headers. Gives the number of objects that the logs lacked.
 pub(crate) async fn rebuild_all(parts: &Parts) -> Result<u64, Error> {
     let (recovered, adopted) = quietly(parts, Reads::Everything).await;
     recovered.map(|()| adopted)
@@ -133,8 +130,7 @@ pub(crate) async fn bring_in(parts: &Parts, name: &DatasetName) -> Result<Vec<St
     bring(parts, name, Reads::Missing).await
 }
 
-/// Appends all objects of one dataset again: the metadata takes the stamps of their headers, and shows
-/// the versions again that wrong stamps hid.
+/// Appends all objects of a dataset again, so that the stamps of their headers replace wrong stamps.
 pub(crate) async fn take_stamps(parts: &Parts, name: &DatasetName) -> Result<(), Error> {
     bring(parts, name, Reads::Everything).await.map(drop)
 }

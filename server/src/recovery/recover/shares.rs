@@ -10,8 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 /// Headers of all datasets that are read or appended: 512 KiB each at the most, and some KiB mostly.
 const HEADERS: usize = 64;
 
-/// Rows of all datasets that are appended at once, and so copied for the metadata store: some 600 bytes
-/// each. One and a half times the most rows of an object.
+/// Most rows appended at once, of some 600 bytes: half more than the most rows of an object.
 const ROWS: u32 = 96 << 10;
 
 /// Folders of all datasets that are listed at once, each with two lots in memory, or all names of a folder

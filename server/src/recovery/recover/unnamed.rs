@@ -37,8 +37,7 @@ pub(super) async fn find(parts: &Parts) -> BTreeSet<DatasetId> {
     found
 }
 
-/// Has datasets without names refused after a loss of metadata: only datasets with names are rebuilt. False
-/// when this can't be done now.
+/// Refuses datasets without names, which a rebuild passes over. False when this can't be done now.
 pub(super) async fn set_aside(parts: &Parts, mut found: BTreeSet<DatasetId>) -> bool {
     let names = match explain(parts, &mut found).await {
         Ok(names) => names,
@@ -93,8 +92,7 @@ pub(super) async fn report(
 
 async fn search(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<(), Error> {
     let mut all = parts.store.list(&Prefix::ROOT);
-    let failed = |error| Error::store("list objects of", "all datasets", error);
-    while let Some(object) = all.try_next().await.map_err(failed)? {
+    while let Some(object) = all.try_next().await.storing("list objects of", "all datasets")? {
         found.extend(parse_object_key(object.key.as_str()).map(|(dataset, _, _)| dataset));
     }
     Ok(())

@@ -1,21 +1,19 @@
 //! Puts that are repeated.
 
-use dl_format::{Attributes, ChunkIdMaker, ChunkShape, ChunkWriter, FilePath, Sealed};
+use dl_format::{ChunkIdMaker, Sealed};
 use dl_runtime::Clock;
 use dl_runtime::fault::Fault;
 
 use super::*;
-use crate::testing::{Rig, rig};
+use crate::testing::{self, Rig, first_name, rig};
 
 fn chunk(rig: &Rig, dataset: DatasetId, number: u8) -> Sealed {
-    let mut writer = ChunkWriter::new(ChunkShape::default(), Vec::new());
-    let path = FilePath::new(format!("file-{number}")).unwrap();
-    writer.append(&path, Attributes { mode: 0o644, mtime: 1 }, b"bytes").unwrap();
-    writer.seal(ChunkIdMaker::new([number; 9]).next(rig.clock.now()), dataset)
+    let id = ChunkIdMaker::new([number; 9]).next(rig.clock.now());
+    testing::chunk(id, dataset, [format!("file-{number}")], b"bytes")
 }
 
 async fn put(rig: &Rig, dataset: DatasetId, sealed: &Sealed) -> Result<Stamp, Error> {
-    crate::testing::commit(&rig.parts, dataset, sealed.as_slice().to_vec(), rig.clock.now()).await
+    testing::commit(&rig.parts, dataset, sealed.as_slice().to_vec(), rig.clock.now()).await
 }
 
 /// Keeps S-06: I6. The first answer was lost.
@@ -44,9 +42,7 @@ async fn an_object_of_an_ended_dataset_is_removed_while_another_name_is_damaged(
     rig.delete("pets", dataset).await.unwrap();
     // What the sweep has missed.
     rig.parts.store.create(&object, bytes).await.unwrap();
-    let name = crate::shared::parts::key(dl_format::name_key(&"other".parse().unwrap(), 1));
-    rig.parts.store.delete(&name).await.unwrap();
-    rig.parts.store.create(&name, Bytes::from("damaged")).await.unwrap();
+    rig.replace(&first_name("other"), "damaged").await;
     rig.clock.advance(Duration::from_secs(1));
     assert_eq!(append(&rig.parts, &committed).await.unwrap_err().kind, Kind::NotFound);
     assert!(!is_stored(&rig.parts, &object).await.unwrap());
