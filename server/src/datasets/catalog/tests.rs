@@ -1,9 +1,9 @@
 //! Listing datasets whose metadata is missing, and deleting them.
 
-use dl_meta::Datasets;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dl_meta::Datasets;
 use dl_proto::{KeyHash, User, Users};
 use dl_runtime::SystemClock;
 use dl_runtime::fault::Fault;
