@@ -18,11 +18,9 @@ use dl_proto::{
     DeleteRequest, Finding, ListEntry, MESSAGE_BYTES_MAX, PurgeProgress, PurgeRequest,
     RecoverProgress, StatItem, StatRequest, pb,
 };
-use dl_runtime::{OsRandom, Random};
+use dl_runtime::{Clock, OsRandom, Random, SystemClock};
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
-
-use crate::cluster::clock;
 
 /// The files of a dataset: path and bytes.
 pub type Files = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -292,7 +290,7 @@ fn id(bytes: &[u8]) -> Result<DatasetId, Status> {
 pub fn new_id() -> ChunkId {
     let mut origin = [0; 9];
     OsRandom.fill(&mut origin);
-    ChunkIdMaker::new(origin).next(clock().now())
+    ChunkIdMaker::new(origin).next(SystemClock::new().now())
 }
 
 /// The shape of the chunks of the test datasets.

@@ -125,7 +125,7 @@ impl Stage {
     fn start(&self, number: usize, listen: &str) -> Result<Server> {
         let data = self.scene.path(&format!("data{number}"));
         let (redis, fast) = (self.redis.url(), self.fast(number).display().to_string());
-        let mut flags = vec!["--meta", &redis, "--store", &self.url];
+        let mut flags = vec!["--meta", &redis, "--store", &self.url, "--http", "127.0.0.1:0"];
         if let Some(quota) = QUOTAS.get(number) {
             flags.extend(["--fast-store", &fast, "--fast-store-quota", quota]);
         }

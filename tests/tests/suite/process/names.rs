@@ -115,7 +115,7 @@ fn a_path_of_4096_bytes_works_in_every_put_and_get() -> Result<()> {
 
     let path = format!("{}{}/file", format!("{}/", "d".repeat(255)).repeat(15), "e".repeat(251));
     ensure!(path.len() == 4_096, "{} bytes", path.len());
-    let refused = run(server.dlcmd()?.arg("put").arg(&first).arg(format!("dl://ds/{path}")))?;
+    let refused = run(server.dlcmd()?.arg("put").arg(&first).arg(format!("dl://long/{path}")))?;
     ensure!(refused.code == 2 || refused.code == 4, "{refused:?}");
     ensure!(refused.stderr.contains("4096") || refused.stderr.contains("4,096"), "{refused:?}");
     for _ in 0..2 {

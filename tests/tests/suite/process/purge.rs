@@ -14,17 +14,18 @@ fn purge_and_verify_report_actions_and_findings() -> Result<()> {
     let scene = Scene::filled(400, 40_000)?;
     let past = ClockShift::new(&scene.path(""), "past", -2 * 86_400)?;
     let server = scene.start_among(&[], &past.variables())?;
-    let source = scene.src().display().to_string();
-    for arguments in [
-        &["put", "--threads", "1", &source, "dl://ds"][..],
-        &["rm", "-r", "dl://ds/001"],
-        &["rm", "-r", "dl://ds/003"],
-    ] {
-        run(server.dlcmd()?.envs(past.variables()).args(arguments))?.code(0)?;
+    let put = || {
+        let mut put = server.dlcmd()?;
+        put.envs(past.variables()).args(["put", "--threads", "1"]).arg(scene.src()).arg("dl://ds");
+        run(&mut put)?.code(0)
+    };
+    put()?;
+    // Half of each folder, and so of each chunk.
+    for number in (0..400).filter(|number| number % 100 < 50) {
+        let path = format!("{:03}/{number:06}.bin", number / 100);
+        folder::write(&scene.src(), path, "overwritten")?;
     }
-    for deleted in ["src/001", "src/003"] {
-        fs::remove_dir_all(scene.path(deleted))?;
-    }
+    put()?;
     past.set(0)?;
     let first = dl(&server, ["--json", "purge", "dl://ds"])?.code(0)?;
     let told: serde_json::Value = serde_json::from_str(&first.text())?;
@@ -41,7 +42,7 @@ fn purge_and_verify_report_actions_and_findings() -> Result<()> {
 
     let clean = dl(&server, ["verify", "--checksums", "dl://ds"])?.code(0)?.text();
     ensure!(
-        clean.contains("200 files compared, ") && clean.contains(" read, 0 findings"),
+        clean.contains("400 files compared, ") && clean.contains(" read, 0 findings"),
         "{clean}"
     );
     let object = scene.objects()?.pop().context("there is a chunk")?;
