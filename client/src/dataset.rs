@@ -26,7 +26,7 @@ use crate::path::AsPath;
 use crate::process::{PerProcess, locked};
 use crate::remote::{Flushed, RemoteDataset, Writer};
 use crate::snapshot::Snapshot;
-use crate::worker::Worker;
+use crate::worker::AgentReader;
 pub use cached::AsFile;
 pub use listing::Listing;
 
@@ -48,7 +48,7 @@ struct Inner {
     snapshot: Option<Arc<Snapshot>>,
     is_written: AtomicBool,
     /// Reads from the cache of this node.
-    worker: Option<Arc<Worker>>,
+    worker: Option<Arc<AgentReader>>,
     /// The epoch that answers reads along its order.
     epoch: PerProcess<Mutex<Option<WeakEpoch>>>,
 }
@@ -70,7 +70,7 @@ impl Dataset {
     fn with(
         remote: RemoteDataset,
         snapshot: Option<Arc<Snapshot>>,
-        worker: Option<Arc<Worker>>,
+        worker: Option<Arc<AgentReader>>,
     ) -> Self {
         let (is_written, epoch) = (AtomicBool::new(false), PerProcess::new());
         let remote = Arc::new(remote);

@@ -16,8 +16,8 @@ use dl_meta::{MetaStore, Redis, Stop};
 use dl_runtime::{Clock, Deadline, OsRandom, Shutdown, SystemClock, telemetry};
 use dl_server::config::{self, Config, FastStore, Flags, Http};
 use dl_server::{
-    Certificate, Doors, Followed, HttpPort, Live, Parts, People, Replaced, Roll, Room, Settings,
-    dataset_of, prepare, start,
+    Certificate, Doors, Followed, HttpPort, Live, NameCache, Parts, People, Replaced, Room,
+    Settings, dataset_of, prepare, start,
 };
 use dl_store::{DeferredStore, Served, Servers, Store, TierStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -147,7 +147,7 @@ async fn run(
         room: Room::of(config.folders()).with_scratch(&config.scratch),
         replaced: Replaced::default(),
         settings: Settings::of(doors.settings.as_deref()),
-        roll: Roll::default(),
+        names: NameCache::default(),
     };
     starting("comparing the metadata with the chunk store");
     let prepared = tokio::select! {

@@ -29,8 +29,8 @@ use crate::live;
 use crate::metrics::{Gauges, Metrics, Sources, Watched};
 use crate::net::connections::ConnectionLimiter;
 use crate::net::tls::Certificate;
-use crate::recovery::rebuild;
 use crate::recovery::recover;
+use crate::recovery::watch;
 use crate::settings::{Live, Settings};
 use crate::shared::parts::Parts;
 use crate::snapshot;
@@ -54,7 +54,7 @@ pub async fn prepare(parts: &Parts, last_stop: Stop) -> Result<(), Error> {
         Stop::Clean | Stop::Fresh => {}
         Stop::Unclean => {
             tracing::info!("the last stop was not clean: looking for chunks the metadata lacks");
-            let adopted = recover::roll_forward(parts).await?;
+            let adopted = recover::recover_unlogged(parts).await?;
             tracing::info!(adopted, "metadata rolled forward from the chunk store");
         }
     }
@@ -141,7 +141,7 @@ pub async fn start(
     });
     Ok(async move {
         tokio::select! {
-            error = rebuild::watch(&parts) => Err(error),
+            error = watch::watch(&parts) => Err(error),
             never = background => match never {},
             never = snapshot::watch(&parts) => match never {},
             never = leftovers::watch(&parts, &left) => match never {},

@@ -27,7 +27,7 @@ use futures::stream::BoxStream;
 use tokio::sync::mpsc;
 
 use crate::Limits;
-use crate::Roll;
+use crate::NameCache;
 use crate::Room;
 use crate::Settings;
 use crate::answers::answer::Reply;
@@ -73,7 +73,7 @@ pub(crate) async fn rig() -> Rig {
         room: Room::default(),
         replaced: crate::Replaced::default(),
         settings: Settings::default(),
-        roll: Roll::default(),
+        names: NameCache::default(),
     };
     crate::prepare(&parts, dl_meta::Stop::Fresh).await.unwrap();
     Rig { parts, clock, store, counters, meta, memory }
@@ -164,7 +164,7 @@ impl Rig {
 
     /// Adopts all objects that the logs lack; gives their number.
     pub(crate) async fn adopt(&self) -> u64 {
-        self.run(recover::roll_forward(&self.parts)).await.0.unwrap()
+        self.run(recover::recover_unlogged(&self.parts)).await.0.unwrap()
     }
 
     /// Puts other bytes in the place of an object.

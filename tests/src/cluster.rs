@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dl_meta::{Memory, MetaStore, Stop};
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
-use dl_server::{Doors, HttpPort, Limits, Parts, Roll, Room, Settings, prepare};
+use dl_server::{Doors, HttpPort, Limits, NameCache, Parts, Room, Settings, prepare};
 use dl_store::Store;
 use libdiesel::{Client, ConnectOptions};
 use tokio::net::TcpListener;
@@ -97,7 +97,7 @@ pub fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
         room: Room::default(),
         replaced: dl_server::Replaced::default(),
         settings: Settings::default(),
-        roll: Roll::default(),
+        names: NameCache::default(),
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result};
 use dl_meta::{Memory, Stop};
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
-use dl_server::{Doors, Limits, Parts, Roll, Room};
+use dl_server::{Doors, Limits, NameCache, Parts, Room};
 use dl_store::{Store, Throttle, ThrottleStore};
 use libdiesel::{Client, ConnectOptions};
 use tokio::net::TcpListener;
@@ -56,7 +56,7 @@ impl SlowServer {
             room: Room::default(),
             replaced: dl_server::Replaced::default(),
             settings: dl_server::Settings::default(),
-            roll: Roll::default(),
+            names: NameCache::default(),
         };
         let address = runtime.block_on(async {
             dl_server::prepare(&parts, Stop::Fresh).await?;

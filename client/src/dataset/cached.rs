@@ -15,7 +15,7 @@ use crate::order::Selection;
 use crate::path::AsPath;
 use crate::remote::ReadItem;
 use crate::snapshot::Snapshot;
-use crate::worker::{Presence, View, Worker};
+use crate::worker::{AgentReader, Presence, View};
 
 /// A file: a path ([`AsPath`]), or a number in the snapshot (`u32`). Only the library implements
 /// the trait.
@@ -202,7 +202,11 @@ impl Dataset {
         worker.presence(selection)?.ok_or_else(none)
     }
 
-    fn worker_for(&self, selection: &Selection, action: &'static str) -> Result<&Worker, Error> {
+    fn worker_for(
+        &self,
+        selection: &Selection,
+        action: &'static str,
+    ) -> Result<&AgentReader, Error> {
         let invalid = |why| Error::new(Kind::Invalid, action, self.0.remote.address(), why);
         let (worker, snapshot) = self
             .worker()
@@ -216,13 +220,16 @@ impl Dataset {
     /// The worker and the snapshot for reads; none for a handle without a task, or after a write
     /// through the handle.
     #[inline]
-    pub(super) fn worker(&self) -> Option<(&Arc<Worker>, &Arc<Snapshot>)> {
+    pub(super) fn worker(&self) -> Option<(&Arc<AgentReader>, &Arc<Snapshot>)> {
         Some((self.0.worker.as_ref()?, self.snapshot()?))
     }
 
     /// The worker and the number of a file, if the cache may hold the file.
     #[inline]
-    pub(super) fn cached(&self, file: &FileKey<'_>) -> Result<Option<(&Arc<Worker>, u32)>, Error> {
+    pub(super) fn cached(
+        &self,
+        file: &FileKey<'_>,
+    ) -> Result<Option<(&Arc<AgentReader>, u32)>, Error> {
         let Some((worker, snapshot)) = self.worker() else { return Ok(None) };
         Ok(match file {
             FileKey::Number(number) => Some((worker, *number)),

@@ -95,7 +95,7 @@ impl Dataset {
             Ok(path) => path,
             Err(error) => return Ok(Begun::Done(Err(error))),
         };
-        if let Some(file) = self.read_ahead(&path) {
+        if let Some(file) = self.read_out_of_order(&path) {
             return Ok(Begun::Done(file?));
         }
         Ok(match self.known_item((&*path).into()) {
@@ -105,11 +105,11 @@ impl Dataset {
     }
 
     /// A file of the epoch: in memory, or fetched with its chunk.
-    fn read_ahead(&self, path: &FilePath) -> Option<FileRead> {
+    fn read_out_of_order(&self, path: &FilePath) -> Option<FileRead> {
         let (epoch, snapshot) = self.epoch()?;
         // The usual read reports a bad path.
         let number = snapshot.number(path).ok()??;
-        epoch.read_ahead(number)
+        epoch.read_out_of_order(number)
     }
 
     /// Reads many files, and hands over each file on arrival, with its index in `items`. For items

@@ -13,7 +13,7 @@ use crate::error::{Error, Kind};
 use crate::remote::{Client, ClientCertificate, ConnectOptions};
 use crate::snapshot::{Snapshot, SnapshotCache};
 use crate::worker::message::{Servers, milliseconds};
-use crate::worker::{Attacher, Worker};
+use crate::worker::{AgentReader, Attacher};
 
 impl Client {
     /// A dataset as held by the agent of the node; none without a task.
@@ -33,7 +33,7 @@ impl Client {
         };
         let snapshot = Arc::new(Snapshot::map_shared(&file, "the agent's snapshot".as_ref())?);
         let remote = self.described(info_of(name, &snapshot));
-        let worker = Worker::new(attacher, Arc::clone(&snapshot), Some(attached));
+        let worker = AgentReader::new(attacher, Arc::clone(&snapshot), Some(attached));
         Ok(Some(Dataset::with(remote, Some(snapshot), Some(Arc::new(worker)))))
     }
 
@@ -44,7 +44,7 @@ impl Client {
         let cache = self.options().snapshots.clone().or_else(SnapshotCache::of_user);
         let Ok(dataset) = dataset.with_snapshot(cache.as_ref()) else { return Ok(dataset) };
         let Some(snapshot) = dataset.snapshot().map(Arc::clone) else { return Ok(dataset) };
-        let worker = Worker::new(attacher, Arc::clone(&snapshot), None);
+        let worker = AgentReader::new(attacher, Arc::clone(&snapshot), None);
         let remote = self.described(info_of(name, &snapshot));
         Ok(Dataset::with(remote, Some(snapshot), Some(Arc::new(worker))))
     }

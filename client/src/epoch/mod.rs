@@ -221,8 +221,8 @@ impl Epoch {
     }
 
     /// A file out of order, if already in memory or in fetching.
-    pub(crate) fn read_ahead(&self, number: u32) -> Option<FileRead> {
-        self.0.reader.get()?.source.read_ahead(number)
+    pub(crate) fn read_out_of_order(&self, number: u32) -> Option<FileRead> {
+        self.0.reader.get()?.source.read_out_of_order(number)
     }
 
     /// The next file; none at the end. Waits for the chunk of the file.

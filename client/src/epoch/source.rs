@@ -23,7 +23,7 @@ pub(crate) trait FileSource: Debug + Send + Sync {
 
     /// The file with a number, out of turn, for a caller who may keep the bytes. None for a file neither
     /// here nor on its way: the caller reads the file as if there were no epoch.
-    fn read_ahead(&self, number: u32) -> Option<FileRead>;
+    fn read_out_of_order(&self, number: u32) -> Option<FileRead>;
 }
 
 /// Opens the source of the current process, for the files left in a cursor.

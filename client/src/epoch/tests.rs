@@ -33,7 +33,7 @@ impl FileSource for Scripted {
 
     fn pass(&self, _: u64) {}
 
-    fn read_ahead(&self, number: u32) -> Option<FileRead> {
+    fn read_out_of_order(&self, number: u32) -> Option<FileRead> {
         (number == 3).then(|| Ok(Ok(bytes_of(number))))
     }
 }
@@ -110,8 +110,8 @@ fn a_file_without_a_server_comes_again_before_all_others() {
     }
     is_away.store(false, Ordering::SeqCst);
     assert_eq!(next(&epoch), (1, order[1]));
-    assert_eq!(epoch.read_ahead(3).unwrap().unwrap().unwrap(), bytes_of(3));
-    assert!(epoch.read_ahead(4).is_none());
+    assert_eq!(epoch.read_out_of_order(3).unwrap().unwrap().unwrap(), bytes_of(3));
+    assert!(epoch.read_out_of_order(4).is_none());
 }
 
 /// A thread waits for the read of another thread, which fails and gives its file back.
@@ -161,10 +161,10 @@ fn a_forked_process_resumes_with_its_own_source() {
         assert_eq!(next(&epoch), (position, order[position as usize]));
     }
     assert!(holds_in_a_child(|| {
-        epoch.read_ahead(3).is_none()
+        epoch.read_out_of_order(3).is_none()
             && epoch.position() == 5
             && next(&epoch) == (5, order[5])
-            && epoch.read_ahead(3).is_some()
+            && epoch.read_out_of_order(3).is_some()
             && holds_in_a_child(|| next(&epoch) == (6, order[6]))
     }));
     assert_eq!(next(&epoch), (5, order[5]), "the parent has its own position");

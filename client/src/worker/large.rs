@@ -2,13 +2,13 @@
 //!
 //! Must hold: a read pins a single piece at a time, so a file of any size needs a single slot.
 
-use super::read::{Worker, count};
+use super::read::{AgentReader, count};
 use crate::snapshot::FilePlace;
 
 /// Pieces fetched during the copy of a piece.
 const AHEAD: usize = 4;
 
-impl Worker {
+impl AgentReader {
     /// A large file in memory; none if the caller must read from the servers.
     #[cold]
     pub(super) fn read_large(&self, number: u32) -> Option<Vec<u8>> {

@@ -25,6 +25,6 @@ mod wait;
 
 pub(crate) use attach::Attacher;
 pub use prefetch::Presence;
+pub(crate) use read::AgentReader;
 pub use read::View;
-pub(crate) use read::Worker;
 pub(crate) use source::open as open_epoch;

@@ -8,7 +8,7 @@ use dl_runtime::since_boot;
 
 use super::attach::Attached;
 use super::message::{FromAgent, RUNS_MAX, ToAgent};
-use super::read::Worker;
+use super::read::AgentReader;
 use crate::error::Error;
 use crate::order::Selection;
 
@@ -21,7 +21,7 @@ pub struct Presence {
     pub present: u64,
 }
 
-impl Worker {
+impl AgentReader {
     /// Asks the agent to load the chunks of a selection, in the order of their numbers.
     pub(crate) fn prefetch(&self, selection: &Selection) -> Result<io::Result<()>, Error> {
         let mut runs: Vec<(u32, u32)> = Vec::new();

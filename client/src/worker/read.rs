@@ -30,7 +30,7 @@ const TOGETHER: usize = 64;
 
 /// Reads files of a dataset version through the agent of the node.
 #[derive(Debug)]
-pub(crate) struct Worker {
+pub(crate) struct AgentReader {
     attacher: Attacher,
     snapshot: Arc<Snapshot>,
     state: PerProcess<ProcessState>,
@@ -73,7 +73,7 @@ struct Pin {
     slot: u32,
 }
 
-impl Worker {
+impl AgentReader {
     /// A worker for a snapshot. Without an attachment, the next attempt follows after a while.
     pub(crate) fn new(
         attacher: Attacher,

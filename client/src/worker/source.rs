@@ -6,7 +6,7 @@
 use std::sync::{Arc, Once};
 
 use super::message::Begin;
-use super::read::Worker;
+use super::read::AgentReader;
 use crate::epoch::{FileRead, FileSource};
 use crate::error::Error;
 use crate::order::Cursor;
@@ -16,7 +16,7 @@ type ReadUncached = Box<dyn Fn(u32) -> FileRead + Send + Sync>;
 
 /// The reads of a process along an order.
 struct SharedSource {
-    worker: Arc<Worker>,
+    worker: Arc<AgentReader>,
     /// The message that announces the order; none if too long.
     begin: Option<Begin>,
     begun: Once,
@@ -33,7 +33,7 @@ impl std::fmt::Debug for SharedSource {
 
 /// The shared memory as the source of a cursor's files.
 pub(crate) fn open(
-    worker: Arc<Worker>,
+    worker: Arc<AgentReader>,
     cursor: &Cursor,
     uncached: ReadUncached,
 ) -> Result<Box<dyn FileSource>, Error> {
@@ -71,7 +71,7 @@ impl FileSource for SharedSource {
         self.worker.reached(position);
     }
 
-    fn read_ahead(&self, _: u32) -> Option<FileRead> {
+    fn read_out_of_order(&self, _: u32) -> Option<FileRead> {
         // Reads by path go through the worker as well.
         None
     }

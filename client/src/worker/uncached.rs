@@ -7,9 +7,9 @@ use dl_runtime::since_boot;
 
 use super::layout::Gauge;
 use super::message::milliseconds;
-use super::read::Worker;
+use super::read::AgentReader;
 
-impl Worker {
+impl AgentReader {
     /// Reads a file from the servers. Of several concurrent reads, the note shows the last.
     pub(crate) fn uncached<T>(&self, number: u32, read: impl FnOnce() -> T) -> T {
         let chunk = self.snapshot().place(number).ok().map(|place| u64::from(place.chunk) + 1);

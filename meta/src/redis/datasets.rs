@@ -193,7 +193,7 @@ impl Shared {
             {
                 break (root.record, counted, true);
             }
-            self.roll_forward(root.keys).await;
+            self.write_overdue_rows(root.keys).await;
             let (counted, is_settled) =
                 match Box::pin(self.count(&root, changes, known.take())).await? {
                     Ok(counted) => counted,

@@ -146,7 +146,7 @@ impl Shared {
             };
             // Rows count only where the root, read with them, shows that they are complete.
             let has_moved = |root: &DatasetRoot| root.keys != keys || !self.is_as(changes);
-            if has_moved(&first.root) || first.todo > 0 && self.roll_forward(keys).await {
+            if has_moved(&first.root) || first.todo > 0 && self.write_overdue_rows(keys).await {
                 continue;
             }
             let (mut root, mut buckets) = (first.root, vec![first.rows]);
@@ -246,7 +246,7 @@ impl Shared {
         let (mut rounds, mut known) = (self.router.rounds(), None);
         loop {
             let (root, changes) = self.begin(&mut rounds, dataset).await?;
-            self.roll_forward(root.keys).await;
+            self.write_overdue_rows(root.keys).await;
             let (mut entries, mut bytes) = (Vec::new(), 0);
             let Some(mut walk) = Walk::of_list(self, &root, query) else { return Ok(entries) };
             walk.go_by(known.take());
@@ -304,7 +304,7 @@ impl Shared {
         let mut rounds = self.router.rounds();
         loop {
             let (root, changes) = self.begin(&mut rounds, dataset).await?;
-            self.roll_forward(root.keys).await;
+            self.write_overdue_rows(root.keys).await;
             let mut deletions = Deletions::of(&root);
             deletions.load(self, chunks.iter().copied()).await?;
             if !deletions.is_stale() && self.is_as(changes) {

@@ -184,7 +184,7 @@ impl Shared {
 
     /// Writes the overdue rows of other servers' objects; true when rows were written. The objects are not
     /// acknowledged yet: a reader is answered without rows that have to wait or take longer.
-    pub(super) async fn roll_forward(&self, keys: Keys) -> bool {
+    pub(super) async fn write_overdue_rows(&self, keys: Keys) -> bool {
         let Some(shared) = self.me.upgrade().filter(|_| self.may_look(keys.dataset)) else {
             return false;
         };

@@ -20,8 +20,8 @@ use dl_store::{Prefix, StoreExt};
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::error::{Doing, Error, is_created};
+pub(crate) use crate::shared::name_cache::{Named, Names};
 use crate::shared::parts::{Parts, key, prefix};
-pub(crate) use crate::shared::roll::{Named, Names};
 
 const READ: &str = "read the name of dataset";
 
@@ -57,12 +57,12 @@ async fn shared_since(parts: &Parts, began: Duration) -> Result<Arc<Names>, Erro
     let patience = parts.limits.patience;
     let deadline = Deadline::after(&*parts.clock, patience);
     loop {
-        if let Some(names) = parts.roll.since(began) {
+        if let Some(names) = parts.names.since(began) {
             return Ok(names);
         }
-        let reading = parts.roll.reading(parts.clock.monotonic(), || {
+        let reading = parts.names.reading(parts.clock.monotonic(), || {
             let parts = parts.clone();
-            async move { all_but(&parts, parts.roll.last().as_deref()).await }
+            async move { all_but(&parts, parts.names.last().as_deref()).await }
         });
         match deadline.bound(&*parts.clock, reading).await {
             Ok(Ok(())) => {}

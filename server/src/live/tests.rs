@@ -9,7 +9,7 @@ use dl_store::{CountStore, StoreExt};
 
 use super::*;
 use crate::Limits;
-use crate::Roll;
+use crate::NameCache;
 use crate::Room;
 use crate::prepare;
 use crate::testing::{Rig, rig};
@@ -42,7 +42,7 @@ async fn a_kept_dataset_is_looked_through_when_it_changes_and_not_all_the_time()
         room: Room::default(),
         replaced: crate::Replaced::default(),
         settings: Settings::default(),
-        roll: Roll::default(),
+        names: NameCache::default(),
     };
     prepare(&parts, Stop::Fresh).await.unwrap();
     let name = dl_format::DatasetName::new("kept").unwrap();

@@ -2,7 +2,7 @@
 //!
 //! Must hold: another server needs nothing of this state.
 
+pub(crate) mod name_cache;
 pub(crate) mod parts;
 pub(crate) mod replaced;
-pub(crate) mod roll;
 pub(crate) mod room;

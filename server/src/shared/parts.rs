@@ -15,8 +15,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::Error;
 use crate::settings::Settings;
+use crate::shared::name_cache::NameCache;
 use crate::shared::replaced::Replaced;
-use crate::shared::roll::Roll;
 use crate::shared::room::Room;
 
 /// Bounds of memory and waiting.
@@ -78,7 +78,7 @@ pub struct Parts {
     /// Settings that an admin changes.
     pub settings: Settings,
     /// The last reading of the names.
-    pub roll: Roll,
+    pub names: NameCache,
 }
 
 /// Memory for work in flight, given out in bytes.

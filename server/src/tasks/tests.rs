@@ -42,7 +42,7 @@ impl Scene {
     /// Adds a file; gives the version with it.
     async fn change(&self, number: u8) -> Version {
         self.rig.store_chunk(self.id, number).await;
-        recover::bring_in(&self.rig.parts, &testing::dataset("pets")).await.unwrap();
+        recover::adopt_unlogged(&self.rig.parts, &testing::dataset("pets")).await.unwrap();
         self.newest().await
     }
 

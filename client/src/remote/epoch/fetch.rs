@@ -107,7 +107,7 @@ impl FileSource for Reader {
     /// Reads by number advance the groups without help.
     fn pass(&self, _: u64) {}
 
-    fn read_ahead(&self, number: u32) -> Option<FileRead> {
+    fn read_out_of_order(&self, number: u32) -> Option<FileRead> {
         let kept = |bytes| Arrived::with_message(bytes, REPLY_BYTES).into_kept();
         let read = self.window.take(number).read()?;
         Some(read.map(|file| file.map(kept)))

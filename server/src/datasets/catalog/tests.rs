@@ -176,7 +176,7 @@ async fn of_a_name_that_two_servers_create_at_once_in_a_careless_bucket_one_data
         let limits = crate::Limits { settle: Duration::from_millis(50), ..rig.parts.limits };
         let clock = Arc::new(SystemClock::new());
         let first = Parts { store, limits, clock, ..rig.parts.clone() };
-        let second = Parts { roll: crate::Roll::default(), ..first.clone() };
+        let second = Parts { names: crate::NameCache::default(), ..first.clone() };
         let name = dataset("ds");
         let later = async {
             // Also when the name is there already, and its record is not.

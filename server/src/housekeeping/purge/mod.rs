@@ -207,7 +207,7 @@ impl<'a> Purge<'a> {
         is_first: bool,
     ) -> Result<bool, Stop> {
         let (began, now) = (self.parts.clock.monotonic(), self.parts.clock.now());
-        let problems = recover::bring_in(self.parts, self.name).await?;
+        let problems = recover::adopt_unlogged(self.parts, self.name).await?;
         self.refuse_problems(&problems)?;
         let mut survey = Survey::read(self.parts, record.id).await?;
         let older = self.older(record.id).await;

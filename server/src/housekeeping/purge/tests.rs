@@ -96,7 +96,7 @@ impl Scene {
         let (parts, name) = (&self.rig.parts, dataset("ds"));
         let before = count(&self.rig.counters.counts());
         catalog::by_name(parts, &name, &Caller::Everybody, Detail::Record).await.unwrap();
-        recover::bring_in(parts, &name).await.unwrap();
+        recover::adopt_unlogged(parts, &name).await.unwrap();
         usize::try_from(count(&self.rig.counters.counts()) - before).unwrap()
     }
 
@@ -334,7 +334,7 @@ async fn what_ended_by_a_put_that_comes_late_while_a_purge_looks_stays_for_a_sna
         let comes = async {
             scene.rig.clock.sleep(Duration::from_secs(30)).await;
             scene.rig.parts.store.create(&key, object).await.unwrap();
-            recover::bring_in(&scene.rig.parts, &dataset("ds")).await.unwrap();
+            recover::adopt_unlogged(&scene.rig.parts, &dataset("ds")).await.unwrap();
         };
         let purge = scene.steps_with(Duration::from_secs(60));
         let ((steps, ()), _) = scene.rig.run(futures::future::join(purge, comes)).await;

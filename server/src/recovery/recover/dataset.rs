@@ -37,7 +37,7 @@ const LATER_MAX: usize = 64;
 
 /// The common part of the recoveries of several datasets.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Recovery<'a> {
+pub(super) struct DatasetRecovery<'a> {
     pub(super) parts: &'a Parts,
     pub(super) reads: Reads,
     /// The seconds of the oldest ids whose logged objects are read again.
@@ -45,7 +45,7 @@ pub(super) struct Recovery<'a> {
     /// The metadata answers no questions about contents before all datasets are recovered.
     pub(super) is_refused: bool,
     /// Missing objects are reported.
-    pub(super) reports_missing: bool,
+    pub(super) reports_lost: bool,
     pub(super) progress: &'a Listener<'a, RecoverProgress>,
     pub(super) shares: &'a Shares,
 }
@@ -156,7 +156,7 @@ impl Outcome {
     }
 }
 
-impl Recovery<'_> {
+impl DatasetRecovery<'_> {
     /// Recovers one dataset.
     pub(super) async fn dataset(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
         let id = named.record.dataset;
@@ -173,8 +173,8 @@ impl Recovery<'_> {
         let read_from = match self.reads {
             Reads::Everything => Some(if is_whole { self.since } else { 0 }),
             // Some objects may be in the log without their rows.
-            Reads::Missing if !is_whole && !self.is_settled(id).await => Some(0),
-            Reads::Missing => None,
+            Reads::Unlogged if !is_whole && !self.is_settled(id).await => Some(0),
+            Reads::Unlogged => None,
         };
         let (parts, shares) = (self.parts, self.shares);
         let search = Search { parts, name, id, read_from, shares };
@@ -188,8 +188,8 @@ impl Recovery<'_> {
             // Once more: objects appended before the stamps changed may have been hidden by them.
             return Box::pin(self.dataset(name, named)).await;
         }
-        if self.reports_missing {
-            self.report_missing(name, named, &mut outcome, &mut progress.state).await;
+        if self.reports_lost {
+            self.report_lost(name, named, &mut outcome, &mut progress.state).await;
         }
         let read = self.finish(name, &outcome, &mut progress.state).await;
         if !outcome.unread
@@ -259,7 +259,7 @@ impl Recovery<'_> {
     }
 
     /// Reports objects that the chunk store lacks, and large files without all parts.
-    async fn report_missing(
+    async fn report_lost(
         &self,
         name: &DatasetName,
         named: Named,

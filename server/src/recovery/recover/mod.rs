@@ -1,11 +1,11 @@
-//! Recovery: the metadata store learns again of all objects in the chunk store (paper, 4.1.2).
+//! DatasetRecovery: the metadata store learns again of all objects in the chunk store (paper, 4.1.2).
 //!
 //! Must hold: a complete object of a living dataset that the log lacks is adopted, under its own stamp;
 //! nothing is ever removed; objects that can't be adopted are named. Safe on a live server, and safe to cut
 //! off and run again.
 
+mod course;
 mod dataset;
-mod datasets;
 mod found;
 mod living;
 mod progress;
@@ -22,8 +22,8 @@ use dl_proto::{Kind, RecoverProgress, RecoverRequest, Role};
 use futures::future::{BoxFuture, FutureExt, Shared, try_join};
 use tokio::sync::mpsc;
 
-use self::dataset::{Read, Recovery};
-use self::datasets::Job;
+use self::course::Recovery;
+use self::dataset::{DatasetRecovery, Read};
 use self::shares::Shares;
 use crate::answers::answer::Reply;
 use crate::answers::listener::Listener;
@@ -37,7 +37,7 @@ use crate::shared::parts::Parts;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reads {
     /// Objects that the log lacks.
-    Missing,
+    Unlogged,
     /// All objects: rows of logged objects may be gone.
     Everything,
 }
@@ -53,7 +53,7 @@ pub(crate) async fn recover(
     // Nothing is written into the store of others.
     identity::Tie::default().check(parts).await?;
     let is_all = request.dataset.is_none() && caller.may_all(Role::Read);
-    let job = Job { parts, request, caller, reads: Reads::Everything, progress };
+    let job = Recovery { parts, request, caller, reads: Reads::Everything, progress };
     let found = beside_search(parts, is_all, |found| job.command(found)).await?;
     unnamed::report(parts, found, progress).await;
     progress.end()
@@ -72,8 +72,8 @@ async fn beside_search<'a, W: Future<Output = Result<(), Error>>>(
 }
 
 /// Adopts all objects that the logs lack. Gives their number.
-pub(crate) async fn roll_forward(parts: &Parts) -> Result<u64, Error> {
-    match quietly(parts, Reads::Missing).await {
+pub(crate) async fn recover_unlogged(parts: &Parts) -> Result<u64, Error> {
+    match quietly(parts, Reads::Unlogged).await {
         // These datasets are refused until they are recovered; the others are served.
         (Err(error), adopted) if error.kind == Kind::Unavailable => {
             tracing::error!(error = error.chain(), "some datasets are not whole");
@@ -101,7 +101,7 @@ async fn quietly(parts: &Parts, reads: Reads) -> (Result<(), Error>, u64) {
     let recovered = async {
         let listener = Listener::new(parts, &progress);
         let (request, caller) = (RecoverRequest { dataset: None, since: None }, &Caller::Everybody);
-        let job = Job { parts, request, caller, reads, progress: &listener };
+        let job = Recovery { parts, request, caller, reads, progress: &listener };
         let searches = reads == Reads::Everything;
         let recovered = beside_search(parts, searches, |found| job.run(found)).await;
         let recovered = recovered.and_then(|_| listener.end());
@@ -126,8 +126,11 @@ fn heard(
 }
 
 /// Adopts all objects that the log of one dataset lacks; gives the problems of its objects.
-pub(crate) async fn bring_in(parts: &Parts, name: &DatasetName) -> Result<Vec<String>, Error> {
-    bring(parts, name, Reads::Missing).await
+pub(crate) async fn adopt_unlogged(
+    parts: &Parts,
+    name: &DatasetName,
+) -> Result<Vec<String>, Error> {
+    bring(parts, name, Reads::Unlogged).await
 }
 
 /// Appends all objects of a dataset again, so that the stamps of their headers replace wrong stamps.
@@ -144,12 +147,12 @@ async fn bring(parts: &Parts, name: &DatasetName, reads: Reads) -> Result<Vec<St
     let (progress, reports) = heard(|report| problems.extend(report.problems));
     let brought = async {
         let (shares, listener) = (Shares::default(), Listener::new(parts, &progress));
-        let recovery = Recovery {
+        let recovery = DatasetRecovery {
             parts,
             reads,
             since: 0,
             is_refused: false,
-            reports_missing: false,
+            reports_lost: false,
             progress: &listener,
             shares: &shares,
         };

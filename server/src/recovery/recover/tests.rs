@@ -35,7 +35,7 @@ async fn an_unclean_stop_costs_many_small_datasets_their_latency_together() {
     }
     // The names, then each dataset twice: its name and its objects.
     rig.store.script("list", vec![SECOND; 129]);
-    let (adopted, seconds) = rig.run(roll_forward(&rig.parts)).await;
+    let (adopted, seconds) = rig.run(recover_unlogged(&rig.parts)).await;
     assert_eq!(adopted.unwrap(), 64);
     assert!(seconds <= 20, "{seconds} s for 64 datasets");
 }
@@ -54,7 +54,7 @@ async fn folders_of_a_large_dataset_are_listed_at_once_and_a_small_one_costs_one
         let of_empty_log = lists() - before;
         rig.store.script("list", vec![SECOND; 300]);
         let (before, read) = (lists(), rig.counters.counts().ranges);
-        let (adopted, seconds) = rig.run(roll_forward(&rig.parts)).await;
+        let (adopted, seconds) = rig.run(recover_unlogged(&rig.parts)).await;
         assert_eq!(adopted.unwrap(), 0);
         assert!(rig.counters.counts().ranges - read < 10, "headers were read");
         took.push((lists() - before - of_empty_log, seconds));
@@ -96,7 +96,7 @@ async fn a_recovery_of_many_large_datasets_holds_no_more_headers_than_that_of_on
     }
     let reads = rig.counters.counts().ranges;
     rig.meta.script("append", vec![Some(Fault::Delay(Duration::from_secs(1))); 256]);
-    let (adopted, seconds) = rig.run(roll_forward(&rig.parts)).await;
+    let (adopted, seconds) = rig.run(recover_unlogged(&rig.parts)).await;
     assert_eq!(adopted.unwrap(), 256);
     assert!(rig.counters.counts().ranges - reads >= 256);
     // 64 at a time.
@@ -110,8 +110,8 @@ async fn a_dataset_that_is_deleted_while_it_is_set_aside_stays_deleted() {
     let (progress, _told) = mpsc::channel(1);
     let shares = Shares::default();
     let progress = Listener::new(&rig.parts, &progress);
-    let recovery = Recovery {
-        reports_missing: true,
+    let recovery = DatasetRecovery {
+        reports_lost: true,
         parts: &rig.parts,
         reads: Reads::Everything,
         since: 0,
@@ -292,7 +292,7 @@ async fn a_name_that_can_not_be_written_again_is_told() {
     let refused = rig.run(rig.recover(Some("ds"))).await.0.0.unwrap_err();
     assert_eq!(refused.kind, Kind::Full, "{}", refused.chain());
     // A purge names the remedy.
-    let purged = rig.run(bring_in(&rig.parts, &name)).await.0.unwrap_err();
+    let purged = rig.run(adopt_unlogged(&rig.parts, &name)).await.0.unwrap_err();
     assert_eq!(purged.kind, Kind::NeedsRecovery, "{}", purged.chain());
     assert!(purged.chain().contains("dlcmd recover dl://ds"), "{}", purged.chain());
     full();

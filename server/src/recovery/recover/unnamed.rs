@@ -137,7 +137,7 @@ async fn problem(
     if !living::restore(parts, names, &record).await? {
         return Ok(None);
     }
-    // Recovery goes by names, so this dataset was not recovered.
+    // DatasetRecovery goes by names, so this dataset was not recovered.
     let name = record.name.clone();
     if !living::set_aside(parts, record).await {
         return Ok(Some(format!("it has lost its name, {name}; run `dlcmd recover --all` again")));

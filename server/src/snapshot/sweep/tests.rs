@@ -21,7 +21,7 @@ async fn build(rig: &Rig, dataset: DatasetId) -> Version {
 /// Adds a file.
 async fn change(rig: &Rig, dataset: DatasetId, number: u8) {
     rig.store_chunk(dataset, number).await;
-    recover::bring_in(&rig.parts, &testing::dataset("pets")).await.unwrap();
+    recover::adopt_unlogged(&rig.parts, &testing::dataset("pets")).await.unwrap();
 }
 
 async fn stored(rig: &Rig, dataset: DatasetId) -> HashSet<Version> {

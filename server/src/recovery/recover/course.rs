@@ -13,7 +13,7 @@ use dl_proto::{Kind, RecoverProgress, RecoverRequest, Role};
 use futures::future::ready;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
-use super::dataset::{Read, Recovery};
+use super::dataset::{DatasetRecovery, Read};
 use super::progress::Progress;
 use super::shares::Shares;
 use super::{Reads, living, unnamed};
@@ -32,7 +32,7 @@ const SLACK: Duration = Duration::from_secs(30 * 60);
 
 /// One recovery.
 #[derive(Debug)]
-pub(super) struct Job<'a> {
+pub(super) struct Recovery<'a> {
     pub(super) parts: &'a Parts,
     pub(super) request: RecoverRequest,
     pub(super) caller: &'a Caller,
@@ -59,7 +59,7 @@ impl Summary {
     }
 }
 
-impl Job<'_> {
+impl Recovery<'_> {
     /// The recovery that somebody asked for: names that the chunk store lost are written again before.
     pub(super) async fn command(
         &self,
@@ -93,12 +93,12 @@ impl Job<'_> {
         // Metadata that lost writes may have datasets that were deleted since.
         living::end_deleted(parts, is_damaged).await?;
         let shares = Shares::default();
-        let recovery = Recovery {
+        let recovery = DatasetRecovery {
             parts,
             reads: self.reads,
             since: self.request.since.filter(|_| !is_damaged).map_or(0, seconds_of),
             is_refused: refused.is_some(),
-            reports_missing: true,
+            reports_lost: true,
             progress,
             shares: &shares,
         };
@@ -133,7 +133,7 @@ impl Job<'_> {
     /// Reports and refuses datasets without readable names. Whether another try may do better.
     async fn set_aside_unread(
         &self,
-        recovery: &Recovery<'_>,
+        recovery: &DatasetRecovery<'_>,
         names: &Names,
         may_pass: bool,
         left: &[DatasetRecord],
@@ -159,7 +159,7 @@ impl Job<'_> {
     }
 
     /// Recovers each dataset of these names that lives.
-    async fn each(&self, recovery: &Recovery<'_>, mut names: Names) -> Summary {
+    async fn each(&self, recovery: &DatasetRecovery<'_>, mut names: Names) -> Summary {
         names.read.retain(|(name, named)| is_live(named) && self.wants(name));
         let is_awaited = |_: &(DatasetName, Named)| ready(!self.progress.is_deserted());
         let living = stream::iter(names.read).take_while(is_awaited);

@@ -62,7 +62,7 @@ pub(crate) type Reading = Shared<BoxFuture<'static, Result<(), Arc<Error>>>>;
 
 /// The last reading of the dataset names, shared by concurrent requests.
 #[derive(Debug, Clone, Default)]
-pub struct Roll {
+pub struct NameCache {
     readings: Arc<Mutex<Readings>>,
 }
 
@@ -73,7 +73,7 @@ struct Readings {
     latest: Option<(AbortHandle, Reading)>,
 }
 
-impl Roll {
+impl NameCache {
     fn readings(&self) -> MutexGuard<'_, Readings> {
         self.readings.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -100,10 +100,10 @@ impl Roll {
         {
             return reading.clone();
         }
-        let (roll, read) = (self.clone(), read());
+        let (cache, read) = (self.clone(), read());
         let read = dl_runtime::spawn(async move {
             let names = read.await?;
-            roll.readings().last = Some((now, Arc::new(names)));
+            cache.readings().last = Some((now, Arc::new(names)));
             Ok(())
         });
         let task = read.abort_handle();
