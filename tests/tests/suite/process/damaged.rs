@@ -17,7 +17,7 @@ const VERIFY: [&str; 3] = ["verify", "--checksums", "dl://ds"];
 fn with_datasets(names: &[&str]) -> Result<Scene> {
     let scene = Scene::filled(20, 2_000)?;
     let server = scene.start()?;
-    names.iter().try_for_each(|name| server.put(scene.src(), &format!("dl://{name}")))?;
+    names.iter().try_for_each(|name| server.put(scene.src(), format!("dl://{name}")))?;
     server.stop()?;
     Ok(scene)
 }
@@ -39,7 +39,7 @@ fn with_files(names: &[&str], is_large: bool) -> Result<(Scene, Server)> {
 
 /// Compares datasets with the source files.
 fn compare(scene: &Scene, server: &Server, names: &[&str]) -> Result<()> {
-    names.iter().try_for_each(|name| server.compare(&format!("dl://{name}"), &scene.src()))
+    names.iter().try_for_each(|name| server.compare(format!("dl://{name}"), &scene.src()))
 }
 
 /// Changes the first of these bytes in the object that holds them; returns the object.

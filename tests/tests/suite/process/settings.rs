@@ -246,7 +246,7 @@ fn a_deletion_pauses_while_the_servers_are_read_only() -> Result<()> {
     let server = start()?;
     for number in 0..120 {
         folder::write(&scene.src(), "file", number.to_string())?;
-        server.put(scene.src(), &format!("dl://doomed/{number}"))?;
+        server.put(scene.src(), format!("dl://doomed/{number}"))?;
     }
     let objects = || -> Result<usize> {
         let paths = folder::paths(bucket.folder())?;
