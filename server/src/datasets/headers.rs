@@ -1,6 +1,6 @@
 //! Headers read from the chunk store: at most two ranged reads each.
 //!
-//! Must hold: no header is given that was not checked as a whole.
+//! Must hold: each header was checked as a whole.
 
 use bytes::Bytes;
 use dl_format::Header;
@@ -13,20 +13,19 @@ use crate::shared::parts::Parts;
 /// Enough for the headers of about 700 files; longer ones need a second read.
 pub(crate) const FIRST_READ: u64 = 64 << 10;
 
-/// Reads and checks the header of one object.
+/// Reads and checks the header of an object.
 pub(crate) async fn read_header(parts: &Parts, key: &Key) -> Result<Header, Error> {
     let range = ByteRange::up_to(FIRST_READ).expect("more than nothing");
     let mut head = parts.store.read_one(key, range).await.storing("read header", key)?;
     if let Some(length) = longer(&head) {
-        // From its beginning: so it is the object that is read, and not a copy of it.
+        // From the beginning: such a read goes to the object, not to a copy.
         let range = ByteRange::up_to(length).expect("more than nothing");
         head = parts.store.read_one(key, range).await.storing("read header", key)?;
     }
     decode(key, &head)
 }
 
-/// Reads and checks the headers of many objects with one call to the store; one result for each,
-/// in order: of those that are longer than [`FIRST_READ`], only how long they are.
+/// Reads and checks headers with a single call, in order; the inner error is a length above [`FIRST_READ`].
 pub(crate) async fn read_headers(
     parts: &Parts,
     keys: &[Key],
@@ -44,7 +43,7 @@ pub(crate) async fn read_headers(
     heads.into_iter().zip(keys).map(header).collect()
 }
 
-/// The length of a header of which this is only the beginning.
+/// The length of a header, if `head` is only its beginning.
 fn longer(head: &Bytes) -> Option<u64> {
     let length = Header::length(head).ok()? as u64;
     (head.len() as u64 == FIRST_READ && length > FIRST_READ).then_some(length)

@@ -1,7 +1,7 @@
-//! Bytes that may not fit into memory: in files without a name, which end with the process.
+//! Data beyond memory: spilled to files without a name, which end with the process.
 //!
-//! Must hold: memory is bounded by what is said at the start, whatever comes; small things never
-//! touch a disk; what a disk gives back is what was written, or an error.
+//! Must hold: memory stays within bounds; small data touches no disk; a disk gives back written bytes, or an
+//! error.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
@@ -16,24 +16,24 @@ use dl_runtime::blocking;
 use crate::error::Error;
 
 const PARTITIONS_MAX: u64 = 4_096;
-/// Bytes of a partition that are written at once, at least.
+/// The least bytes of a write of a partition.
 const BLOCK_MIN: u64 = 4 << 10;
 
-/// How much of what is partitioned is in memory.
+/// The memory for partitioned data.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     /// Unwritten bytes of all partitions; data of no more bytes is a single partition.
     pub(crate) memory: u64,
-    /// Bytes of one partition, which are worked on in memory.
+    /// Bytes of a partition, which is processed in memory.
     pub(crate) partition: u64,
 }
 
 impl Sizes {
-    /// For small records of which little is made when they are read again.
+    /// For small records that take little more memory once read again.
     pub(crate) const USUAL: Self = Self { memory: 24 << 20, partition: 8 << 20 };
 }
 
-/// Runs what may write to the disk, and says what to do when that fails.
+/// Runs work that may write to the disk; errors name the remedy.
 pub(crate) async fn thread<T: Send + 'static>(
     action: &'static str,
     dataset: DatasetId,
@@ -69,7 +69,7 @@ fn rotten() -> io::Error {
     )
 }
 
-/// Where files without a name are made.
+/// The folder of files without a name.
 #[derive(Debug, Clone)]
 pub(crate) struct Scratch(PathBuf);
 
@@ -88,8 +88,7 @@ impl Scratch {
     }
 }
 
-/// Records that are told apart by numbers of 64 bits, in the order of these as far as partitions
-/// go: all records of a partition have lower ones than those of the next.
+/// Records in partitions by 64-bit numbers: all numbers of a partition are lower than those of the next.
 #[derive(Debug)]
 pub(crate) struct Partitions {
     scratch: Scratch,
@@ -103,11 +102,11 @@ pub(crate) struct Partitions {
 #[derive(Debug, Default)]
 struct Partition {
     memory: Vec<u8>,
-    /// Where the blocks of it begin in the file, and their checksums.
+    /// The starts of the blocks in the file, and their checksums.
     blocks: Vec<(u64, Crc32c)>,
 }
 
-/// A partition that was taken out, most of it still on the disk.
+/// A partition taken out, with most bytes still on the disk.
 #[derive(Debug)]
 pub(crate) struct Taken {
     file: Option<Arc<File>>,
@@ -116,7 +115,7 @@ pub(crate) struct Taken {
 }
 
 impl Partitions {
-    /// For so many bytes, or about so many.
+    /// For about so many bytes.
     pub(crate) fn new(scratch: Scratch, bytes: u64, sizes: Sizes) -> Self {
         let Sizes { memory, partition } = sizes;
         let count = if bytes <= memory { 1 } else { bytes.div_ceil(partition.max(1)) };
@@ -128,7 +127,7 @@ impl Partitions {
         Self { scratch, file: None, end: 0, block: block as usize, partitions }
     }
 
-    /// How many there are.
+    /// The number of partitions.
     pub(crate) fn count(&self) -> usize {
         self.partitions.len()
     }
@@ -138,7 +137,7 @@ impl Partitions {
         let place = ((u128::from(number) * count) >> 64) as usize;
         let Some(partition) = self.partitions.get_mut(place) else { return Ok(()) };
         partition.memory.extend_from_slice(record);
-        // All blocks are equally long, so that their beginnings say where they end.
+        // All blocks have the same length, so that a start gives the end.
         while partition.memory.len() >= self.block {
             let file = match &mut self.file {
                 Some(file) => file,
@@ -153,7 +152,7 @@ impl Partitions {
         Ok(())
     }
 
-    /// Takes a partition out, which is empty then.
+    /// Takes a partition out, and leaves the partition empty.
     pub(crate) fn take(&mut self, number: usize) -> Taken {
         let partition = self.partitions.get_mut(number).map(std::mem::take).unwrap_or_default();
         Taken { file: self.file.clone(), block: self.block, partition }
@@ -161,7 +160,7 @@ impl Partitions {
 }
 
 impl Taken {
-    /// All records of it, one after the other.
+    /// All records of the partition, one after the other.
     pub(crate) fn read(self) -> io::Result<Vec<u8>> {
         let Partition { memory, blocks } = self.partition;
         let Some(file) = self.file.filter(|_| !blocks.is_empty()) else { return Ok(memory) };
@@ -179,7 +178,7 @@ impl Taken {
     }
 }
 
-/// Bytes one after the other.
+/// A sequence of bytes.
 #[derive(Debug)]
 pub(crate) struct Spool {
     scratch: Scratch,
@@ -189,7 +188,6 @@ pub(crate) struct Spool {
     /// Bytes of the file.
     written: u64,
     written_crc: Crc32c,
-    /// Bytes that were read again.
     read: u64,
     read_crc: Crc32c,
 }

@@ -1,9 +1,8 @@
 //! The survey of a dataset for purge and verify: its log, its objects in the chunk store, and their headers.
 //!
-//! Must hold: the same rows as `dl_format::Fold`; the header of a chunk is read once. Memory is bounded by
-//! [`SIZES`] and about a hundred bytes for each object. The store is listed before the log is read, so that no
-//! object outside of the log is a put of before. An unreadable object does not end the survey; a store
-//! without any answer does.
+//! Must hold: the same rows as `dl_format::Fold`; a chunk header is read once. Memory is bounded by [`SIZES`]
+//! and about 100 bytes for each object. The store is listed before the log is read, so that no finished put
+//! counts as unlogged. An unreadable object does not end the survey; a store without any answer does.
 
 mod rows;
 
@@ -32,7 +31,7 @@ pub(crate) use rows::{Row, Rows, Shares};
 /// Bytes of the rows of a share before they are sorted; sorted rows take two and a half times as much.
 const SIZES: Sizes = Sizes { memory: 8 << 20, partition: 8 << 20 };
 
-/// Interval of the reports about the headers that were read.
+/// Interval of the progress reports.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
 /// The most headers in a call to the store, and the calls in flight.
@@ -40,11 +39,9 @@ const BATCH: usize = 64;
 const BATCH_BYTES: u64 = 1 << 20;
 const BATCHES_AT_ONCE: usize = 4;
 
-/// Consecutive failed reads after which the store may be away: the other reads, each with its own tries, would
-/// take hours.
+/// Consecutive failed reads that hint at an absent store: all other reads, with their tries, would take hours.
 const AWAY_AFTER: usize = 64;
 
-/// Objects of a page of the log.
 const LOG_PAGE: usize = 10_000;
 
 /// The header of an object, with its number in the log.
@@ -58,13 +55,13 @@ pub(crate) struct Survey {
     pub(crate) objects: Arc<[ObjectRecord]>,
     /// The objects in the chunk store, and their bytes.
     pub(crate) stored: Stored,
-    /// Keys among the objects that name no object.
+    /// Keys of no object among the objects.
     pub(crate) strays: Vec<Key>,
     /// Errors of unreadable headers, by the number of the object in the log.
     pub(crate) unread: BTreeMap<usize, Error>,
-    /// Deleted entries of the chunks in the log; once the shares were read, of all chunks that rows come from.
+    /// Deleted entries of the chunks in the log; after [`Survey::shares`], of all chunks that rows come from.
     pub(crate) deleted: DeletedEntries,
-    /// The parts of large files, and the number of the chunk that names each.
+    /// The parts of large files, each with the number of its chunk.
     pub(crate) extents: Vec<(usize, Extent)>,
     /// Whether headers of chunks have other stamps than the metadata. The header holds.
     pub(crate) has_restamped: bool,
@@ -97,13 +94,13 @@ impl Stored {
     }
 }
 
-/// The difference between the length of an object and the length that it was written with.
+/// The difference between the present and the original length of an object.
 pub(crate) fn cut(size: u64, wanted: u64) -> Option<String> {
     let cut = if size < wanted { "cut short" } else { "too long" };
     (size != wanted).then(|| format!("it is {cut}: {size} bytes, written with {wanted}"))
 }
 
-/// The entries that tombstones name, and the stamp of the last tombstone about a chunk.
+/// The entries of tombstones, and the stamp of the last tombstone about a chunk.
 #[derive(Debug, Default)]
 pub(crate) struct DeletedEntries(HashMap<ChunkId, (EntrySet, Stamp)>);
 
@@ -117,7 +114,7 @@ impl DeletedEntries {
         self.0.get(&chunk).map_or(Stamp::default(), |(_, since)| *since)
     }
 
-    /// Adds the entries that a tombstone names, of known chunks alone: it may name any number of other chunks.
+    /// Adds the entries of a tombstone in known chunks alone: the number of other chunks has no bound.
     fn add(&mut self, tombstone: &Header, is_known: impl Fn(&ChunkId) -> bool) {
         let stamp = tombstone.stamp().unwrap_or_default();
         for (chunk, entries) in tombstone.deletions().iter().filter(|(id, _)| is_known(id)) {
@@ -128,16 +125,15 @@ impl DeletedEntries {
     }
 }
 
-/// Tells a store that is away, by the number of consecutive reads without an answer.
+/// Detects an absent store by consecutive reads without an answer.
 #[derive(Debug, Default)]
 pub(crate) struct Away(usize);
 
 impl Away {
-    /// Counts the result of the next read, and gives it back.
+    /// Counts the result of the next read, and gives the result back.
     ///
     /// # Errors
-    /// The error of this read, where so many reads failed that the store was asked for its identity and did
-    /// not answer either.
+    /// The error of the read, where many reads failed and the store does not answer for its identity either.
     pub(crate) async fn note<T>(
         &mut self,
         parts: &Parts,
@@ -188,7 +184,7 @@ impl Survey {
         self.unread.is_empty() && self.unlogged() == 0
     }
 
-    /// The number of objects of the store that the log lacks.
+    /// The number of stored objects missing in the log.
     pub(crate) fn unlogged(&self) -> usize {
         self.stored.keys().filter(|id| !self.is_logged(id)).count()
     }
@@ -261,7 +257,7 @@ impl Survey {
             .iter()
             .map(|(_, object)| {
                 let end = u64::from(object.header_length).max(1);
-                // An exact range may come from a copy, this one comes from the object.
+                // From the object itself: an exact range may come from a copy.
                 let range = ByteRange::up_to(end).expect("more than nothing");
                 ObjectRange { key: self.key(object), range }
             })
@@ -299,15 +295,15 @@ impl Survey {
         cut(*self.stored.get(&object.id)?, object.object_length)
     }
 
-    /// Whether the damage is that more bytes follow the whole object.
+    /// Whether the damage is only more bytes after the whole object.
     pub(crate) fn is_grown(&self, object: &ObjectRecord, damage: &str) -> bool {
         let size = self.stored.get(&object.id);
         size.is_some_and(|size| *size > object.object_length)
             && self.cut(object).is_some_and(|cut| damage.ends_with(&cut))
     }
 
-    /// Reads the headers of all chunks, once: gives the rows of their entries, and keeps the unreadable headers
-    /// and the parts of large files. `heard` gets the number of checked objects; its error ends the call.
+    /// Reads all chunk headers once: gives their rows, and keeps unreadable headers and the parts of large
+    /// files. `heard` gets the number of checked objects; its error ends the call.
     pub(crate) async fn shares(
         &mut self,
         parts: &Parts,
@@ -361,7 +357,6 @@ impl Survey {
         Ok(shares.with_log(&self.objects))
     }
 
-    /// Replaces stamps of the log by those of the headers.
     fn take_stamps(&mut self, restamped: Vec<(usize, Stamp)>) {
         if restamped.is_empty() {
             return;
@@ -374,14 +369,14 @@ impl Survey {
         self.has_restamped = true;
     }
 
-    /// The first chunks of the versions in this chunk, where the log lacks them.
+    /// The original chunks of the versions in a chunk, where missing in the log.
     fn origins<'a>(&'a self, chunk: &'a Committed) -> impl Iterator<Item = ChunkId> + 'a {
         let entries = chunk.header().is_rewrite().then(|| chunk.header().entries());
         let origins = entries.into_iter().flatten().map(|entry| FileRecord::of(chunk, &entry));
         origins.map(|record| record.version.chunk).filter(|id| !self.is_logged(id))
     }
 
-    /// Reads the deleted entries of known chunks; gives the tombstones that can't be read.
+    /// Reads the deleted entries of known chunks; gives the unreadable tombstones.
     async fn name(
         &self,
         parts: &Parts,
@@ -399,7 +394,6 @@ impl Survey {
         Ok(unread)
     }
 
-    /// Reads the deleted entries of these chunks.
     async fn name_origins(
         &mut self,
         parts: &Parts,
@@ -415,7 +409,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Whether existing chunks can't be read: they may hold files that lost tombstones deleted.
+    /// Whether existing chunks can't be read: they may hold files deleted by lost tombstones.
     pub(crate) fn has_unread_chunks(&self) -> bool {
         self.unread.iter().any(|(number, error)| {
             let object = self.objects.get(*number);
@@ -425,8 +419,8 @@ impl Survey {
     }
 }
 
-/// Whether a header belongs to an object of the log. The stamps may differ: of two tries to store the object,
-/// a store that checks and writes in two steps may have kept the try that was not logged.
+/// Whether a header belongs to an object of the log. The stamps may differ: of two tries to store the object, a
+/// store with two-step creates may have kept the unlogged try.
 pub(crate) fn is_object(object: &ObjectRecord, header: &Header) -> bool {
     let known = (object.id, object.kind, object.object_length, object.entry_count);
     known == (header.id(), header.kind(), header.object_length(), header.entry_count())
@@ -441,7 +435,6 @@ pub(crate) fn writer(id: ChunkId) -> Writer {
     writer
 }
 
-/// The objects of a dataset in the chunk store, and the other keys among them.
 async fn stored(parts: &Parts, dataset: DatasetId) -> Result<(Stored, Vec<Key>), Error> {
     let (mut stored, mut strays) = (Vec::new(), Vec::new());
     let all = prefix(dataset_prefix(dataset));

@@ -1,7 +1,6 @@
-//! Work that looks at all objects of datasets: so much of it at once, however many ask for it.
+//! Limits the parallel work on all objects of datasets.
 //!
-//! Must hold: who waits for a turn, or then for memory, is told so all the time; who is gone takes
-//! none.
+//! Must hold: a client that waits for a turn or memory hears so all the time; a client that is gone takes none.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +11,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::error::Error;
 use crate::shared::parts::Parts;
 
-/// Purges and verifications of datasets that go on at once: each takes memory for every object.
+/// Parallel purges and verifications: each takes memory for every object.
 const SURVEYS: usize = 2;
-/// Recoveries: each takes memory for the logs of several datasets.
+/// Parallel recoveries: each takes memory for the logs of several datasets.
 const RECOVERIES: usize = 2;
-/// Memory for chunks that are written anew, in bytes: those of the largest ones once.
+/// Memory for rewrites in bytes: enough for a rewrite of the largest chunks.
 const REWRITE_BYTES: u32 = 136 << 20;
-/// How often those who wait are told.
+/// Interval of the messages to waiting clients.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 
 /// The turns of a server. Clones share them.
@@ -26,7 +25,6 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 pub(crate) struct Turns {
     surveys: Arc<Semaphore>,
     recoveries: Arc<Semaphore>,
-    /// Bytes for chunks that are written anew.
     rewrites: Arc<Semaphore>,
 }
 
@@ -39,11 +37,10 @@ impl Turns {
         }
     }
 
-    /// Waits for the turn of a purge or a verification. `tell` says that somebody waits, and is false
-    /// when nobody hears it.
+    /// Waits for the turn of a purge or a verification. `tell` reports the wait; false when the client is gone.
     ///
     /// # Errors
-    /// [`Kind::Unavailable`] when whoever asked is gone.
+    /// [`Kind::Unavailable`] when the client is gone.
     pub(crate) async fn survey(
         &self,
         parts: &Parts,
@@ -53,12 +50,11 @@ impl Turns {
         Ok(turn.expect("the semaphore is never closed"))
     }
 
-    /// Waits for the memory to write chunks anew, for as long as others have it: whoever has looked at
-    /// everything is not to begin again. What is larger than all of it takes all of it; `tell` as for
-    /// a turn.
+    /// Waits for the memory of a rewrite without a time limit: a finished survey is not to begin again. A
+    /// rewrite above the total takes the total; `tell` as for a turn.
     ///
     /// # Errors
-    /// [`Kind::Unavailable`] when whoever asked is gone.
+    /// [`Kind::Unavailable`] when the client is gone.
     pub(crate) async fn rewrite(
         &self,
         parts: &Parts,
@@ -73,7 +69,7 @@ impl Turns {
     /// The place of a recovery.
     ///
     /// # Errors
-    /// [`Kind::Unavailable`] when others have all of them.
+    /// [`Kind::Unavailable`] when other recoveries have all places.
     pub(crate) fn recovery(&self) -> Result<OwnedSemaphorePermit, Error> {
         Arc::clone(&self.recoveries).try_acquire_owned().map_err(|_| {
             let why = "other recoveries are under way at this server; try again";
@@ -82,7 +78,7 @@ impl Turns {
     }
 }
 
-/// Waits for `turn`; `tell` says so all the time, and is false when nobody hears it.
+/// Waits for `turn`, and calls `tell` at intervals; fails once `tell` gives false.
 async fn wait<T>(
     parts: &Parts,
     tell: impl Fn() -> bool,

@@ -1,6 +1,6 @@
-//! DatasetRecovery of metadata from the chunk store, on request and after a loss.
+//! Recovery of metadata from the chunk store, on request and after a loss.
 //!
-//! Must hold: nothing that the chunk store has is lost.
+//! Must hold: no object of the chunk store is lost.
 
 pub(crate) mod recover;
 pub(crate) mod watch;

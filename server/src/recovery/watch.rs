@@ -1,8 +1,7 @@
-//! Damage of the metadata store while servers run: noticed, and repaired by a rebuild of all datasets from
-//! the chunk store (paper, 4.1.2).
+//! Repairs damaged metadata while servers run: rebuilds all datasets from the chunk store (paper, 4.1.2).
 //!
-//! Must hold: the metadata counts as whole only after a complete rebuild. Metadata without an identity is
-//! left to an administrator. Metadata that turns out to be of another chunk store is not touched any more.
+//! Must hold: the metadata counts as whole only after a complete rebuild. Metadata without an identity is left
+//! to an administrator. Metadata of another chunk store is left alone once known.
 
 use std::time::Duration;
 
@@ -17,12 +16,12 @@ use crate::shared::parts::Parts;
 /// How often to look for damage.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// How long to wait after a rebuild that failed; each server waits for another time.
+/// Pauses after failed rebuilds; each server waits for a different time.
 const BACKOFF: Backoff =
     Backoff { first: Duration::from_secs(2), factor: 2, max: Duration::from_secs(60) };
 
-/// Looks after the metadata; ends once the metadata belongs to another chunk store, and the server has to end.
-/// Each of several servers rebuilds: objects that a server appended, the others find in the log.
+/// Watches the metadata; ends once the metadata belongs to another chunk store, and the server has to end. Each
+/// of several servers rebuilds: objects appended by a server are in the log for all.
 pub(crate) async fn watch(parts: &Parts) -> Error {
     let (mut tries, mut tie) = (Tries::default(), Tie::default());
     loop {
@@ -64,7 +63,6 @@ async fn rebuild(parts: &Parts, tries: &mut Tries, is_new: bool) {
     }
 }
 
-/// The tries to repair one damage.
 #[derive(Debug, Default)]
 struct Tries {
     damage: Option<Damage>,
@@ -74,7 +72,7 @@ struct Tries {
 }
 
 impl Tries {
-    /// Takes up the damage of now; whether it differs from the last one.
+    /// Notes the present damage; whether the damage is new.
     fn meet(&mut self, damage: Option<Damage>) -> bool {
         let is_new = damage != self.damage;
         if is_new {
@@ -87,7 +85,6 @@ impl Tries {
         now >= self.next
     }
 
-    /// Notes a failed try.
     fn fail(&mut self, now: Duration, random: &dyn Random) {
         self.next = now + BACKOFF.wait(self.failures, random);
         self.failures = self.failures.saturating_add(1);

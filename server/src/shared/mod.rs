@@ -1,6 +1,6 @@
-//! The stores, limits and counters that all requests share.
+//! The stores, limits and counters of all requests.
 //!
-//! Must hold: another server needs nothing of this state.
+//! Must hold: no other server needs the state.
 
 pub(crate) mod name_cache;
 pub(crate) mod parts;

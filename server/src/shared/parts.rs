@@ -1,6 +1,6 @@
-//! The stores, the clock and the limits that all requests share.
+//! The stores, the clock and the limits of all requests.
 //!
-//! Must hold: the process keeps nothing else, so that any server can answer any request.
+//! Must hold: the process keeps no other state, so that any server can answer any request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,17 +22,15 @@ use crate::shared::room::Room;
 /// Bounds of memory and waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of chunks that are being received or committed.
+    /// Bytes of chunks being received or committed.
     pub write_bytes: u32,
-    /// Bytes of files that are being read or sent.
+    /// Bytes of files being read or sent.
     pub read_bytes: u32,
-    /// Time that a request waits for memory, and for the next piece from its client.
+    /// The longest wait of a request for memory, and for the next piece from its client.
     pub patience: Duration,
-    /// Most seconds between a chunk id and the server's clock when the first piece arrives. The last piece
-    /// arrives within as much again.
+    /// The most time between a chunk id and the server's clock at the first piece, and until the last piece.
     pub clock_skew: Duration,
-    /// Pause before the identity of a fresh chunk store, or a new name, is read back; zero where a create is
-    /// atomic.
+    /// Pause before a new identity or name is read back; zero where a create is atomic.
     pub settle: Duration,
 }
 
@@ -49,10 +47,10 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The age of an id, by the clock of a server, at which no server takes a put of the id any more and all
-    /// work on the object has ended. The clock of the writer may be ahead of the server that takes the put,
-    /// and that server behind this one; the chunk then takes its time to arrive. Two thirds of the skew are
-    /// for a commit, and for a copy of a file that was looked up before.
+    /// The age of an id, by a server's clock, at which no put of the id is taken any more and all work on the
+    /// object has ended. The receiving server's clock may be behind the writer's and the asking server's; the
+    /// chunk then takes time to arrive. Two thirds of the skew are for a commit, and for a copy of a looked-up
+    /// file.
     pub(crate) fn settled(&self) -> Duration {
         self.clock_skew * 4 + self.clock_skew * 2 / 3
     }
@@ -71,11 +69,11 @@ pub struct Parts {
     pub random: Arc<dyn Random>,
     /// Bounds.
     pub limits: Limits,
-    /// Disk space that puts leave to deletes.
+    /// Disk space kept free for deletes.
     pub room: Room,
     /// The stored snapshots with newer versions.
     pub replaced: Replaced,
-    /// Settings that an admin changes.
+    /// Settings changed by an admin.
     pub settings: Settings,
     /// The last reading of the names.
     pub names: NameCache,
@@ -95,19 +93,19 @@ impl Budget {
         Self { room, total: Arc::new(AtomicU32::new(total)), purpose }
     }
 
-    /// Bytes that may be given out, and that are.
+    /// The total and the used bytes.
     pub(crate) fn total_and_used(&self) -> (u64, u64) {
         let total = u64::from(self.total.load(Ordering::Relaxed));
         (total, total.saturating_sub(self.room.available_permits() as u64))
     }
 
-    /// Whether more is out than is left.
+    /// Whether more than half of the memory is used.
     pub(crate) fn is_short(&self) -> bool {
         let (total, used) = self.total_and_used();
         used > total / 2
     }
 
-    /// Gives out another number of bytes from now on. What is taken away is waited for.
+    /// Changes the total. A reduction takes effect once memory is given back.
     pub(crate) fn resize(&self, total: u32) {
         let before = self.total.swap(total, Ordering::Relaxed);
         match total.checked_sub(before) {
@@ -123,7 +121,7 @@ impl Budget {
         }
     }
 
-    /// Memory at once, if this part of all then stays for others: a half, a quarter; or 0 for nothing.
+    /// Takes memory at once, if 1/`part` of the total then stays free; with 0, nothing has to.
     pub(crate) fn try_take(&self, bytes: u64, part: u32) -> Option<OwnedSemaphorePermit> {
         let total = self.total.load(Ordering::Relaxed);
         let left = u64::from(total.checked_div(part).unwrap_or_default());
@@ -133,7 +131,7 @@ impl Budget {
         Arc::clone(&self.room).try_acquire_many_owned(u32::try_from(bytes).ok()?).ok()
     }
 
-    /// Waits for room; what is larger than everything takes everything.
+    /// Waits for memory; a request above the total takes the total.
     pub(crate) async fn take(
         &self,
         bytes: u64,
@@ -142,7 +140,7 @@ impl Budget {
         self.take_within(parts.limits.patience, bytes, parts).await
     }
 
-    /// The same, for no longer than `limit`.
+    /// Waits for memory, for no longer than `limit`.
     pub(crate) async fn take_within(
         &self,
         limit: Duration,
@@ -170,17 +168,17 @@ pub(crate) fn object_key(dataset: DatasetId, id: ChunkId, kind: ObjectKind) -> K
     key(dl_format::object_key(dataset, id, kind))
 }
 
-/// A key that `dl_format` spelled.
+/// A key from `dl_format`.
 pub(crate) fn key(text: String) -> Key {
     Key::new(text).expect("the format's keys are plain segments")
 }
 
-/// A prefix that `dl_format` spelled.
+/// A prefix from `dl_format`.
 pub(crate) fn prefix(text: String) -> Prefix {
     Prefix::new(text).expect("the format's keys are plain segments")
 }
 
-/// Where the other chunks lie of the dataset that a chunk is of: a fast store takes them together.
+/// The prefix of all chunks in the dataset of a chunk: a fast store takes them together.
 pub fn dataset_of(chunk: &Key) -> Option<Prefix> {
     let (dataset, _, is_tombstone) = parse_object_key(chunk.as_str())?;
     (!is_tombstone).then(|| prefix(dataset_prefix(dataset)))

@@ -1,8 +1,8 @@
-//! The times at which stored versions were seen to be replaced by newer ones.
+//! The times at which stored versions were seen to be replaced by newer versions.
 //!
-//! Must hold: no version counts as replaced too early. Stamps don't show the time: an object may join the
-//! log long after it was stamped, and a purge has no stamp. So each server counts from the moment when it
-//! first saw another version; a restart begins anew.
+//! Must hold: no version counts as replaced too early. Stamps don't show the time: an object may join the log
+//! long after its stamp, and a purge has no stamp. So each server counts from its first sight of another
+//! version; a restart begins anew.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,14 +13,14 @@ use dl_format::{DatasetId, Version};
 /// The time, on the monotonic clock, at which each version was seen to be replaced.
 type Since = HashMap<Version, Duration>;
 
-/// The replaced versions that this server saw. Clones share them.
+/// The replaced versions seen by a server. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Replaced {
     seen: Arc<Mutex<HashMap<DatasetId, Since>>>,
 }
 
 impl Replaced {
-    /// Notes that exactly these versions of a dataset are stored and replaced; gives their times.
+    /// Sets the stored and replaced versions of a dataset; gives their times.
     pub(crate) fn note(
         &self,
         dataset: DatasetId,
@@ -37,12 +37,12 @@ impl Replaced {
         all
     }
 
-    /// Whether any version of a dataset was seen to be.
+    /// Whether any version of a dataset was seen to be replaced.
     pub(crate) fn is_any(&self, dataset: DatasetId) -> bool {
         self.seen().contains_key(&dataset)
     }
 
-    /// Forgets all datasets but these.
+    /// Forgets all other datasets.
     pub(crate) fn retain(&self, datasets: &HashSet<DatasetId>) {
         self.seen().retain(|dataset, _| datasets.contains(dataset));
     }

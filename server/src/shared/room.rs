@@ -1,7 +1,7 @@
-//! Free space on the disks of this machine that puts leave to deletes.
+//! Free space on the disks of a server, kept for deletes.
 //!
-//! Must hold: after any put, enough space is free for deletes and for metadata that are still in memory: an
-//! administrator can always delete. Space that other programs fill is not covered.
+//! Must hold: after any put, enough space is free for deletes and for metadata still in memory: an
+//! administrator can always delete. Space filled by other programs is not covered.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -16,9 +16,9 @@ use crate::error::Error;
 
 /// Kept on a large file system: several times the size of metadata in memory before a write.
 const KEPT_MAX: u64 = 256 << 20;
-/// Kept on a small one: a few commits of the metadata.
+/// Kept on a small file system: a few commits of the metadata.
 const KEPT_MIN: u64 = 4 << 20;
-/// The part that is kept of sizes in between.
+/// The divisor for sizes in between.
 const KEPT_PART: u64 = 16;
 
 /// The folders of a server's stores. Clones share the bytes in flight.
@@ -52,18 +52,18 @@ pub(crate) struct Full {
 }
 
 impl Room {
-    /// Watches the file systems of these folders; without any there is always room.
+    /// Watches the file systems of `folders`; without folders there is always room.
     pub fn of(folders: impl IntoIterator<Item = PathBuf>) -> Self {
         let folders = folders.into_iter().collect();
         Self { folders, scratch: None, under_way: Arc::default() }
     }
 
-    /// The same, with a folder for temporary files; by default the one of the machine.
+    /// Sets the folder for temporary files; by default the folder of the machine.
     pub fn with_scratch(self, folder: &Path) -> Self {
         Self { scratch: Some(folder.into()), ..self }
     }
 
-    /// The folder for data that don't fit into memory.
+    /// The folder for data beyond memory.
     pub(crate) fn scratch(&self) -> PathBuf {
         self.scratch.as_deref().map_or_else(std::env::temp_dir, Path::to_path_buf)
     }
@@ -85,7 +85,7 @@ impl Room {
 
     /// Takes room for so many bytes. May block.
     pub(crate) fn take(&self, bytes: u64) -> Result<Taken, Full> {
-        // Before the look, so that puts at the same time don't count on the same space.
+        // Before the look, so that concurrent puts don't count on the same space.
         let others = self.under_way.fetch_add(bytes, Ordering::SeqCst);
         let taken = Taken { under_way: Arc::clone(&self.under_way), bytes };
         let wanted = others.saturating_add(bytes);
@@ -108,7 +108,6 @@ impl Drop for Taken {
     }
 }
 
-/// The bytes that are kept free on a file system of this size.
 fn kept(total: u64) -> u64 {
     (total / KEPT_PART).clamp(KEPT_MIN, KEPT_MAX)
 }

@@ -1,7 +1,7 @@
-//! Building a snapshot: the fold of one cut of the log, from the headers of its objects.
+//! Builds a snapshot: the fold of a cut of the log, from the headers of its objects.
 //!
-//! Must hold: the cut is read at one moment; memory is bounded but for a word or two for each
-//! object and directory and a bit for each file; the same cut gives the same bytes.
+//! Must hold: the cut is read at a single moment, and always gives the same bytes. Memory is bounded but for a
+//! word or two for each object and directory and a bit for each file.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
@@ -28,24 +28,21 @@ use crate::error::{Doing, Error};
 use crate::recovery::recover;
 use crate::shared::parts::{Parts, object_key};
 
-/// Headers that are read with one call to the store and worked on by one thread, at most.
+/// The most headers, and bytes, read with a call to the store and processed by a thread.
 const BATCH: usize = 256;
 const BATCH_BYTES: u64 = 1 << 20;
-/// Such batches under way.
 const BATCHES_AT_ONCE: usize = 4;
 
 const ACTION: &str = "build a snapshot of dataset";
 
-/// A snapshot that is not stored yet.
+/// A snapshot before its storage.
 pub(crate) struct Built {
     pub(crate) version: Version,
     pub(crate) files: u64,
     pub(crate) length: u64,
-    /// All of it, from its beginning.
     pub(crate) bytes: Box<dyn Read + Send>,
 }
 
-/// One cut of a dataset's log.
 #[derive(Debug, Clone)]
 struct Cut {
     parts: Parts,
@@ -59,12 +56,11 @@ struct Cut {
 /// Objects with their numbers in the log.
 type Numbered = Vec<(u32, Committed)>;
 
-/// Builds the snapshot of what a dataset holds now. None where the log had another stamp for an object
-/// than its header: the log has that of the header now, and its next cut can be built.
+/// Builds a snapshot of the present contents. None where stamps in the log differed from the headers: the log
+/// has the stamps of the headers now, and its next cut can be built.
 ///
 /// # Errors
-/// [`Kind::Corrupt`] when an object of the log is lost or damaged: without what it says nobody knows
-/// which versions of its paths hold.
+/// [`Kind::Corrupt`] when an object of the log is lost or damaged: the versions of its paths are unknown then.
 pub(crate) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Option<Built>, Error> {
     let (dataset, shape) = (record.id, record.shape);
     let log = parts.meta.log(dataset).await.doing("read the log of dataset", dataset)?;
@@ -125,7 +121,7 @@ fn numbered(chunks: &Numbered) -> impl Iterator<Item = (u32, &Committed)> {
     chunks.iter().map(|(number, chunk)| (*number, chunk))
 }
 
-/// The chunks that hold live files, with these.
+/// The chunks with live files, and the files.
 fn live_files(live: &Live, chunks: &Numbered) -> Chunks {
     let files_of = |(number, chunk): &(u32, Committed)| {
         let header = chunk.header();
@@ -169,7 +165,6 @@ impl Cut {
         self.pass(tombstones, work, HashMap::new(), add).await
     }
 
-    /// Looks at the live files of these chunks.
     async fn observe(&self, chunks: Vec<u32>, live: Arc<Live>) -> Result<Observed, Error> {
         let work = move |chunks: Numbered| observe(&live, numbered(&chunks));
         let merge = |all: &mut Observed, some| {
@@ -179,7 +174,7 @@ impl Cut {
         self.pass(chunks, work, Observed::default(), merge).await
     }
 
-    /// Reads headers in threads that do `work`; the results are taken in the order of the log.
+    /// Runs `work` on batches of headers in parallel; `take` gets the results in the order of the log.
     async fn pass<T: Send + 'static, S: Send + 'static>(
         &self,
         numbers: Vec<u32>,
@@ -272,7 +267,7 @@ impl Cut {
     }
 }
 
-/// What there is to say, and to do, when an object can't be used that the log has.
+/// The error for an unusable object of the log, with the remedy.
 fn unusable(name: &DatasetName, key: &Key, problem: &dyn Display) -> Error {
     let address = format!("dl://{name}");
     let why = format!(

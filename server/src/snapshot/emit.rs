@@ -1,7 +1,7 @@
-//! From live files, chunk by chunk, to the bytes of a snapshot.
+//! Encodes live files, chunk by chunk, as the bytes of a snapshot.
 //!
-//! Must hold: the bytes are those that `dl_format::snapshot` says, whatever went through a disk on
-//! the way; memory goes with the directories and their names, of which there are not too many.
+//! Must hold: the bytes follow `dl_format::snapshot`, also after a way through a disk. Memory goes with the
+//! directories and their names, which are limited.
 
 use std::io::{self, Read};
 
@@ -12,21 +12,21 @@ use dl_format::snapshot::{
 
 use crate::datasets::spill::{Partitions, Scratch, Sizes, Spool};
 
-/// Bytes of a section that are in memory.
+/// Bytes of a section in memory.
 const SECTION: usize = 1 << 20;
 
-/// Bytes of an index entry before it is sorted: hash and number.
+/// Bytes of an index entry before the sort: hash and number.
 const INDEXED: usize = 12;
 
-/// Bytes of a run before it is sorted: directory, first file, files.
+/// Bytes of a run before the sort: directory, first file, files.
 const RUN: usize = 12;
 
-/// Entries of the index, or runs, after which what was written is taken over.
+/// Entries of the index, or runs, between two drains of the writer.
 const DRAIN_EVERY: usize = 64 << 10;
 
-/// Directories of one dataset, at most: more than a gigabyte of memory would go with them.
+/// The most directories of a dataset: more than a gigabyte of memory would go with them.
 const DIRECTORIES: usize = 16 << 20;
-/// Bytes of their names, at most.
+/// The most bytes of directory names.
 const DIRECTORY_NAMES: usize = 1 << 30;
 
 /// Chunks with their live files.
@@ -90,7 +90,7 @@ impl Emitter {
         writer.drain().try_for_each(|(section, bytes)| push(sections, section, &bytes))
     }
 
-    /// Writes the runs of all chunks, sorted by the numbers that directories have by now.
+    /// Writes the runs of all chunks, sorted by the final numbers of the directories.
     fn end_runs(&mut self) -> io::Result<()> {
         let mut spool = std::mem::replace(&mut self.runs, Spool::new(self.scratch.clone(), 0));
         let mut sorted = Partitions::new(self.scratch.clone(), spool.length(), self.sizes);
@@ -120,7 +120,7 @@ impl Emitter {
         Ok(())
     }
 
-    /// All of it, to be read from its beginning, and its length.
+    /// The bytes of the whole snapshot, and its length.
     pub(crate) fn finish(mut self) -> io::Result<(Box<dyn Read + Send>, u64)> {
         self.writer.end_files();
         self.end_runs()?;
@@ -161,7 +161,7 @@ fn push(sections: &mut [Spool], section: SnapshotSection, bytes: &[u8]) -> io::R
     }
 }
 
-/// Reads as much as there is and has room; its length.
+/// Reads until the input ends or the buffer is full; gives the length.
 fn fill(from: &mut impl Read, into: &mut [u8]) -> io::Result<usize> {
     let mut length = 0;
     while let Some(rest) = into.get_mut(length..).filter(|rest| !rest.is_empty()) {

@@ -1,7 +1,7 @@
 //! Leases of training jobs on versions of datasets, in the chunk store beside the snapshots.
 //!
-//! Must hold: the key of a lease says which job claims which version until when, so that a damaged lease
-//! claims as much as a whole one. A lease is never changed: a later one takes its place.
+//! Must hold: the key of a lease has the job, the version and the end, so that a damaged lease claims as much
+//! as a whole lease. A lease is never changed: a later lease takes its place.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +12,10 @@ use super::stored;
 use crate::error::{Error, if_found, is_created};
 use crate::shared::parts::Parts;
 
-/// Jobs that are named one by one.
+/// The most jobs named in a message.
 const NAMED_MAX: usize = 20;
 
-/// A lease, as its key says.
+/// A lease, by its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Leased {
     pub(crate) version: Version,
@@ -42,7 +42,7 @@ pub(crate) fn end(objects: &[SnapshotObject], now: Stamp) -> Option<Stamp> {
     ends.map(|leased| leased.until).filter(|until| *until > now).max()
 }
 
-/// The leases on a dataset that have not ended.
+/// The leases on a dataset before their end.
 pub(crate) async fn living(parts: &Parts, dataset: DatasetId) -> Result<Vec<Leased>, Error> {
     let now = Stamp::at(parts.clock.now());
     let stored = stored::list(parts, dataset).await?.into_iter();
@@ -52,7 +52,7 @@ pub(crate) async fn living(parts: &Parts, dataset: DatasetId) -> Result<Vec<Leas
     Ok(leased.filter(|leased| leased.until > now).collect())
 }
 
-/// Stores a lease; the job has this id.
+/// Stores the lease of a job.
 pub(crate) async fn create(parts: &Parts, lease: &Lease, task: TaskId) -> Result<(), Error> {
     let leased = Leased { version: lease.version, until: lease.until, task };
     let key = stored::key_of(lease.dataset, lease.version, leased.object());
@@ -60,7 +60,7 @@ pub(crate) async fn create(parts: &Parts, lease: &Lease, task: TaskId) -> Result
     is_created(created, "store a lease", &key).map(drop)
 }
 
-/// Removes a lease, but not while the servers are read-only: it ends by itself.
+/// Removes a lease, except on read-only servers: the lease ends by itself.
 pub(crate) async fn remove(parts: &Parts, dataset: DatasetId, leased: Leased) -> Result<(), Error> {
     if parts.settings.is_read_only() {
         return Ok(());
@@ -68,7 +68,7 @@ pub(crate) async fn remove(parts: &Parts, dataset: DatasetId, leased: Leased) ->
     stored::remove(parts, dataset, leased.version, vec![leased.object()]).await
 }
 
-/// Removes leases that have ended, from the store and from what was listed of it.
+/// Removes ended leases from the store and from `listed`.
 pub(crate) async fn remove_ended(
     parts: &Parts,
     dataset: DatasetId,
@@ -88,7 +88,7 @@ pub(crate) async fn remove_ended(
     Ok(())
 }
 
-/// The jobs that lease a version of a dataset, in words.
+/// The jobs with leases on a dataset, in words.
 pub(crate) async fn holders(parts: &Parts, dataset: DatasetId) -> Result<Vec<String>, Error> {
     let leased = living(parts, dataset).await?;
     let tasks: BTreeMap<TaskId, Leased> = leased.iter().map(|one| (one.task, *one)).collect();

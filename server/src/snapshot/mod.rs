@@ -1,9 +1,8 @@
-//! Snapshots: all metadata of a dataset at one version as one file, built when it is first asked
-//! for, kept beside the chunks, and handed out in ranges (paper, 4.1.3).
+//! Snapshots: all metadata of a dataset at a version in a file, built on the first request, stored beside the
+//! chunks, and handed out in ranges (paper, 4.1.3).
 //!
-//! Must hold: a snapshot is one cut of the log and never changes; a server builds it once however
-//! many ask, and it is stored once; whoever asks for the newest gets one that was cut after they
-//! asked.
+//! Must hold: a snapshot is a single cut of the log and never changes; concurrent requests share a build, and
+//! each snapshot is stored once. A request for the newest snapshot gets a cut made after the request.
 
 mod build;
 mod emit;
@@ -33,15 +32,15 @@ use crate::shared::parts::{Budget, Parts};
 
 pub(crate) use sweep::{KEPT_AT_MOST, Older, sweep, watch};
 
-/// Snapshots that are built at a time: each takes its memory.
+/// Parallel builds: each takes its memory.
 const BUILDS_AT_ONCE: usize = 1;
 
-/// Who waits for a snapshot hears of it this often.
+/// Interval of the messages to clients that wait for a build.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 
-/// Pieces of an answer in memory: one that is read, and those that lie between here and the client.
+/// Pieces of an answer in memory: a piece being read, and pieces on the way to the client.
 const PIECES: u64 = 4;
-/// Those of an answer whose client takes each before the next is read.
+/// Pieces in memory if the client takes each piece before the next is read.
 const PIECES_LEAST: u64 = 2;
 
 /// Time for which known damage fails the snapshots of an unchanged dataset without a new search.
@@ -52,10 +51,10 @@ const TIMES: u32 = 4;
 
 const ACTION: &str = "get a snapshot of dataset";
 
-/// How a build ended; none before that.
+/// The result of a build; none until then.
 type Ended = Option<Result<Arc<Manifest>, (Kind, String)>>;
 
-/// The snapshots that this server is building.
+/// The builds of snapshots in a server.
 #[derive(Debug, Clone)]
 pub(crate) struct Snapshots {
     building: Arc<Mutex<HashMap<DatasetId, watch::Receiver<Ended>>>>,
@@ -64,7 +63,6 @@ pub(crate) struct Snapshots {
     metrics: Arc<SnapshotMetrics>,
 }
 
-/// Why a version has no snapshot.
 #[derive(Debug)]
 struct Damaged {
     version: Version,
@@ -104,7 +102,7 @@ pub(crate) async fn get(
     hand_over(parts, &replies, Reply::More(head)).await?;
     let piece_length = u64::from(SNAPSHOT_PIECE_LEN);
     let (mut number, mut skip) = (request.offset / piece_length, request.offset % piece_length);
-    // Not before there is something to send: a build may take a while.
+    // Only now, as a build may take a while.
     memory.reserve(parts, reads, &[PIECES * piece_length, PIECES_LEAST * piece_length]).await?;
     loop {
         let Some(piece) = stored::piece(parts, &manifest, number).await? else { return Ok(()) };
@@ -129,7 +127,7 @@ impl Snapshots {
         Self { building: Arc::default(), damaged: Arc::default(), turn, metrics }
     }
 
-    /// What is stored of a version, or of the newest one, which is built when it isn't there.
+    /// The stored snapshot of a version, or of the newest version, which is built if missing.
     pub(crate) async fn find(
         &self,
         parts: &Parts,
@@ -167,7 +165,7 @@ impl Snapshots {
                 Error::new(Kind::Unavailable, ACTION, dataset, "its build was cut off; try again")
             })?;
             match ended.as_ref() {
-                // Only the first may have begun before this request came, and be of an older version.
+                // Only the first build may be older than the request, and of an older version.
                 Some(Ok(manifest)) if is_own || round > 0 || manifest.version == newest => {
                     if wanted.is_none_or(|wanted| wanted == manifest.version) {
                         return Ok(Arc::clone(manifest));
@@ -191,7 +189,7 @@ impl Snapshots {
         self.damaged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What kept this version from being built a moment ago.
+    /// The recent damage that fails a build of the version.
     fn known_damage(&self, parts: &Parts, dataset: DatasetId, version: Version) -> Option<String> {
         let (now, damaged) = (parts.clock.monotonic(), self.damaged());
         let known = damaged.get(&dataset)?;
@@ -206,7 +204,6 @@ impl Snapshots {
         damaged.insert(dataset, Damaged { version, why: error.chain(), until });
     }
 
-    /// Builds what a dataset holds now.
     async fn build_newest(&self, parts: &Parts, record: &DatasetRecord) -> Result<Built, Error> {
         let (mut times, mut last) = (0, None);
         loop {
@@ -222,7 +219,7 @@ impl Snapshots {
                 Err(error) if error.kind == Kind::Corrupt => error,
                 Err(error) => return Err(error),
             };
-            // A purge may have removed objects of the log: the newest cut is without these.
+            // A purge may have removed objects of the log: the newest cut lacks them.
             let why = error.chain();
             let is_damage =
                 last.as_ref() == Some(&why) || version_of(parts, record.id).await? == before;
@@ -240,10 +237,10 @@ impl Snapshots {
         }
     }
 
-    /// The build that is under way, or a new one, which ends also when nobody waits for it.
+    /// The build in progress, or a new build, which ends also without waiting callers. True if new.
     fn build(&self, parts: &Parts, dataset: DatasetId) -> (watch::Receiver<Ended>, bool) {
         let mut building = self.building.lock().unwrap_or_else(PoisonError::into_inner);
-        // The sender of a build that panicked is dropped.
+        // The sender of a panicked build is dropped.
         building.retain(|_, build| build.borrow().is_none() && build.has_changed().is_ok());
         if let Some(build) = building.get(&dataset) {
             return (build.clone(), false);
@@ -262,7 +259,7 @@ impl Snapshots {
 
     async fn build_and_store(&self, parts: &Parts, dataset: DatasetId) -> Result<Manifest, Error> {
         let _turn = self.turn.acquire().await.expect("the semaphore is never closed");
-        // Another server may have stored it while this one waited for its turn.
+        // Another server may have stored the snapshot during the wait.
         if let Some(newest) = version_of(parts, dataset).await?
             && let Some(manifest) = stored::find(parts, dataset, newest).await?
         {
@@ -280,7 +277,7 @@ impl Snapshots {
         tracing::info!(%dataset, %version, files, bytes, ?took, ?stored, "built a snapshot");
         if let Err(error) = catalog::by_id(parts, dataset).await {
             if error.kind == Kind::NotFound {
-                // Deleted meanwhile, and swept before all of this was there.
+                // Deleted meanwhile, and swept before the snapshot was complete.
                 stored::discard(parts, dataset, version).await?;
             }
             return Err(error);
@@ -292,7 +289,7 @@ impl Snapshots {
     }
 }
 
-/// What was built may be an older version by now.
+/// Sweeps by the present version: the built version may be older.
 async fn sweep_now(parts: &Parts, dataset: DatasetId) -> Result<(), Error> {
     if let Some(newest) = version_of(parts, dataset).await? {
         sweep(parts, dataset, newest, false).await?;

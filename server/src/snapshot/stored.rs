@@ -1,7 +1,6 @@
 //! Snapshots in the chunk store: beside the chunks of their dataset.
 //!
-//! Must hold: a snapshot has a manifest only when all of its parts are stored; what is no good is
-//! removed and built again, and never served.
+//! Must hold: the manifest is stored after all parts; damaged snapshots are never served, but built again.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -23,7 +22,7 @@ use crate::datasets::spill::thread;
 use crate::error::{Doing, Error, if_found, is_created};
 use crate::shared::parts::{Parts, key, prefix};
 
-/// Parts that are stored at once: so much of a snapshot is in memory.
+/// Parts of a snapshot in memory, stored in parallel.
 const PARTS_AT_ONCE: usize = 2;
 
 const ACTION: &str = "store a snapshot of dataset";
@@ -32,7 +31,7 @@ pub(crate) fn key_of(dataset: DatasetId, version: Version, object: SnapshotObjec
     key(snapshot_key(dataset, version, object))
 }
 
-/// What is stored of a version; none when it is not stored.
+/// The manifest of a stored version; none without a good manifest, as a damaged snapshot is removed.
 pub(crate) async fn find(
     parts: &Parts,
     dataset: DatasetId,
@@ -55,11 +54,10 @@ pub(crate) async fn find(
     }
 }
 
-/// Reads one piece, whose bytes are those that the manifest says.
+/// Reads a piece with the checksum of the manifest; none after the last piece.
 ///
 /// # Errors
-/// [`Kind::Unavailable`] when it is not there as it should be: the snapshot is removed then, unless
-/// that is why.
+/// [`Kind::Unavailable`] when the piece is missing or damaged; the snapshot is removed then.
 pub(crate) async fn piece(
     parts: &Parts,
     manifest: &Manifest,
@@ -101,7 +99,7 @@ pub(crate) async fn piece(
     Err(Error::new(Kind::Unavailable, "read", &key, why))
 }
 
-/// Stores what was built. Whatever somebody else has stored of it is used.
+/// Stores a built snapshot, with any parts that another server stored before.
 pub(crate) async fn store(
     parts: &Parts,
     dataset: DatasetId,
@@ -159,8 +157,7 @@ fn ended(
     }
 }
 
-/// Stores a part, in place of another one of that name that has other bytes: nobody is given such
-/// a part, whose manifest says other checksums or is not there.
+/// Stores a part, in place of a part with other bytes: no manifest has the checksums of such a part.
 async fn create(parts: &Parts, key: &Key, part: Bytes) -> Result<(), Error> {
     const ACTION: &str = "store a part of a snapshot";
     if is_created(parts.store.create(key, part.clone()).await, ACTION, key)?
@@ -172,7 +169,7 @@ async fn create(parts: &Parts, key: &Key, part: Bytes) -> Result<(), Error> {
     is_created(parts.store.create(key, part).await, ACTION, key).map(drop)
 }
 
-/// Removes the stored snapshot of a version, but no lease on it: the snapshot may be built again.
+/// Removes the stored snapshot of a version, except its leases: the snapshot may be built again.
 pub(crate) async fn discard(
     parts: &Parts,
     dataset: DatasetId,
@@ -183,7 +180,7 @@ pub(crate) async fn discard(
     remove(parts, dataset, version, objects).await
 }
 
-/// When the snapshot of a version was stored; none where that was only begun.
+/// The time at which a snapshot was stored; none for an incomplete snapshot.
 pub(crate) async fn built(
     parts: &Parts,
     dataset: DatasetId,
@@ -194,7 +191,7 @@ pub(crate) async fn built(
     Ok(bytes.and_then(|bytes| Some(Manifest::decode(&bytes).ok()?.built)))
 }
 
-/// First the manifest: nobody takes what is left for a snapshot.
+/// Removes objects of a version, the manifest first: parts alone don't count as a snapshot.
 pub(crate) async fn remove(
     parts: &Parts,
     dataset: DatasetId,

@@ -1,8 +1,7 @@
 //! Stored snapshots of older versions: how many are kept, and for how long.
 //!
-//! Must hold: the snapshot of the newest version stays, and an older one while a training job leases the version
-//! or a reader may go on with it. A reader whose snapshot went begins anew with the newest. Read-only servers
-//! remove none.
+//! Must hold: the newest snapshot stays; an older snapshot stays while a job leases its version or a reader may
+//! go on. Readers of a removed snapshot begin anew with the newest. Read-only servers remove none.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -20,38 +19,37 @@ use crate::shared::parts::Parts;
 /// Versions of a dataset whose snapshots are kept for long, the newest among them.
 const FEW: usize = 3;
 
-/// For how long they are kept when there are newer ones, for who reads them or was cut off.
+/// Time for which older snapshots stay for readers, also after an interruption.
 const KEPT: Duration = Duration::from_secs(60 * 60);
 
-/// The same of others: datasets that change all the time would fill the store.
+/// The time for all further snapshots: datasets with many changes would fill the store.
 const KEPT_OTHERS: Duration = Duration::from_secs(2 * 60);
 
-/// How often is looked for what nobody asks for any more.
+/// Interval of the sweeps of all datasets.
 const PERIOD: Duration = Duration::from_secs(10 * 60);
 
 /// Time for which a snapshot is kept after a server saw a newer version.
 pub(crate) const KEPT_AT_MOST: Duration = KEPT.saturating_add(PERIOD);
 
-/// A stored version that is not the newest one.
+/// A stored version besides the newest.
 struct Old {
     version: Version,
     objects: Vec<SnapshotObject>,
-    /// Since when there is known to be a newer one, on the monotonic clock.
+    /// The first sight of a newer version, on the monotonic clock.
     since: Duration,
-    /// When it was stored to its end.
+    /// The time at which all was stored; none if incomplete.
     built: Option<Stamp>,
 }
 
-/// An older version of which there is a snapshot.
+/// An older version with a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Older {
     pub(crate) version: Version,
-    /// For how long yet, whichever server removes it.
+    /// The longest time left, whichever server removes the snapshot.
     pub(crate) kept: Duration,
 }
 
-/// Removes the snapshots of older versions whose time is over, but in a dry run. Gives the snapshots of older
-/// versions that are left.
+/// Removes expired snapshots of older versions, but not in a dry run; gives the snapshots that are left.
 pub(crate) async fn sweep(
     parts: &Parts,
     dataset: DatasetId,
@@ -69,7 +67,7 @@ pub(crate) async fn sweep(
             continue;
         }
         if left_for.is_zero() && !is_read_only {
-            // A training job may have leased it since it was listed.
+            // A training job may have leased the version since the listing.
             let objects = stored::list(parts, dataset).await?.remove(&old.version);
             let objects = objects.unwrap_or_default();
             left_for = leased_for(parts, &objects);
@@ -84,14 +82,13 @@ pub(crate) async fn sweep(
     Ok(left)
 }
 
-/// How long training jobs lease a version yet.
 fn leased_for(parts: &Parts, objects: &[SnapshotObject]) -> Duration {
     let now = parts.clock.now();
     let end = leases::end(objects, Stamp::at(now));
     end.and_then(|end| end.time().duration_since(now).ok()).unwrap_or_default()
 }
 
-/// The stored versions besides the newest one, each with the time for which it is kept yet.
+/// The stored versions besides the newest, each with its time left.
 async fn timed(
     parts: &Parts,
     dataset: DatasetId,
@@ -101,7 +98,7 @@ async fn timed(
     let now = parts.clock.now();
     let (mut few, mut timed) = (1, Vec::new());
     for old in old(parts, dataset, newest, listed).await? {
-        // What was begun only is being stored, or its server was killed.
+        // An incomplete snapshot is being stored, or its server was killed.
         few += usize::from(old.built.is_some());
         let kept = if old.built.is_some() && few > FEW { KEPT_OTHERS } else { KEPT };
         let seen = kept.saturating_sub(parts.clock.monotonic().saturating_sub(old.since));
@@ -113,7 +110,7 @@ async fn timed(
     Ok(timed)
 }
 
-/// The stored versions besides the newest one, the youngest first.
+/// The stored versions besides the newest, the youngest first.
 async fn old(
     parts: &Parts,
     dataset: DatasetId,
@@ -133,7 +130,7 @@ async fn old(
     Ok(all)
 }
 
-/// Looks after the snapshots of all datasets, also of those that nobody changes or asks for.
+/// Sweeps the snapshots of all datasets at intervals, also of idle datasets.
 pub(crate) async fn watch(parts: &Parts) -> Infallible {
     let mut swept = HashMap::new();
     loop {
@@ -148,8 +145,7 @@ pub(crate) async fn watch(parts: &Parts) -> Infallible {
     }
 }
 
-/// Sweeps all datasets, but those that were at the version that they are at now when nothing was
-/// left of others. Gives the last error: what is wrong with one keeps no other from it.
+/// Sweeps all datasets except unchanged datasets without older snapshots; gives the last error at the end.
 async fn sweep_all(parts: &Parts, swept: &mut HashMap<DatasetId, Version>) -> Result<(), Error> {
     let names = names::recent(parts).await?;
     let live: HashSet<DatasetId> = names.live().map(|(_, named)| named.record.dataset).collect();
@@ -168,14 +164,14 @@ async fn sweep_all(parts: &Parts, swept: &mut HashMap<DatasetId, Version>) -> Re
     failed.map_or(Ok(()), Err)
 }
 
-/// Gives the version of which it is sure that no other one will be stored.
+/// Sweeps a dataset; gives its version, if no snapshot of another version is left or will be stored.
 async fn sweep_one(
     parts: &Parts,
     dataset: DatasetId,
     swept: Option<Version>,
 ) -> Result<Option<Version>, Error> {
     let outline = parts.meta.outline(dataset).await.doing("describe dataset", dataset)?;
-    // While one is being rebuilt nobody knows which version is its newest.
+    // During a rebuild the newest version is unknown.
     let outline = outline.filter(|outline| outline.record.state == DatasetState::Live);
     let Some(version) = outline.map(|outline| outline.version) else { return Ok(None) };
     if swept == Some(version) && !parts.replaced.is_any(dataset) {

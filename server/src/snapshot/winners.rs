@@ -1,7 +1,7 @@
-//! The fold of a log's headers without their paths in memory: which entries are live.
+//! Finds the live entries of a log by its headers, without all paths in memory.
 //!
-//! Must hold: the same files as `dl_format::Fold`. Paths are compared by two keyed hashes of 64
-//! bits whose keys nobody knows, and are never all in memory; a bit for each entry is.
+//! Must hold: the same files as `dl_format::Fold`. Two 64-bit hashes with secret random keys stand for a path.
+//! Memory holds a bit for each entry, and never all paths.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet};
@@ -15,14 +15,12 @@ use dl_meta::ObjectRecord;
 
 use crate::datasets::spill::{Partitions, Scratch, Sizes};
 
-/// A path, as far as it is told from others.
+/// Two hashes of a path, which identify the path.
 type PathHash = [u64; 2];
 
-/// Bytes of a [`Row`] among others.
 const ROW: usize = 40;
 
-/// An entry: the hash of its path, its stamp, the chunk and entry of its version, and the chunk
-/// and entry that hold it. Chunks are numbers: in the log, or behind it.
+/// An entry. Pairs are a chunk and an entry; chunk numbers beyond the log stand for other chunks.
 #[derive(Debug, Clone, Copy)]
 struct Row {
     path: PathHash,
@@ -53,7 +51,7 @@ impl Row {
     }
 }
 
-/// Tells paths apart.
+/// Hashes paths, with random keys.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Hasher(Arc<(RandomState, RandomState)>);
 
@@ -63,7 +61,7 @@ impl Hasher {
         [one.hash_one(path), other.hash_one(path)]
     }
 
-    /// The folders of a path that are not those of the path before it.
+    /// Adds the folders of a path to `seen`; `before` is the folder of the previous path.
     fn folders(&self, path: &[u8], before: &mut Vec<u8>, seen: &mut HashSet<PathHash>) {
         let Some(slash) = path.iter().rposition(|byte| *byte == b'/') else { return };
         let mut folder = path.get(..slash).unwrap_or_default();
@@ -79,19 +77,19 @@ impl Hasher {
     }
 }
 
-/// What some chunks say.
+/// The entries of a batch of chunks.
 #[derive(Debug, Default)]
 pub(crate) struct Scanned {
     rows: Vec<Row>,
-    /// Rows whose version is of another chunk, and which.
+    /// Rows with a version of another chunk, and the chunk.
     origins: Vec<(usize, ChunkId)>,
     folders: HashSet<PathHash>,
-    /// If all of it is live.
+    /// Valid if all entries are live.
     observed: Observed,
 }
 
 impl Scanned {
-    /// `chunks` with their numbers in the log.
+    /// Scans `chunks`, which come with their numbers in the log.
     pub(crate) fn of<'a>(
         hasher: &Hasher,
         chunks: impl IntoIterator<Item = (u32, &'a Committed)>,
@@ -121,10 +119,10 @@ impl Scanned {
     }
 }
 
-/// Entries of the log that are live: a bit for each.
+/// The live entries of a log: a bit for each entry.
 #[derive(Debug)]
 pub(crate) struct Live {
-    /// For each object the number of its first entry among all.
+    /// The number of the first entry of each object.
     first: Vec<u64>,
     bits: Vec<u64>,
 }
@@ -154,36 +152,35 @@ impl Live {
         }
     }
 
-    /// Whether an entry is live, by the numbers of its object and its own.
+    /// Whether an entry is live, by the numbers of object and entry.
     pub(crate) fn contains(&self, holder: (u32, u32)) -> bool {
         self.place(holder)
             .is_some_and(|(word, bit)| self.bits.get(word).is_some_and(|word| word & bit != 0))
     }
 }
 
-/// Collects what all chunks say.
+/// Collects the entries of all chunks.
 #[derive(Debug)]
 pub(crate) struct Scan {
     log: Arc<[ObjectRecord]>,
     rows: Partitions,
-    /// Chunks that versions come from and that are not in the log.
     others: Vec<ChunkId>,
     numbers: HashMap<ChunkId, u32>,
     folders: HashSet<PathHash>,
     observed: Observed,
 }
 
-/// What a dataset holds.
+/// The live entries of a dataset.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) live: Live,
-    /// What was observed of live files; none where not all entries were live.
+    /// Statistics of the live files; none where entries are dead or doubted.
     pub(crate) observed: Option<Observed>,
-    /// Live files that are folders too, if what is in these is live.
+    /// Live files with paths of folders: hidden if the folders have live files.
     pub(crate) doubted: Vec<Doubted>,
 }
 
-/// A file that may be a folder too.
+/// A live file with the path of a folder.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Doubted {
     path: PathHash,
@@ -219,12 +216,12 @@ impl Scan {
         Ok(())
     }
 
-    /// The chunks that versions come from and that are not in the log.
+    /// The original chunks of versions, outside of the log.
     pub(crate) fn others(&self) -> HashSet<ChunkId> {
         self.others.iter().copied().collect()
     }
 
-    /// The number of a chunk that a version was first committed in.
+    /// The number of the original chunk of a version.
     fn number(&mut self, chunk: ChunkId) -> u32 {
         if let Ok(number) = self.log.binary_search_by_key(&chunk, |object| object.id) {
             return number as u32;
@@ -246,7 +243,7 @@ impl Scan {
         id.unwrap_or(ChunkId::from_bytes([0; 16]))
     }
 
-    /// What [`FileRecord::supersedes`] compares.
+    /// The order of [`FileRecord::supersedes`].
     fn rank(&self, row: &Row) -> (Stamp, ChunkId, u32, Stamp, u32, u32) {
         let (object, entry) = row.holder;
         let holder = self.log.get(object as usize).map(|object| object.stamp);
@@ -255,7 +252,7 @@ impl Scan {
         (stamp, self.chunk(chunk), version, holder.unwrap_or_default(), object, entry)
     }
 
-    /// Which entries are live; `deleted` is what tombstones name.
+    /// Finds the live entries; `deleted` has the entries of the tombstones.
     pub(crate) fn find(mut self, deleted: &HashMap<ChunkId, EntrySet>) -> io::Result<Found> {
         let mut live = Live::new(&self.log);
         let (mut are_all_live, mut doubted) = (true, Vec::new());
@@ -285,12 +282,12 @@ impl Scan {
     }
 }
 
-/// Which folders hold files that are not deleted.
+/// The folders with live files.
 #[derive(Debug, Default)]
 pub(crate) struct Folders(HashSet<PathHash>);
 
 impl Folders {
-    /// Those of some chunks.
+    /// The folders of the live files in `chunks`.
     pub(crate) fn of<'a>(
         hasher: &Hasher,
         live: &Live,
@@ -313,7 +310,7 @@ impl Folders {
 }
 
 impl Live {
-    /// Takes files out that are folders too: the folder holds.
+    /// Hides doubted files whose folders have live files: the folder holds.
     pub(crate) fn hide(&mut self, doubted: &[Doubted], folders: &Folders) {
         for file in doubted.iter().filter(|file| folders.0.contains(&file.path)) {
             self.set(file.holder, false);
@@ -321,7 +318,7 @@ impl Live {
     }
 }
 
-/// What is to be known of the live files of some chunks before the first is written.
+/// Statistics of the live files in `chunks`, for [`super::emit`].
 pub(crate) fn observe<'a>(
     live: &Live,
     chunks: impl IntoIterator<Item = (u32, &'a Committed)>,

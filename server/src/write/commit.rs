@@ -1,7 +1,7 @@
 //! Commits: a sealed object becomes part of its dataset (paper, 4.1, Figure 3).
 //!
-//! Must hold: an object is verified, stamped, put create-only and durable, and appended to the log; only then
-//! it is acknowledged. The same id again, through any server, ends in the same state and the same answer.
+//! Must hold: an object is verified, stamped, put create-only and durable, and appended to the log before the
+//! acknowledgement. The same id again, through any server, ends in the same state and the same answer.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -28,10 +28,10 @@ const ACTION: &str = "commit object";
 
 const TOO_LARGE: &str = "it is larger than the chunks of this dataset";
 
-/// How long the upload of a large file may stand still: later, a purge removes its parts.
+/// The longest standstill in the upload of a large file: later, a purge removes its parts.
 pub(crate) const STANDSTILL_MAX: Duration = Duration::from_secs(22 * 60 * 60);
 
-/// Refuses an object that can't be part of the dataset, before it is received.
+/// Refuses an object that is too large for the dataset, before its receipt.
 pub(crate) fn admit(record: &DatasetRecord, length: u64) -> Result<(), Error> {
     if length > u64::from(record.shape.size()) {
         return Err(Error::new(Kind::Invalid, "receive", "a chunk", TOO_LARGE));
@@ -39,8 +39,7 @@ pub(crate) fn admit(record: &DatasetRecord, length: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Commits a chunk or part as its client sealed it; gives its final stamp. `record` describes the dataset; the
-/// object began to come at `arrived`. The memory of the object goes back to `buffers`.
+/// Commits a sealed object that began to come at `arrived`; gives its stamp, and its memory back to `buffers`.
 pub(crate) async fn put_chunk(
     parts: &Parts,
     buffers: &Arc<Buffers>,
@@ -79,7 +78,7 @@ pub(crate) async fn put_chunk(
     commit(parts, verified, arrived, |object| buffers.lend(object, 0)).await
 }
 
-/// Refuses an object before it is stored, where the metadata store would refuse to log it.
+/// Refuses an object before its storage, where the metadata store would refuse to log the object.
 async fn refuse_unlogged(
     parts: &Parts,
     header: &Header,
@@ -92,7 +91,7 @@ async fn refuse_unlogged(
     refuse_new(parts, header, kind, refusal.to_string()).await
 }
 
-/// Refuses an object, unless it is stored already.
+/// Refuses an object, unless already stored.
 async fn refuse_new(parts: &Parts, header: &Header, kind: Kind, why: String) -> Result<(), Error> {
     let key = object_key(header.dataset(), header.id(), header.kind());
     if is_stored(parts, &key).await? {
@@ -128,7 +127,7 @@ pub(crate) async fn put_tombstone(
     commit(parts, verified, parts.clock.now(), Bytes::from).await
 }
 
-/// Commits a chunk of files that other chunks held.
+/// Commits a chunk of moved files.
 pub(crate) async fn put_rewritten(parts: &Parts, object: Vec<u8>) -> Result<Stamp, Error> {
     let action = "commit rewritten";
     let verified = blocking::run(move || Verified::check(object)).await;
@@ -186,7 +185,7 @@ async fn is_stored(parts: &Parts, object: &Key) -> Result<bool, Error> {
     }
 }
 
-/// Answers a put of an id that is stored already, and durable now.
+/// Answers a put of an id already stored, and durable now.
 async fn committed_before(
     parts: &Parts,
     dataset: DatasetId,
@@ -211,7 +210,7 @@ async fn append(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
     match parts.meta.append(object).await {
         Ok(_) => Ok(object.stamp()),
         Err(error) if error.kind == dl_meta::Kind::Missing => {
-            // The dataset ended meanwhile; its sweep may have missed this object.
+            // The dataset ended meanwhile; its sweep may have missed the object.
             let key = object_key(header.dataset(), header.id(), header.kind());
             let ended = catalog::by_id(parts, header.dataset()).await;
             if matches!(&ended, Err(error) if error.kind == Kind::NotFound) {

@@ -1,7 +1,6 @@
 //! Datasets that a purge refuses: objects are lost or unreadable, or the metadata disagrees with them.
 //!
-//! Must hold: an object that the chunk store lacks leaves the log only if the dataset has the same files
-//! without it.
+//! Must hold: a missing object leaves the log only if the dataset has the same files without the object.
 
 use std::collections::HashSet;
 
@@ -17,7 +16,7 @@ use crate::datasets::survey::{Survey, is_logged};
 use crate::error::{Doing, Error};
 use crate::shared::parts::Parts;
 
-/// Why the purge of a dataset ended early.
+/// The reason for an early end of a purge.
 #[derive(Debug)]
 pub(super) enum Stop {
     /// The dataset is damaged; the text names the damage and the remedy.
@@ -41,7 +40,7 @@ impl Purge<'_> {
         ))
     }
 
-    /// Refuses a dataset with such problems; reports the first of them.
+    /// Refuses a dataset with problems; reports the first problem.
     pub(super) fn refuse_problems(&self, problems: &[String]) -> Result<(), Stop> {
         let Some((first, others)) = problems.split_first() else { return Ok(()) };
         let found = match others.len() {
@@ -51,8 +50,8 @@ impl Purge<'_> {
         Err(self.damaged(&found, ""))
     }
 
-    /// Refuses a dataset whose log, metadata and chunk store disagree. Objects that the chunk store lacks and no
-    /// file needs leave the log: metadata that lost its last writes has such objects. True if there were any.
+    /// Refuses a dataset whose log, metadata and chunk store disagree. Missing objects that no file needs leave
+    /// the log: metadata that lost its last writes has such objects. True if there were any.
     pub(super) async fn settle(
         &mut self,
         dataset: DatasetId,
@@ -80,7 +79,7 @@ impl Purge<'_> {
         match counted {
             Some(files) if files == ledger.files => {}
             Some(_) => return Err(self.damaged(&lost, "")),
-            // A client writes, or another purge has removed these objects. The next purge can compare.
+            // A client writes, or another purge has removed the objects. The next purge can compare.
             None => {
                 if is_logged(self.parts, dataset, id).await? {
                     let name = self.name;
@@ -112,7 +111,7 @@ impl Purge<'_> {
         Ok(info.filter(is_same).map(|info| info.files))
     }
 
-    /// Objects of the log that the chunk store lacks.
+    /// Objects of the log missing in the chunk store.
     async fn absent<'s>(&self, survey: &'s Survey) -> Result<Vec<&'s ObjectRecord>, Error> {
         let mut absent = Vec::new();
         for (number, object) in survey.objects.iter().enumerate() {

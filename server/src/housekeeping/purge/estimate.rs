@@ -1,7 +1,6 @@
 //! A dry run: the forecast of a purge.
 //!
-//! Must hold: nothing is written or removed, in either store; the decisions are those of the plan
-//! that a purge follows.
+//! Must hold: nothing is written or removed, in either store; the decisions come from the plan of a purge.
 
 use dl_format::DatasetId;
 
@@ -11,7 +10,7 @@ use crate::datasets::catalog;
 use crate::datasets::survey::Survey;
 
 impl Purge<'_> {
-    /// Counts the steps of the first round of a purge, without objects that the purge adopts first.
+    /// Counts the steps of the first round of a purge, without objects to be adopted first.
     pub(super) async fn estimate(&mut self, id: DatasetId) -> Result<(), Stop> {
         let _turn = self.turns.survey(self.parts, || self.is_awaited()).await?;
         let record = catalog::by_id(self.parts, id).await?;

@@ -1,4 +1,4 @@
-//! Training jobs that lease versions of a dataset which is to be purged.
+//! Leases of training jobs on versions of a dataset under a purge.
 //!
 //! Must hold: a purge without a grace time takes no chunk from a job, unless its caller insists.
 
@@ -27,7 +27,7 @@ impl Purge<'_> {
         Err(Error::new(Kind::Conflict, ACTION, self.name, why))
     }
 
-    /// Names the jobs that lease a version; with a grace time the sweep has kept that version.
+    /// Names the jobs with leases; with a grace time the sweep has kept their versions.
     pub(super) async fn name_leases(&mut self, id: DatasetId) {
         match leases::holders(self.parts, id).await {
             Ok(holders) => self.state.leased_by = holders,

@@ -1,9 +1,9 @@
 //! Purge: gives back the space of overwritten and deleted files (paper, 5, housekeeping).
 //!
-//! Must hold: a purge changes no answer about files, and neither does a recovery at any moment of the purge.
-//! An object leaves the log before it leaves the store, so that the next purge finds and removes the objects
-//! that a crash leaves. A survey may take hours: objects that go were old at its beginning, and files that
-//! move were looked up a moment ago (docs/decisions/0008-purge.md). A damaged dataset is refused.
+//! Must hold: a purge changes no answer about files, and neither does a recovery at any moment of the purge. An
+//! object leaves the log before the store, so that the next purge removes leftovers of a crash. A survey may
+//! take hours: removed objects were old at its beginning, and moved files were looked up a moment ago
+//! (docs/decisions/0008-purge.md). A damaged dataset is refused.
 
 mod damage;
 mod estimate;
@@ -39,9 +39,8 @@ use crate::shared::parts::Parts;
 use crate::snapshot::{self, Older};
 use crate::write::commit;
 
-/// Part of the time that ids may be off a clock, within which a copy is committed after its file was looked
-/// up. A deletion of the file after that look-up is then still there for each purge that sees the copy, as
-/// a purge removes only objects that had settled when its survey began.
+/// Part of the clock skew between the look-up of a file and the commit of its copy. Any purge that sees the
+/// copy has all deletions since the look-up, as only objects settled before a survey are removed.
 const FRESH_PART: u32 = 3;
 
 /// Objects taken off the log in a step, and parallel removals from the store.
@@ -50,7 +49,6 @@ const REMOVALS_AT_ONCE: usize = 16;
 
 const ACTION: &str = "purge dataset";
 
-/// The receiver of the messages about the progress of a purge.
 type Progress<'a> = Listener<'a, PurgeProgress>;
 
 /// Purges the datasets of a request; reports the progress through `progress`.
@@ -114,18 +112,17 @@ async fn purge_all(
     }
 }
 
-/// The purge of a dataset.
 struct Purge<'a> {
     parts: &'a Parts,
     turns: &'a Turns,
     name: &'a DatasetName,
     grace: Duration,
     is_dry_run: bool,
-    /// Whether versions that training jobs lease are given up, where no reader is waited for.
+    /// Whether a purge without a grace time gives up leased versions.
     force: bool,
     progress: &'a Progress<'a>,
     state: PurgeProgress,
-    /// Problems that were reported: each is reported once.
+    /// Reported problems: each is reported once.
     reported: HashSet<String>,
 }
 
@@ -167,8 +164,7 @@ impl<'a> Purge<'a> {
         let mut origin = [0; 9];
         self.parts.random.fill(&mut origin);
         let mut ids = ChunkIdMaker::new(origin);
-        // Tombstones are removed by the first round alone: a recovery that runs meanwhile may still bring
-        // back a chunk that it has read before this purge removed the chunk.
+        // Only the first round removes tombstones: a recovery may bring back a chunk read before its removal.
         let mut is_first = true;
         while self.round(&record, &mut ids, is_first).await? {
             is_first = false;
@@ -178,7 +174,7 @@ impl<'a> Purge<'a> {
         Ok(())
     }
 
-    /// Removes stored snapshots of older versions, but in a dry run. Gives the snapshots that are left.
+    /// Removes expired snapshots of older versions, but not in a dry run; gives the snapshots that are left.
     async fn sweep_snapshots(&self, id: DatasetId) -> Result<Vec<Older>, Error> {
         let outline = self.parts.meta.outline(id).await.doing("describe dataset", id)?;
         match outline.filter(|now| now.record.state == DatasetState::Live) {
@@ -222,7 +218,7 @@ impl<'a> Purge<'a> {
         let (rules, kept) = self.rules(record, &survey, older, now, is_first);
         let plan = ledger.plan(&survey, rules, &held);
         if !plan.rewrite.is_empty() || !plan.remove.is_empty() {
-            // Versions that only a deleted winner hides are deleted by name before that winner may go.
+            // Versions hidden by a deleted winner alone get a tombstone before the winner may go.
             self.put_tombstones(record.id, ledger.hidden.clone(), ids).await?;
         }
         if !plan.remove.is_empty() {
@@ -234,7 +230,7 @@ impl<'a> Purge<'a> {
         let written = self.state.written;
         let moved = self.rewrite(record, &survey, &ledger, &plan, ids, began).await?;
         let has_changed = !plan.rewrite.is_empty() || !plan.remove.is_empty();
-        // The newest version of before is an older one now.
+        // The former newest version is an older version now.
         let kept = match has_changed && !self.grace.is_zero() {
             true => kept.max(snapshot::KEPT_AT_MOST),
             false => kept,
@@ -274,9 +270,8 @@ impl<'a> Purge<'a> {
         (rules, kept)
     }
 
-    /// The snapshots of older versions that readers may be using. To be called once the log is read: objects
-    /// that the newest version needs are then needed by the log, too. A purge without a grace time waits for no
-    /// reader of an older version.
+    /// The snapshots of older versions for readers; none without a grace time, as the purge then waits for no
+    /// reader. To be called after the log is read: the log then needs all objects of the newest version.
     async fn older(&self, id: DatasetId) -> Result<Vec<Older>, Error> {
         if self.grace.is_zero() { Ok(Vec::new()) } else { self.sweep_snapshots(id).await }
     }
@@ -305,7 +300,7 @@ impl<'a> Purge<'a> {
         let (mut held, mut away) = (HashSet::new(), Away::default());
         let mut tombstones = std::pin::pin!(survey.headers(self.parts, survey.tombstones()));
         while let Some((number, header)) = tombstones.next().await {
-            // A tombstone that can't be read this time may name an entry that a chunk holds.
+            // An unreadable tombstone may name an entry of a chunk.
             if away
                 .note(self.parts, header)
                 .await?
@@ -331,7 +326,7 @@ impl<'a> Purge<'a> {
         Ok(())
     }
 
-    /// Moves live files; gives the numbers of the chunks that nothing needs then. The survey began at `began`.
+    /// Moves live files; gives the numbers of the chunks without use then. The survey began at `began`.
     async fn rewrite(
         &mut self,
         record: &DatasetRecord,
@@ -403,7 +398,6 @@ impl<'a> Purge<'a> {
         Ok(())
     }
 
-    /// Takes objects off the log.
     async fn retire(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Stop> {
         match self.parts.meta.retire(dataset, ids).await {
             Ok(()) => Ok(()),
@@ -416,7 +410,7 @@ impl<'a> Purge<'a> {
         }
     }
 
-    /// Reports the objects that have to wait, and the longest time; snapshots of older versions stay for `kept`.
+    /// Reports the waiting objects, and the longest time; snapshots of older versions stay for `kept`.
     fn wait_for(&mut self, survey: &Survey, plan: &PurgePlan, moved: &[usize], kept: Duration) {
         let waiting = plan.waiting.iter().chain(moved);
         let waiting = waiting.filter_map(|number| survey.objects.get(*number));
@@ -459,7 +453,6 @@ impl<'a> Purge<'a> {
         self.progress.mention(PurgeProgress { checked, problems, ..self.state.clone() });
     }
 
-    /// Reports a problem with the next message.
     fn problem(&mut self, problem: String) {
         if self.reported.insert(problem.clone()) {
             self.state.problems.push(problem);

@@ -1,9 +1,8 @@
-//! The decisions of a purge, by the rows of a survey alone: which chunks are rewritten, which objects go,
-//! and which have to wait.
+//! The decisions of a purge, by survey rows alone: chunks to rewrite, objects to remove, and objects that wait.
 //!
-//! Must hold: a chunk goes only when each of its entries is older than the winner of its path, a copy of
-//! the winner, or deleted. A tombstone goes when no object holds a version that it names. An object
-//! without a readable header is not taken for absent.
+//! Must hold: a chunk goes only when each of its entries is older than the winner of its path, a copy of the
+//! winner, or deleted. A tombstone goes when no object holds its versions. An object with an unreadable header
+//! counts as present.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
@@ -29,17 +28,15 @@ const MOVED_ENTRY: usize = ENTRY_LEN + ORIGIN_LEN + ID_LEN;
 /// The rules for the time at which objects may go.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
-    /// The time at which the survey began: decisions are about the objects of that time.
+    /// The start of the survey: decisions are about the objects of then.
     pub(super) now: SystemTime,
     /// Time for which no file must have needed an object, for readers that looked the file up before.
     pub(super) grace: Duration,
     /// Objects needed after this stamp may still be read by a snapshot of an older version.
     pub(super) read_until: Option<Stamp>,
-    /// The least age of the id: until then the put may be repeated, or a client may be about to write an
-    /// object that depends on this one.
+    /// The least age of the id: before, the put may be repeated, or a client may write an object in need of it.
     pub(super) settled: Duration,
     pub(super) chunk_size: u64,
-    /// Whether tombstones may go.
     pub(super) with_tombstones: bool,
 }
 
@@ -54,7 +51,7 @@ pub(super) struct State {
     cost: u64,
     /// Whether an entry is the winner of its path, and deleted.
     is_shadow: bool,
-    /// The latest stamp at which an entry stopped to be alive.
+    /// The latest stamp at which an entry died.
     since: Stamp,
 }
 
@@ -81,9 +78,8 @@ pub(super) struct PurgePlan {
     pub(super) until: SystemTime,
 }
 
-/// The stamp up to which objects may lose their last file without an effect on these snapshots. A version is
-/// all objects up to its last stamp, unless an object came into the log after others with later stamps, or
-/// has left the log: such a version may need any object.
+/// The stamp up to which objects may lose their last file without an effect on the snapshots. A version is all
+/// objects up to its last stamp. If an object joined the log out of order, or left, any object may be needed.
 pub(super) fn read_until(objects: &[ObjectRecord], older: &[Older]) -> Option<Stamp> {
     let until = |older: &Older| {
         let last = older.version.last_stamp()?;
@@ -95,7 +91,7 @@ pub(super) fn read_until(objects: &[ObjectRecord], older: &[Older]) -> Option<St
     older.iter().filter_map(until).min()
 }
 
-/// The decision about an object; a later one keeps the object longer.
+/// The decision about an object; later variants keep the object longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
     Goes,
@@ -217,7 +213,7 @@ impl Ledger {
             return Fate::Stays;
         };
         let is_known = state.cost > 0 && !survey.unread.contains_key(&number);
-        // An object that can't be read may hold older versions that this chunk hides.
+        // An unreadable object may hold older versions that this chunk hides.
         if !is_known || state.kept.count() > 0 || state.is_shadow && !is_whole {
             return Fate::Stays;
         }

@@ -1,4 +1,4 @@
-//! The damage of an object, by the checksums that it carries.
+//! The damage of an object, by its checksums.
 //!
 //! Must hold: for an object with a whole header, each file with changed bytes is named.
 

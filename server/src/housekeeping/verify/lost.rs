@@ -1,6 +1,6 @@
-//! Findings about objects that are lost or damaged, and about the files that need them.
+//! Findings about lost or damaged objects, and about their files.
 //!
-//! Must hold: each finding says what to do now, not after the metadata is gone as well.
+//! Must hold: each finding has a remedy for now, not for a time after the metadata is gone as well.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,18 +11,17 @@ use super::{Verify, everything};
 use crate::datasets::survey::Survey;
 use crate::error::{Doing, Error};
 
-/// A lost or damaged object.
 pub(super) struct Lost {
     /// The number in the log; none of a part outside of the log.
     pub(super) number: Option<usize>,
-    /// Why the header can't be used; none of an object that is gone.
+    /// The damage of the header; none for a missing object.
     pub(super) damage: Option<String>,
-    /// The bytes that the object was written with, if only more bytes follow them.
+    /// The original length in bytes, if the only damage is more bytes.
     pub(super) whole: Option<u64>,
 }
 
 impl Verify<'_> {
-    /// Names the files whose bytes are gone, by the rows of the metadata, and then the objects.
+    /// Names the files with lost bytes, by the rows of the metadata, and then the objects.
     pub(super) async fn name_lost(
         &mut self,
         survey: &Survey,
@@ -55,7 +54,7 @@ impl Verify<'_> {
         Ok(())
     }
 
-    /// Names the files with lost bytes; gives the objects of these files.
+    /// Names the files with lost bytes; gives their objects.
     async fn name_lost_files(
         &mut self,
         survey: &Survey,
@@ -92,7 +91,6 @@ impl Verify<'_> {
         }
     }
 
-    /// Names a file whose chunk or part is lost.
     async fn name_lost_file(
         &mut self,
         path: &FilePath,
@@ -136,7 +134,7 @@ impl Verify<'_> {
             _ => "object",
         };
         let lost = format!("{noun} {id} is not in the store");
-        // The object may have deleted or replaced files that are still in other chunks.
+        // The object may have deleted or replaced files still in other chunks.
         let is_needed = self.missing > 0 || damage.is_none() && survey.has_unread_chunks();
         let first = match is_needed {
             true => "mend what else is found, then ",

@@ -1,8 +1,7 @@
-//! The recovery of all datasets of a request, with the datasets that were deleted and the names that can't
-//! be read.
+//! The recovery of all datasets of a request, with deleted datasets and unreadable names.
 //!
 //! Must hold: the metadata counts as whole only after all datasets were recovered, or set aside, since the
-//! rebuild began. One dataset that can't be recovered keeps no other from being served.
+//! rebuild began. An unrecoverable dataset keeps no other dataset from being served.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,13 +23,12 @@ use crate::datasets::names::{self, Named, Names};
 use crate::error::{Doing, Error};
 use crate::shared::parts::Parts;
 
-/// Datasets that are recovered at once: most are small, and cost latency alone.
+/// Datasets in parallel: most are small, and cost latency alone.
 const DATASETS_AT_ONCE: usize = 8;
 
-/// Ids are looked at from this long before the given time: clocks of writers may be off by half of it.
+/// Margin before the given time: clocks of writers may be off by half of the margin.
 const SLACK: Duration = Duration::from_secs(30 * 60);
 
-/// One recovery.
 #[derive(Debug)]
 pub(super) struct Recovery<'a> {
     pub(super) parts: &'a Parts,
@@ -40,14 +38,12 @@ pub(super) struct Recovery<'a> {
     pub(super) progress: &'a Listener<'a, RecoverProgress>,
 }
 
-/// The result of a recovery, all datasets together.
 #[derive(Debug, Default)]
 struct Summary {
     /// Another try may do better.
     incomplete: bool,
-    /// The metadata store had no room.
     full: Option<Error>,
-    /// Datasets of new metadata that nobody asked for are still to be recovered.
+    /// New metadata still lacks datasets outside of the request.
     lacks_others: bool,
 }
 
@@ -60,7 +56,7 @@ impl Summary {
 }
 
 impl Recovery<'_> {
-    /// The recovery that somebody asked for: names that the chunk store lost are written again before.
+    /// Recovers by request, after names lost by the chunk store are written again.
     pub(super) async fn command(
         &self,
         found: impl Future<Output = BTreeSet<DatasetId>>,
@@ -79,7 +75,7 @@ impl Recovery<'_> {
         self.run(found).await
     }
 
-    /// Recovers; `found` gives the datasets of which the chunk store has objects.
+    /// Recovers; `found` gives the datasets with objects in the chunk store.
     pub(super) async fn run(
         &self,
         found: impl Future<Output = BTreeSet<DatasetId>>,
@@ -90,7 +86,7 @@ impl Recovery<'_> {
         let refused = parts.meta.damage().await.doing("look for damage in", &parts.meta)?;
         let is_damaged = rebuild.damage.is_some();
         let is_new = bound.is_none() && !is_damaged;
-        // Metadata that lost writes may have datasets that were deleted since.
+        // Metadata with lost writes may still have deleted datasets.
         living::end_deleted(parts, is_damaged).await?;
         let shares = Shares::default();
         let recovery = DatasetRecovery {
@@ -107,7 +103,7 @@ impl Recovery<'_> {
             true => parts.meta.remnants().await.doing("list", "datasets")?,
             false => Vec::new(),
         };
-        // Not before: nothing is missing of datasets that are created from now on.
+        // After the rebuild began: datasets created from now on lack nothing.
         let (mut names, may_pass) = living::names(parts).await?;
         let is_other = |(name, named): &&(DatasetName, Named)| is_live(named) && !self.wants(name);
         let others: Vec<_> = names.read.iter().filter(is_other).cloned().collect();
@@ -116,7 +112,7 @@ impl Recovery<'_> {
         let mut summary = self.each(&recovery, names).await;
         summary.incomplete |= unread;
         if is_new {
-            // Once the metadata is bound, nothing else tells that the others are missing.
+            // Once the metadata is bound, no other sign shows the missing datasets.
             summary.lacks_others = self.leave(others).await?;
         }
         if is_damaged {
@@ -140,7 +136,7 @@ impl Recovery<'_> {
     ) -> bool {
         let mut incomplete = false;
         for (name, error) in names.unread.iter().filter(|(name, _)| self.wants(name)) {
-            // A name that can't be read while the others can stays unreadable.
+            // While the store answers, an unreadable name stays unreadable.
             let may_pass = error.kind.is_retryable() && may_pass;
             incomplete |= may_pass || !recovery.set_aside(name).await;
             Progress::of(name, self.progress).fail(error).await;
@@ -158,7 +154,7 @@ impl Recovery<'_> {
         incomplete
     }
 
-    /// Recovers each dataset of these names that lives.
+    /// Recovers the live datasets of the names.
     async fn each(&self, recovery: &DatasetRecovery<'_>, mut names: Names) -> Summary {
         names.read.retain(|(name, named)| is_live(named) && self.wants(name));
         let is_awaited = |_: &(DatasetName, Named)| ready(!self.progress.is_deserted());
@@ -184,7 +180,7 @@ impl Recovery<'_> {
         recovered.fold(Summary::default(), |all, one| ready(all.add(one))).await
     }
 
-    /// Has the datasets refused that nobody asked for and that new metadata lacks. Whether there are any.
+    /// Refuses datasets outside of the request that new metadata lacks. True if there are any.
     async fn leave(&self, others: Vec<(DatasetName, Named)>) -> Result<bool, Error> {
         let left = stream::iter(others)
             .map(|(name, named)| async move { living::leave(self.parts, &name, named).await });
@@ -192,7 +188,7 @@ impl Recovery<'_> {
         Ok(left.contains(&true))
     }
 
-    /// Ends the rebuild where all datasets were recovered, and says otherwise what is left to do.
+    /// Ends the rebuild once all datasets are recovered; otherwise the error names the next step.
     async fn end(&self, rebuild: &Rebuild, is_new: bool, summary: Summary) -> Result<(), Error> {
         let parts = self.parts;
         let fail = |kind, why| Err(Error::new(kind, "recover", "datasets", why));
@@ -229,7 +225,7 @@ impl Recovery<'_> {
             return fail(Kind::NeedsRecovery, why);
         }
         if !is_whole {
-            // A loss during the recovery of one dataset shows here.
+            // A loss during the recovery of a single dataset shows here.
             identity::refuse_damaged(parts, "recover", "datasets").await?;
         }
         Ok(())
@@ -240,7 +236,7 @@ fn is_live(named: &Named) -> bool {
     named.record.state == NameState::Live
 }
 
-/// Fails when the chunk store has no dataset of that name.
+/// Fails when the chunk store has no dataset of the name.
 async fn is_there(parts: &Parts, name: &DatasetName, caller: &Caller) -> Result<(), Error> {
     let mut names = names::all(parts).await?;
     names.retain(|name| caller.may(Role::Read, name));
@@ -256,7 +252,7 @@ async fn is_there(parts: &Parts, name: &DatasetName, caller: &Caller) -> Result<
     Err(Error::new(Kind::NotFound, "recover dataset", name, why))
 }
 
-/// The seconds of the first ids that are looked at for a time.
+/// The seconds of the oldest ids to read, [`SLACK`] before a time.
 fn seconds_of(since: Stamp) -> u64 {
     let since = since.time().checked_sub(SLACK);
     since.map_or(0, |since| Stamp::at(since).get() / 1_000_000)

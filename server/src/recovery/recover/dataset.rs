@@ -1,8 +1,8 @@
-//! The recovery of one dataset: headers are read and appended as its objects are found.
+//! The recovery of a dataset: headers are read and appended as objects are found.
 //!
-//! Must hold: the numbers of headers and appends in flight are bounded; appended objects stay; until all
-//! objects are appended, the contents are not taken for complete. Objects of the log that the chunk store
-//! lacks are reported, and so are large files that lack parts.
+//! Must hold: headers and appends in flight are bounded; appended objects stay; the contents count as complete
+//! only after all objects are appended. Objects of the log missing in the chunk store are reported, and large
+//! files without all parts.
 
 use dl_format::{ChunkId, DatasetId, DatasetName, FilePath, Header, ObjectKind};
 use dl_meta::{Appended, DatasetRecord, DatasetState, Found};
@@ -26,13 +26,11 @@ use crate::error::{Doing, Error};
 use crate::shared::parts::{Parts, object_key};
 use crate::write::commit::is_committed;
 
-/// Headers of one dataset that are read at once, as far as all of them together leave it any.
+/// Parallel reads of headers of a dataset, within the bound for all datasets.
 const READS_AT_ONCE: usize = 64;
-/// Lots that are found ahead of the reads.
 const LOTS_AHEAD: usize = 2;
-/// Appends in flight.
 const APPENDS_AT_ONCE: usize = 32;
-/// Objects that the store fails for and that are tried again: of more, the store is at fault.
+/// The most objects to try again after failures of the store: with more, the store is at fault.
 const LATER_MAX: usize = 64;
 
 /// The common part of the recoveries of several datasets.
@@ -44,35 +42,30 @@ pub(super) struct DatasetRecovery<'a> {
     pub(super) since: u64,
     /// The metadata answers no questions about contents before all datasets are recovered.
     pub(super) is_refused: bool,
-    /// Missing objects are reported.
     pub(super) reports_lost: bool,
     pub(super) progress: &'a Listener<'a, RecoverProgress>,
     pub(super) shares: &'a Shares,
 }
 
-/// How far the objects of a dataset were read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Read {
-    /// As far as they can be.
+    /// All objects were read as far as possible.
     Whole,
-    /// The store failed for some; another try may do better.
+    /// The store failed for objects; another try may do better.
     Interrupted,
 }
 
 /// The results of all objects of a dataset.
 #[derive(Debug, Default)]
 struct Outcome {
-    /// Some objects can't be read.
     unread: bool,
-    /// The chunk store failed; another try may do better.
     interrupted: bool,
-    /// The log had other stamps, which may have hidden versions from it.
+    /// The log had other stamps, which may have hidden versions.
     has_restamped: bool,
-    /// Objects that the store failed for, to be tried again.
+    /// Objects to try again after failures of the store.
     later: Vec<(Listed, Error)>,
-    /// Objects that the log has and the chunk store lacks.
     lost: Vec<ChunkId>,
-    /// Chunks that name parts of large files.
+    /// Chunks with references to parts of large files.
     large: Vec<ChunkId>,
 }
 
@@ -80,17 +73,15 @@ struct Outcome {
 enum Step {
     /// A lot without its objects to read, and their number.
     Lot(Lot, u64),
-    /// A listed object.
     Found(Listed),
     /// An object with its header, and the place of the header in memory.
     Read(Box<(Listed, Result<Header, Error>)>, OwnedSemaphorePermit),
-    /// An object that is done; the chunk, where it names parts.
+    /// A finished object; its chunk id, if the chunk refers to parts.
     Done(Done, Option<ChunkId>),
 }
 
-/// The result of an object.
 enum Done {
-    /// The object joined the log, with so many files.
+    /// The object joined the log, with a number of files.
     New(u64),
     /// The log had the object, or the object is gone.
     Passed,
@@ -98,7 +89,7 @@ enum Done {
     Restamped,
     /// The object can't be adopted: its header is damaged, or describes another object.
     Damaged { is_tombstone: bool, problem: String },
-    /// The object can't be read.
+    /// The read failed.
     Unread(Listed, Error),
     /// The dataset was deleted meanwhile.
     Ended,
@@ -133,7 +124,7 @@ impl Outcome {
             Done::Passed => {}
             Done::Restamped => self.has_restamped = true,
             Done::Damaged { is_tombstone, problem } => {
-                // The files that a tombstone deleted must not come back.
+                // Files deleted by the tombstone must not come back.
                 self.unread |= is_tombstone;
                 state.problems.push(problem);
             }
@@ -157,13 +148,11 @@ impl Outcome {
 }
 
 impl DatasetRecovery<'_> {
-    /// Recovers one dataset.
     pub(super) async fn dataset(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
         let id = named.record.dataset;
         let record = self.parts.meta.record(id).await.doing("recover dataset", name)?;
         let is_live = record.is_some_and(|record| record.state == DatasetState::Live);
         let is_whole = is_live && !self.is_cut_short(id).await;
-        // Until all objects are back, the contents are not taken for complete.
         let state = if is_whole { DatasetState::Live } else { DatasetState::Recovering };
         let is_doubted = self.reads == Reads::Everything
             && (self.is_refused || !self.is_named(name, named).await?);
@@ -172,7 +161,7 @@ impl DatasetRecovery<'_> {
         }
         let read_from = match self.reads {
             Reads::Everything => Some(if is_whole { self.since } else { 0 }),
-            // Some objects may be in the log without their rows.
+            // Objects of the log may lack rows.
             Reads::Unlogged if !is_whole && !self.is_settled(id).await => Some(0),
             Reads::Unlogged => None,
         };
@@ -185,7 +174,7 @@ impl DatasetRecovery<'_> {
             return self.ended(name, named).await;
         }
         if outcome.has_restamped {
-            // Once more: objects appended before the stamps changed may have been hidden by them.
+            // Again: the old stamps may have hidden objects appended before the change.
             return Box::pin(self.dataset(name, named)).await;
         }
         if self.reports_lost {
@@ -258,7 +247,6 @@ impl DatasetRecovery<'_> {
         Ok(true)
     }
 
-    /// Reports objects that the chunk store lacks, and large files without all parts.
     async fn report_lost(
         &self,
         name: &DatasetName,
@@ -277,7 +265,7 @@ impl DatasetRecovery<'_> {
         state.problems.extend(self.lacking(named, large).await);
     }
 
-    /// Reports objects that can't be read, and has their dataset refused.
+    /// Reports unreadable objects, and refuses their dataset.
     async fn finish(
         &self,
         name: &DatasetName,
@@ -299,8 +287,8 @@ impl DatasetRecovery<'_> {
         if is_refused { Read::Whole } else { Read::Interrupted }
     }
 
-    /// Reads the objects again that the store failed for, after pauses. An object that still fails while
-    /// the store answers for others is unreadable. False when the dataset has ended.
+    /// Repeats failed reads after pauses. A failure of a store that answers is final. False when the dataset
+    /// has ended.
     async fn read_later(
         &self,
         named: Named,
@@ -341,8 +329,8 @@ impl DatasetRecovery<'_> {
         Ok(true)
     }
 
-    /// Has a dataset refused that can't be recovered, if some of its objects may be missing: the others
-    /// are served. False when the metadata store takes no note of this.
+    /// Refuses a dataset that may lack objects, to serve all other datasets. False if the refusal is not
+    /// recorded.
     pub(super) async fn set_aside(&self, name: &DatasetName) -> bool {
         if !self.is_refused {
             return true;
@@ -355,7 +343,7 @@ impl DatasetRecovery<'_> {
         living::set_aside(self.parts, record).await
     }
 
-    /// Whether only this shows that the contents are incomplete: the log lacks appended objects.
+    /// Whether the log lacks appended objects, and no other sign shows the incomplete contents.
     async fn is_cut_short(&self, id: DatasetId) -> bool {
         let is_asked = self.reads == Reads::Everything && !self.is_refused;
         is_asked
@@ -373,7 +361,7 @@ impl DatasetRecovery<'_> {
         counted.is_ok_and(|counted| counted.is_some_and(|counted| counted.is_settled))
     }
 
-    /// Whether the name stands for the dataset in the metadata as well: this may be lost without a sign.
+    /// Whether the metadata has the dataset under its name: a loss of the name leaves no other sign.
     async fn is_named(&self, name: &DatasetName, named: Named) -> Result<bool, Error> {
         let record = self.parts.meta.record_named(name).await.doing("recover dataset", name)?;
         Ok(record.is_some_and(|record| record.id == named.record.dataset))
@@ -384,8 +372,8 @@ impl DatasetRecovery<'_> {
         Ok(self.parts.meta.record(id).await.doing("recover dataset", id)?.is_none())
     }
 
-    /// The dataset was deleted meanwhile: nothing is left to recover. Fails when the name says otherwise and the
-    /// metadata lost the dataset, or has the dataset under another name.
+    /// Ends the recovery of a deleted dataset. Fails if the metadata lost or renamed a dataset with a live
+    /// name.
     async fn ended(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
         let newest = names::newest(self.parts, name).await?;
         let is_live = newest.is_some_and(|newest| newest.generation == named.generation);
@@ -410,7 +398,7 @@ impl DatasetRecovery<'_> {
             record.generation == named.generation && record.id != named.record.dataset
         };
         if is_live && record.is_some_and(|record| is_other(&record)) {
-            // One name keeps no other dataset from being served.
+            // A wrong name must not keep other datasets from being served.
             let why = "stands for another dataset than the metadata has; run `dlcmd recover --all`";
             tracing::error!(%name, "the name in the chunk store {why}");
         }
@@ -429,7 +417,7 @@ impl DatasetRecovery<'_> {
         })
     }
 
-    /// Reports on large files of which the log lacks parts, by the chunks that name the parts.
+    /// Reports large files with parts missing in the log, by their chunks.
     async fn lacking(&self, named: Named, large: Vec<ChunkId>) -> Vec<String> {
         let looked_at = stream::iter(large)
             .map(|chunk| async move { (chunk, self.lacked(named, chunk).await) })
@@ -439,7 +427,7 @@ impl DatasetRecovery<'_> {
         while let Some((chunk, lacked)) = looked_at.next().await {
             match lacked {
                 Ok(part) => lacking.extend(part.map(|part| (chunk, part))),
-                // A failed look-up keeps nothing from being recovered.
+                // A failed look-up does not stop the recovery.
                 Err(error) => unknown.push((chunk, error)),
             }
         }
@@ -462,13 +450,13 @@ impl DatasetRecovery<'_> {
         problems
     }
 
-    /// A part that a file in a chunk lacks.
+    /// A missing part of a file in a chunk.
     async fn lacked(&self, named: Named, chunk: ChunkId) -> Result<Option<ChunkId>, Error> {
         let (parts, dataset) = (self.parts, named.record.dataset);
         let header = read_header(parts, &object_key(dataset, chunk, ObjectKind::Chunk)).await?;
         for extent in header.extents() {
             if !is_committed(parts, dataset, extent).await? {
-                // A purge removes parts before the chunks that name them.
+                // A purge removes parts before their chunks.
                 let is_live = self.is_refused || is_live(parts, &header).await?;
                 return Ok(is_live.then_some(extent.part));
             }
@@ -521,7 +509,7 @@ impl DatasetRecovery<'_> {
     }
 }
 
-/// Whether the metadata still names a file of this chunk.
+/// Whether the metadata still has a file in the chunk.
 async fn is_live(parts: &Parts, header: &Header) -> Result<bool, Error> {
     let paths: Vec<FilePath> = header.entries().map(|entry| entry.path).collect();
     let found =

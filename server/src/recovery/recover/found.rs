@@ -1,7 +1,7 @@
-//! The objects of a dataset that a recovery reads: a listing of the chunk store beside the log.
+//! The objects of a dataset for a recovery: a listing of the chunk store beside the log.
 //!
-//! Must hold: memory is bounded by the ids of the log and by some lots. No object is overlooked that only
-//! the log, or only the chunk store, has.
+//! Must hold: memory is bounded by the ids of the log and a few lots. Objects only in the log, or only in the
+//! chunk store, are found.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,17 +20,15 @@ use crate::datasets::survey::is_logged;
 use crate::error::{Doing, Error};
 use crate::shared::parts::{Parts, prefix};
 
-/// Objects asked of the log at once.
 const LOG_PAGE: usize = 10_000;
 /// Objects of a lot, as many as a bucket lists at once.
 const LOT: usize = 1_000;
-/// Objects that were not listed and are looked for in the log at once.
+/// Parallel look-ups of unlisted objects in the log.
 const LOOKED_AT_ONCE: usize = 64;
 const FOLDERS: usize = 256;
 /// The length of a log from which on folders are listed at once: about a listing for each folder.
 pub(super) const MANY: usize = FOLDERS / FOLDERS_AT_ONCE * LOT;
 
-/// An object that has to be read.
 #[derive(Debug)]
 pub(super) struct Listed {
     pub(super) chunk: ChunkId,
@@ -38,26 +36,24 @@ pub(super) struct Listed {
     pub(super) object: ObjectInfo,
 }
 
-/// Some objects of a dataset.
+/// A batch of objects of a dataset.
 #[derive(Debug)]
 pub(super) struct Lot {
-    /// The number of its objects.
     pub(super) listed: u64,
     /// The objects to read, by id: by the time of writing.
     pub(super) objects: Vec<Listed>,
-    /// Reports on keys that are no objects.
+    /// Reports on keys of no object.
     pub(super) problems: Vec<String>,
-    /// Objects that the log has and the chunk store lacks.
+    /// Objects of the log missing in the chunk store.
     pub(super) lost: Vec<ChunkId>,
 }
 
-/// The search for the objects of a dataset.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Search<'a> {
     pub(super) parts: &'a Parts,
     pub(super) name: &'a DatasetName,
     pub(super) id: DatasetId,
-    /// The seconds of the oldest ids of logged objects that are read; none to read no logged object.
+    /// The seconds of the oldest ids of logged objects to read; none to read no logged object.
     pub(super) read_from: Option<u64>,
     pub(super) shares: &'a Shares,
 }
@@ -67,7 +63,7 @@ pub(super) struct Search<'a> {
 struct Known(Vec<Vec<(ChunkId, AtomicBool)>>);
 
 impl Known {
-    /// Notes that an object was listed; whether the log has it.
+    /// Marks an object as listed; whether the log has the object.
     fn meet(&self, id: ChunkId) -> bool {
         let Some(logged) = self.0.get(usize::from(hash_byte(id))) else { return false };
         let place = logged.binary_search_by_key(&id, |(id, _)| *id).ok();
@@ -75,7 +71,6 @@ impl Known {
         found.inspect(|(_, met)| met.store(true, Ordering::Relaxed)).is_some()
     }
 
-    /// The logged objects in these folders that were not listed.
     fn unmet(&self, folders: Range<usize>) -> impl Iterator<Item = ChunkId> {
         let logged = self.0.get(folders).unwrap_or_default().iter().flatten();
         logged.filter(|(_, met)| !met.load(Ordering::Relaxed)).map(|(id, _)| *id)
@@ -83,10 +78,9 @@ impl Known {
 }
 
 impl<'a> Search<'a> {
-    /// All objects to read, a lot at a time. With a long log, folders are listed one by one, and keys beside
-    /// the folders are not seen: `verify` names them.
+    /// All objects to read, in lots. A long log is listed by folders alone: `verify` names keys elsewhere.
     pub(super) fn lots(self) -> impl Stream<Item = Result<Lot, Error>> + Send + 'a {
-        // By the log alone: objects that it lacks are read, which takes longer than any listing.
+        // By the log alone: unlogged objects are read, which takes longer than any listing.
         let lots = stream::once(self.known()).map_ok(move |known| {
             let (count, known) = (known.0.iter().map(Vec::len).sum::<usize>(), Arc::new(known));
             if count < MANY {
@@ -98,7 +92,6 @@ impl<'a> Search<'a> {
         lots.try_flatten()
     }
 
-    /// The lots of a folder, in its turn.
     fn folder(
         self,
         hash: u8,
@@ -115,7 +108,7 @@ impl<'a> Search<'a> {
         lots.flatten_stream()
     }
 
-    /// The lots below a prefix, which holds exactly these folders.
+    /// The lots below a prefix with exactly `folders`.
     fn below(
         self,
         prefix: Prefix,
@@ -139,7 +132,6 @@ impl<'a> Search<'a> {
         listed.map_err(move |error| Error::store("list the objects of dataset", self.name, error))
     }
 
-    /// The logged objects.
     async fn known(self) -> Result<Known, Error> {
         let mut known: Vec<Vec<_>> = std::iter::repeat_with(Vec::new).take(FOLDERS).collect();
         let mut after = None;
@@ -162,7 +154,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Objects in these folders that the log had before the listing, and has after.
+    /// Unlisted objects in `folders` that the log had before the listing, and has after.
     async fn lost(self, known: &Known, folders: Range<usize>) -> Result<Vec<ChunkId>, Error> {
         let looked_at = stream::iter(known.unmet(folders)).map(|id| async move {
             Ok::<_, Error>(is_logged(self.parts, self.id, id).await?.then_some(id))
@@ -171,7 +163,7 @@ impl<'a> Search<'a> {
         lost.try_collect().await
     }
 
-    /// The lot of listed objects; objects to read outlast a power cut from now on.
+    /// The lot of listed objects; the objects to read are durable from now on.
     async fn lot(self, listed: Vec<ObjectInfo>, known: &Known) -> Result<Lot, Error> {
         let mut lot = Lot {
             listed: listed.len() as u64,
@@ -194,7 +186,7 @@ impl<'a> Search<'a> {
             }
         }
         lot.objects.sort_unstable_by_key(|listed| listed.chunk);
-        // The metadata will name these objects.
+        // The metadata will name the objects.
         let keys: Vec<Key> = lot.objects.iter().map(|listed| listed.object.key.clone()).collect();
         self.parts.store.settle(&keys).await.storing("settle the objects of dataset", self.name)?;
         Ok(lot)

@@ -1,8 +1,7 @@
 //! The living datasets: the names in the chunk store decide, and the metadata follows.
 //!
-//! Must hold: a deleted dataset never comes back. A dataset whose name is gone gets its name back as long as
-//! the metadata has the dataset. An unreadable name is not taken for a missing one. A name of another dataset
-//! is refused.
+//! Must hold: a deleted dataset never comes back. A dataset in the metadata gets a lost name back. An
+//! unreadable name is not taken for a missing name. A name of another dataset is refused.
 
 use dl_format::{DatasetName, NameRecord, NameState, name_key};
 use dl_meta::{DatasetRecord, DatasetState};
@@ -19,7 +18,7 @@ use crate::shared::parts::{Parts, key};
 
 const RESTORE: &str = "restore the name of dataset";
 
-/// Deleted datasets that are looked for in the metadata at once.
+/// Deleted datasets, or unreadable names, looked up in parallel.
 const LOOKED_AT_ONCE: usize = 64;
 
 /// Ends the deleted datasets in the metadata, also rows without the record of a dataset.
@@ -33,7 +32,7 @@ pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), E
         };
         (name, record)
     });
-    // Ids of older generations are not kept, and some may not be readable.
+    // Ids of older generations are not kept, or may not be readable.
     let by_name = stream::iter(used_again).map(|(name, newest)| async move {
         let record = parts.meta.record_named(&name).await;
         let record = record.map(|record| record.filter(|record| record.generation < newest));
@@ -53,7 +52,7 @@ pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), E
         };
         let Err(error) = ended else { continue };
         tracing::error!(%name, error = error.chain(), "a deleted dataset can't be ended");
-        // A damaged dataset keeps no other from its recovery.
+        // A damaged dataset keeps no other dataset from its recovery.
         if error.kind.is_retryable() {
             let why = "the metadata store did not answer for one of them; run recover again";
             return Err(Error::new(error.kind, "end", "deleted datasets", why));
@@ -62,7 +61,7 @@ pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), E
     Ok(())
 }
 
-/// Writes names again that the chunk store lost and the metadata has; gives the names that can't be written.
+/// Writes lost names again from the metadata; gives the names that can't be written.
 pub(super) async fn restore_names(
     parts: &Parts,
     wanted: Option<&DatasetName>,
@@ -94,7 +93,7 @@ pub(super) async fn restore_names(
     Ok(failed)
 }
 
-/// Writes the name of a dataset again where it is gone. Whether it did.
+/// Writes the lost name of a dataset again. True if the name was written.
 ///
 /// # Errors
 /// [`Kind::Conflict`] where the name stands for another dataset: somebody has changed its object.
@@ -122,7 +121,7 @@ pub(super) async fn restore(
     if !names::create(parts, name, *generation, &record).await? {
         return Ok(false);
     }
-    // A deletion at the same time looks at the name after the record is gone: one of the two sees the other.
+    // A concurrent deletion looks at the name after the record is gone, so that either side sees the other.
     let is_restored = parts.meta.record(*id).await.doing(RESTORE, name)?.is_some();
     if is_restored {
         tracing::warn!(%name, "wrote the name of a dataset again");
@@ -132,8 +131,7 @@ pub(super) async fn restore(
     Ok(is_restored)
 }
 
-/// Whether a dataset of the metadata has lost its name. A name is written before the record; a deletion
-/// adds a generation.
+/// Whether the name of a dataset is lost. A name is written before the record; a deletion adds a generation.
 pub(super) fn is_nameless(names: &Names, dataset: &DatasetRecord) -> bool {
     let is_unread = names.unread.iter().any(|(unread, _)| *unread == dataset.name);
     let named = names.of(&dataset.name).filter(|named| named.generation >= dataset.generation);
@@ -156,7 +154,7 @@ pub(super) async fn names(parts: &Parts) -> Result<(Names, bool), Error> {
     Ok((names, !answers || !identity::answers(parts).await))
 }
 
-/// Has a dataset refused that the metadata lacks. False where the metadata has it, or it has ended.
+/// Refuses a dataset that the metadata lacks. True if the dataset waits for its recovery now.
 pub(super) async fn leave(parts: &Parts, name: &DatasetName, named: Named) -> Result<bool, Error> {
     let known = parts.meta.record(named.record.dataset).await.doing("find dataset", name)?;
     match known.map(|record| record.state) {
@@ -165,7 +163,6 @@ pub(super) async fn leave(parts: &Parts, name: &DatasetName, named: Named) -> Re
     }
 }
 
-/// Reads names again that the store failed for.
 async fn read_again(parts: &Parts, names: &mut Names) {
     let unread = stream::iter(std::mem::take(&mut names.unread)).map(|(name, error)| async move {
         if !error.kind.is_retryable() {
@@ -188,7 +185,7 @@ async fn read_again(parts: &Parts, names: &mut Names) {
     names.read.sort_by(|(name, _), (other, _)| name.cmp(other));
 }
 
-/// Has a dataset refused until its recovery. False when the metadata store takes no note of this.
+/// Refuses a dataset until its recovery. False when the metadata store does not record the refusal.
 pub(super) async fn set_aside(parts: &Parts, record: DatasetRecord) -> bool {
     let aside = DatasetRecord { state: DatasetState::Recovering, ..record };
     match parts.meta.put_dataset(&aside).await {
@@ -197,7 +194,7 @@ pub(super) async fn set_aside(parts: &Parts, record: DatasetRecord) -> bool {
         Err(error) if error.kind == dl_meta::Kind::Conflict => return true,
         Err(_) => return false,
     }
-    // A deletion changes the name before the metadata: one of the two sees the other. The next generation
+    // A deletion changes the name before the metadata, so that either side sees the other. The next generation
     // of a live name is its deletion, readable or not.
     match names::newest_generation(parts, &aside.name).await {
         Ok(Some(newest)) if newest > aside.generation => {

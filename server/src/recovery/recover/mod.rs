@@ -1,8 +1,7 @@
-//! DatasetRecovery: the metadata store learns again of all objects in the chunk store (paper, 4.1.2).
+//! Recovery: the metadata store learns again of all objects in the chunk store (paper, 4.1.2).
 //!
-//! Must hold: a complete object of a living dataset that the log lacks is adopted, under its own stamp;
-//! nothing is ever removed; objects that can't be adopted are named. Safe on a live server, and safe to cut
-//! off and run again.
+//! Must hold: each complete object of a living dataset joins the log, under its own stamp; nothing is ever
+//! removed; unusable objects are reported. Safe on a live server, and safe to cut off and run again.
 
 mod course;
 mod dataset;
@@ -36,13 +35,13 @@ use crate::shared::parts::Parts;
 /// The objects whose headers are read and appended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reads {
-    /// Objects that the log lacks.
+    /// Objects missing in the log.
     Unlogged,
     /// All objects: rows of logged objects may be gone.
     Everything,
 }
 
-/// Recovers the datasets of a request, and reports the readable ones to `progress`.
+/// Recovers the datasets of a request that the caller may read; reports to `progress`.
 pub(crate) async fn recover(
     parts: &Parts,
     request: RecoverRequest,
@@ -50,7 +49,7 @@ pub(crate) async fn recover(
     progress: &mpsc::Sender<Reply<RecoverProgress>>,
 ) -> Result<(), Error> {
     let progress = &Listener::new(parts, progress);
-    // Nothing is written into the store of others.
+    // The metadata store must not belong to another chunk store.
     identity::Tie::default().check(parts).await?;
     let is_all = request.dataset.is_none() && caller.may_all(Role::Read);
     let job = Recovery { parts, request, caller, reads: Reads::Everything, progress };
@@ -59,7 +58,7 @@ pub(crate) async fn recover(
     progress.end()
 }
 
-/// Does work beside the search for datasets that have objects; gives the found datasets.
+/// Runs `work` beside the search for datasets with objects; gives the found datasets.
 async fn beside_search<'a, W: Future<Output = Result<(), Error>>>(
     parts: &'a Parts,
     searches: bool,
@@ -71,10 +70,10 @@ async fn beside_search<'a, W: Future<Output = Result<(), Error>>>(
     Ok(found)
 }
 
-/// Adopts all objects that the logs lack. Gives their number.
+/// Adopts all objects missing in the logs; gives their number.
 pub(crate) async fn recover_unlogged(parts: &Parts) -> Result<u64, Error> {
     match quietly(parts, Reads::Unlogged).await {
-        // These datasets are refused until they are recovered; the others are served.
+        // Only the incomplete datasets are refused until their recovery.
         (Err(error), adopted) if error.kind == Kind::Unavailable => {
             tracing::error!(error = error.chain(), "some datasets are not whole");
             Ok(adopted)
@@ -83,7 +82,7 @@ pub(crate) async fn recover_unlogged(parts: &Parts) -> Result<u64, Error> {
     }
 }
 
-/// Rebuilds all datasets from their headers. Gives the number of objects that the logs lacked.
+/// Rebuilds all datasets from headers; gives the number of objects missing in the logs.
 pub(crate) async fn rebuild_all(parts: &Parts) -> Result<u64, Error> {
     let (recovered, adopted) = quietly(parts, Reads::Everything).await;
     recovered.map(|()| adopted)
@@ -112,7 +111,7 @@ async fn quietly(parts: &Parts, reads: Reads) -> (Result<(), Error>, u64) {
     (recovered, adopted)
 }
 
-/// The receiver of the reports of a recovery within the server, and the work that hears them.
+/// The channel for the reports of a recovery within the server, and the task that passes them to `hear`.
 fn heard(
     mut hear: impl FnMut(RecoverProgress),
 ) -> (mpsc::Sender<Reply<RecoverProgress>>, impl Future<Output = ()>) {
@@ -125,7 +124,7 @@ fn heard(
     (progress, heard)
 }
 
-/// Adopts all objects that the log of one dataset lacks; gives the problems of its objects.
+/// Adopts all objects missing in the log of a dataset; gives the problems of its objects.
 pub(crate) async fn adopt_unlogged(
     parts: &Parts,
     name: &DatasetName,
@@ -133,7 +132,7 @@ pub(crate) async fn adopt_unlogged(
     bring(parts, name, Reads::Unlogged).await
 }
 
-/// Appends all objects of a dataset again, so that the stamps of their headers replace wrong stamps.
+/// Appends all objects of a dataset again: the stamps of their headers replace wrong stamps.
 pub(crate) async fn take_stamps(parts: &Parts, name: &DatasetName) -> Result<(), Error> {
     bring(parts, name, Reads::Everything).await.map(drop)
 }
@@ -170,7 +169,7 @@ async fn bring(parts: &Parts, name: &DatasetName, reads: Reads) -> Result<Vec<St
     }
 }
 
-/// The error for a dataset that has no name in the chunk store.
+/// The error for a dataset without a name in the chunk store.
 async fn no_name(parts: &Parts, name: &DatasetName) -> Error {
     let (kind, why) = match parts.meta.record_named(name).await {
         Err(error) => return Error::meta("find dataset", name, error),

@@ -12,7 +12,6 @@ use crate::error::Error;
 /// The progress is sent after so many objects.
 const SEND_EVERY: u64 = 64;
 
-/// The progress of the recovery of a dataset.
 #[derive(Debug)]
 pub(super) struct Progress<'a> {
     pub(super) state: RecoverProgress,
@@ -49,7 +48,6 @@ impl<'a> Progress<'a> {
         self.send().await;
     }
 
-    /// Sends the progress. Each problem is sent once.
     async fn send(&mut self) {
         let mut problems = std::mem::take(&mut self.state.problems);
         let state = &self.state;

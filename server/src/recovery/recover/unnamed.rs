@@ -1,8 +1,7 @@
 //! Datasets in the chunk store without a name: their names are lost once the metadata is lost too.
 //!
-//! Must hold: datasets that were made or deleted meanwhile are not reported, and nothing is removed. The
-//! search is bounded in time. A recovery fails by it only where damaged metadata would count as whole with
-//! a dataset that could not be set aside.
+//! Must hold: datasets made or deleted meanwhile are not reported; nothing is removed. The search has a time
+//! limit, and fails a recovery only where damaged metadata would count as whole with a dataset not set aside.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,7 +22,7 @@ use crate::shared::parts::Parts;
 /// The longest time of a search, which lists the whole chunk store.
 const AT_MOST: Duration = Duration::from_secs(30);
 
-/// Finds datasets that have objects, in bounded time, beside a recovery.
+/// Finds datasets with objects, in bounded time, beside a recovery.
 pub(super) async fn find(parts: &Parts) -> BTreeSet<DatasetId> {
     let mut found = BTreeSet::new();
     let deadline = Deadline::after(&*parts.clock, AT_MOST);
@@ -37,7 +36,7 @@ pub(super) async fn find(parts: &Parts) -> BTreeSet<DatasetId> {
     found
 }
 
-/// Refuses datasets without names, which a rebuild passes over. False when this can't be done now.
+/// Refuses datasets without names, which a rebuild passes over. False when another try is needed.
 pub(super) async fn set_aside(parts: &Parts, mut found: BTreeSet<DatasetId>) -> bool {
     let names = match explain(parts, &mut found).await {
         Ok(names) => names,
@@ -53,14 +52,14 @@ pub(super) async fn set_aside(parts: &Parts, mut found: BTreeSet<DatasetId>) -> 
                 living::set_aside(parts, record).await
             }
             Ok(_) => true,
-            // A damaged record is refused as it is.
+            // A damaged record is refused anyway.
             Err(error) => !error.is_retryable(),
         };
     }
     is_done
 }
 
-/// Reports datasets that neither a name nor a deletion explains, once the others are recovered.
+/// Reports datasets without a name or a deletion, after the recovery of all other datasets.
 pub(super) async fn report(
     parts: &Parts,
     mut found: BTreeSet<DatasetId>,
@@ -98,8 +97,8 @@ async fn search(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<(), Er
     Ok(())
 }
 
-/// Removes datasets from `found` that have a name or a deletion; gives the names. Names are read after the
-/// objects: a dataset has a name before any object.
+/// Drops datasets with a name or a deletion from `found`; gives the names. Names are read after the objects: a
+/// dataset has a name before any object.
 async fn explain(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<Names, Error> {
     if found.is_empty() {
         return Ok(Names::default());
@@ -116,7 +115,7 @@ async fn explain(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<Names
     Ok(names)
 }
 
-/// The problem of a dataset without a name; none while it is being deleted.
+/// The problem of a dataset without a name; none during its deletion.
 async fn problem(
     parts: &Parts,
     names: &Names,
@@ -133,11 +132,11 @@ async fn problem(
                    are";
         return Ok(Some(why.to_owned()));
     };
-    // The dataset has its name, or another server is faster, or deletes it.
+    // The dataset has its name, or another server restores the name or deletes the dataset.
     if !living::restore(parts, names, &record).await? {
         return Ok(None);
     }
-    // DatasetRecovery goes by names, so this dataset was not recovered.
+    // A recovery goes by names, so the dataset was not recovered.
     let name = record.name.clone();
     if !living::set_aside(parts, record).await {
         return Ok(Some(format!("it has lost its name, {name}; run `dlcmd recover --all` again")));
