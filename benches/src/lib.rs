@@ -1,7 +1,7 @@
-//! Workloads on the real programs, each measured beside a known reference in one run.
+//! Workloads on the real programs, each beside a known reference in the same run.
 //!
-//! Must hold: both sides of a ratio take turns and do the same work on the same data. Cold starts
-//! never count on one side only. The report prints the meaning of each figure with the figure.
+//! Must hold: both sides of a ratio take turns and do the same work on the same data. Cold starts never count
+//! on one side only. The report prints each figure with its meaning.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Configuration of `dlserver`: defaults, then the file, then `DIESEL_*` variables, then flags;
-//! what comes later holds. Every number carries its unit.
+//! Configuration of `dlserver`: defaults, the file, `DIESEL_*` variables and flags, of which the last wins.
+//! Every number carries its unit.
 
 use std::borrow::Cow;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,8 +15,7 @@ use crate::settings::Live;
 use crate::shared::parts::Limits;
 use crate::source::Source;
 
-/// For how long a bucket is given the benefit of the doubt that two servers start on it at once, or
-/// create one dataset.
+/// Pause before the read-back of a create in a bucket, as two servers may create an object at once.
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// The DIESEL server: stores datasets of millions of small files and serves them to training jobs.
@@ -26,7 +25,7 @@ const SETTLE: Duration = Duration::from_millis(500);
 // The keys of the file are the flags with underscores.
 #[serde(deny_unknown_fields, default)]
 #[command(name = "dlserver", version, max_term_width = 100)]
-// A value may hold a password, and is not for whoever reads the help.
+// A value may hold a password, and must not appear in the help.
 #[command(mut_args(|flag| flag.hide_env_values(true)))]
 pub struct Flags {
     /// Read settings from this TOML file, or etcd://HOST:PORT/KEY; flags and variables override
@@ -95,7 +94,7 @@ pub struct Flags {
     live: LiveTable,
 }
 
-/// Why flags can't be, without a login that may stand in one or in a variable.
+/// The error about flags, without logins in flags or variables.
 pub fn without_logins(mut error: clap::Error) -> clap::Error {
     let shown = error.context().filter_map(|(kind, value)| match value {
         ContextValue::String(text) => Some((kind, masked(text).into_owned())),
@@ -117,30 +116,30 @@ struct LiveTable {
     read_memory: Option<String>,
 }
 
-/// What a server runs with.
+/// The settings of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Where to answer.
+    /// Address for gRPC.
     pub listen: SocketAddr,
-    /// Where to answer HTTP, if anywhere.
+    /// Address for HTTP, if any.
     pub http: Option<Http>,
-    /// Where the users are; without them nobody is asked for a key.
+    /// Source of the users; without it no caller needs a key.
     pub users: Option<Source>,
-    /// The files that TLS needs.
+    /// The files for TLS.
     pub tls: Option<Tls>,
     /// Address of the metadata store.
     pub meta: String,
     /// Address of the chunk store.
     pub store: String,
-    /// Where what doesn't fit into memory lies for a while.
+    /// Folder for data too large for memory.
     pub scratch: PathBuf,
-    /// Where copies of chunks lie, if anywhere.
+    /// Store for copies of chunks, if any.
     pub fast_store: Option<FastStore>,
     /// Bounds of memory and waiting.
     pub limits: Limits,
-    /// How long requests in flight may take after SIGTERM.
+    /// Time for requests in flight after SIGTERM.
     pub grace: Duration,
-    /// What to log.
+    /// Level or filter of the log.
     pub log: String,
     /// Whether to log JSON.
     pub log_json: bool,
@@ -151,14 +150,14 @@ pub struct Config {
 pub struct Http {
     /// Its address.
     pub address: SocketAddr,
-    /// Whether somebody asked for it; otherwise another program may have it.
+    /// Whether the address was configured; the default address may be taken by another program.
     pub is_asked: bool,
 }
 
 /// Files with certificates and keys, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tls {
-    /// The server's certificate, and those that lead to its CA.
+    /// The server's certificate, and the chain to its CA.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
@@ -171,34 +170,34 @@ pub struct Tls {
 pub struct FastStore {
     /// Its address.
     pub url: String,
-    /// Most bytes of copies in it.
+    /// Most bytes of copies in the store.
     pub quota: u64,
 }
 
-/// Settings that no server can run with.
+/// Unusable settings.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The text is not what docs/CONFIGURATION.md says.
+    /// The text violates docs/CONFIGURATION.md.
     #[error("understand the configuration: line {line}, column {column}: {problem}")]
     Parse {
-        /// Where, counted from one.
+        /// Line, from 1.
         line: usize,
-        /// Where in the line, in characters, counted from one.
+        /// Column in characters, from 1.
         column: usize,
-        /// What is wrong; never the value, which may be a password.
+        /// The problem; never the value, which may be a password.
         problem: String,
     },
-    /// A value is not what its setting takes.
+    /// A value is invalid for its setting.
     #[error("{setting} can't be {value:?}: {problem}")]
     Value {
         /// The setting.
         setting: &'static str,
-        /// What it was given, without a login that may stand in it.
+        /// The given value, without a login.
         value: String,
-        /// What it takes.
+        /// The expected values.
         problem: Cow<'static, str>,
     },
-    /// Everybody on the network could delete everything.
+    /// Any machine on the network could delete everything.
     #[error(
         "{0} can be reached from other machines and this server asks for no keys: listen on \
          127.0.0.1, give --users FILE, or say --without-keys if everybody there may read, write \
@@ -208,11 +207,10 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Puts defaults, the text of the configuration and flags together; variables are in the
-    /// flags already.
+    /// Merges defaults, the file and the flags, which include variables.
     ///
     /// # Errors
-    /// The first setting that can't be.
+    /// The first invalid setting.
     pub fn load(flags: Flags, text: Option<&str>) -> Result<Self, ConfigError> {
         let file = text.map_or(Ok(Flags::default()), file)?;
         let data = flags.data.or(file.data).unwrap_or_else(|| PathBuf::from("diesel-data"));
@@ -220,7 +218,7 @@ impl Config {
             let problem = "give a folder whose name is UTF-8";
             return Err(refused("data", data.display().to_string(), problem));
         };
-        // A folder may hold a colon, which of an address would end the name of its kind.
+        // A relative folder with a colon would read as an address.
         let here = if under_data.contains(':') && data.is_relative() { "./" } else { "" };
         let under = |name: &str| format!("{here}{}", Path::new(under_data).join(name).display());
         let listen = flags.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:7420".to_owned());
@@ -274,7 +272,7 @@ impl Config {
         })
     }
 
-    /// The folders that the stores lie in; none for those in memory or in buckets.
+    /// The folders of the stores; none for stores in memory or in buckets.
     pub fn folders(&self) -> Vec<PathBuf> {
         let store = dl_store::check(&self.store).ok().flatten();
         let meta = self.meta.strip_prefix("embedded:").map(Path::new);
@@ -291,8 +289,7 @@ fn refused(
     ConfigError::Value { setting, value, problem: problem.into() }
 }
 
-/// An address to listen on. `localhost` is the loopback address, and a port alone means all IPv4
-/// interfaces.
+/// An address to listen on; `localhost` is the loopback address, and `:PORT` means all IPv4 interfaces.
 fn socket(
     setting: &'static str,
     text: &str,
@@ -342,10 +339,10 @@ fn tls(
     }
 }
 
-/// Where a text is, by the name of its setting.
+/// The source named by a setting.
 ///
 /// # Errors
-/// When it is an address of etcd without a host or a key.
+/// An address of etcd without a host or a key.
 pub fn source(setting: &'static str, text: &str) -> Result<Source, ConfigError> {
     Source::parse(text).map_err(|problem| refused(setting, dl_meta::without_login(text), problem))
 }
@@ -353,7 +350,7 @@ pub fn source(setting: &'static str, text: &str) -> Result<Source, ConfigError> 
 /// The table `[live]` of a configuration.
 ///
 /// # Errors
-/// What is wrong anywhere in the configuration.
+/// The first problem anywhere in the configuration.
 pub fn live(text: &str) -> Result<Live, ConfigError> {
     let LiveTable { read_only, keep, write_memory, read_memory } = file(text)?.live;
     let pattern = |text: String| {
@@ -382,7 +379,7 @@ fn file(text: &str) -> Result<Flags, ConfigError> {
     })
 }
 
-/// What is wrong with a value, without the value, which serde's words begin with.
+/// The problem without the value, with which serde's messages begin.
 fn without_value(message: &str) -> String {
     let has_value = ["invalid type: ", "invalid value: "].iter().any(|of| message.starts_with(of));
     match message.rsplit_once(", expected ") {
@@ -391,23 +388,22 @@ fn without_value(message: &str) -> String {
     }
 }
 
-/// Refuses what can be no metadata store, before anything is opened or made.
+/// Checks a metadata address before anything is opened or made.
 fn meta_store(url: &str) -> Result<(), ConfigError> {
     dl_meta::check(url).map_err(|problem| {
-        // Of a store behind a login, its password doesn't belong into a text.
+        // An address with a login must not show its password.
         let has_login = url.contains('@') || dl_meta::Redis::check(url).is_some();
         let value = if has_login { dl_meta::without_login(url) } else { url.to_owned() };
         refused("meta", value, problem)
     })
 }
 
-/// Refuses what can be no chunk store, before anything is opened or made; gives its folder, if it
-/// lies in one.
+/// Checks a chunk store's address before anything is opened or made; gives its folder, if any.
 fn chunk_store<'a>(setting: &'static str, url: &'a str) -> Result<Option<&'a Path>, ConfigError> {
     dl_store::check(url).map_err(|problem| refused(setting, url, problem))
 }
 
-/// The source of the users; none for a server without keys, which other machines reach only on request.
+/// The source of the users. Without users, public addresses need `without_keys`.
 fn users(
     text: Option<String>,
     without_keys: bool,
@@ -433,7 +429,7 @@ fn fast_store(
     let Some(url) = url else { return Ok(None) };
     chunk_store("fast_store", &url)?;
     let (fast, slow) = (place_of(&url), place_of(store));
-    // Neither among the objects of the other.
+    // Neither store may lie among the other's objects.
     if fast.starts_with(&slow) || slow.starts_with(fast.join(dl_store::COPIES)) {
         let problem = "give another place than that of the chunk store itself";
         return Err(refused("fast_store", url, problem));
@@ -441,7 +437,7 @@ fn fast_store(
     Ok(Some(FastStore { url, quota }))
 }
 
-/// Where a store lies, however its address spells it: a folder without links as far as it is there.
+/// A store's location in a single spelling: absolute, with existing links resolved.
 fn place_of(url: &str) -> PathBuf {
     let Ok(Some(folder)) = dl_store::check(url) else { return PathBuf::from(url) };
     let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf());

@@ -1,7 +1,7 @@
-//! What went wrong with a request, and how that is told to the client.
+//! Errors of requests, and their form for clients.
 //!
-//! Must hold: each kind of the stores gets its own by name, none by default. Damaged metadata asks for
-//! a recovery, and is never told as damaged files: the chunks have all of it.
+//! Must hold: each kind of the stores maps to a kind by name, none by default. Damaged metadata asks for a
+//! recovery and never counts as damaged files, as the chunks hold all metadata.
 
 use std::error::Error as StdError;
 use std::fmt::Display;
@@ -11,23 +11,23 @@ use dl_proto::Kind;
 use dl_runtime::storage;
 use tonic::Status;
 
-/// What the client can do about it is its kind; what happened is its source.
+/// The kind says how the client can react; the source says the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{action} {what}")]
 pub struct Error {
-    /// What the client can do.
+    /// The possible reaction of the client.
     pub kind: Kind,
-    /// What was being done, in the present tense, as in "commit chunk".
+    /// The failed action in the present tense, as in "commit chunk".
     pub action: &'static str,
-    /// To what.
+    /// The object of the action.
     pub what: String,
-    /// Why it failed.
+    /// The cause.
     #[source]
     pub source: Box<dyn StdError + Send + Sync>,
 }
 
 impl Error {
-    /// An error with its cause, which says what to do.
+    /// An error with its cause, which names the remedy.
     pub fn new(
         kind: Kind,
         action: &'static str,
@@ -46,13 +46,13 @@ impl Error {
     pub(crate) fn meta(action: &'static str, what: impl Display, error: storage::Error) -> Self {
         match error.kind {
             storage::Kind::Corrupt => {
-                // The chunks are not, and have all of it.
+                // The chunks are whole and hold all metadata.
                 let advice = "the metadata is damaged; stop the servers, remove it, start again, and \
                               run `dlcmd recover --all`";
                 let why = format!("{}; {advice}", causes(&error));
                 Self::new(Kind::NeedsRecovery, action, what, why)
             }
-            // An administrator can mend an unfit store while callers try again.
+            // An administrator can repair an unfit store while callers try again.
             storage::Kind::Unsupported => Self::of_store(Kind::Unavailable, action, what, error),
             kind => Self::of_store(kind_for(kind), action, what, error),
         }
@@ -75,7 +75,7 @@ impl Error {
         if kind != Kind::Denied {
             return Self::new(kind, action, what, error);
         }
-        // Those who ask can do nothing about it, and are not to look for a fault of their own.
+        // Callers can't fix the server's permissions, and must not suspect their own.
         let advice = "check what the server itself may do: permissions of folders, logins";
         Self::new(kind, action, what, format!("{}; {advice}", causes(&error)))
     }
@@ -159,7 +159,7 @@ pub(crate) fn causes(error: &dyn StdError) -> String {
     text
 }
 
-/// What is being done and to what, if a text has just these: its first and last words.
+/// The action and the object of a text: its first and its last word.
 fn ends(text: &str) -> Option<(&str, &str)> {
     let (action, _) = text.split_once(' ')?;
     let (_, what) = text.rsplit_once(' ')?;

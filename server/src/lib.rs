@@ -1,8 +1,7 @@
-//! The DIESEL server: verifies and stores chunks, keeps the metadata over them, and turns small
-//! reads into large ones (paper, 4).
+//! The DIESEL server: verifies and stores chunks, keeps their metadata, and merges small reads (paper, 4).
 //!
-//! Must hold: nothing is kept only in a process. Any server over the same stores answers any
-//! request, and one that is killed loses nothing that was acknowledged.
+//! Must hold: no state is only in a process. Any server over the same stores answers any request, and a killed
+//! server loses no acknowledged write.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,6 @@
-//! What a server does about the settings that change while it runs: bounds of memory, and datasets
-//! that the fast store keeps.
+//! Applies live settings: bounds of memory, and the datasets kept in the fast store.
 //!
-//! Must hold: what has not changed is not looked at again and again.
+//! Must hold: a complete dataset is listed again only every [`AGAIN`], or after a change.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -21,22 +20,21 @@ use crate::error::Error;
 use crate::settings::Settings;
 use crate::shared::parts::{Budget, Limits, Parts, prefix};
 
-/// How often is looked for new datasets and new chunks to keep in the fast store.
+/// Pause between searches for new datasets and chunks to keep.
 const PERIOD: Duration = Duration::from_secs(30);
 
-/// A dataset that has not changed is looked through again after this long, as copies may have been
-/// damaged or removed by hand; sooner and then later when it did not fit, or could not be listed.
+/// Pause before an unchanged dataset is listed again, as copies may be damaged or removed by hand. Incomplete
+/// datasets begin with [`PERIOD`], doubled each time.
 const AGAIN: Duration = Duration::from_secs(15 * 60);
 
-/// Datasets that are brought over at once.
 const DATASETS_AT_ONCE: usize = 4;
 
-/// What the fast store has of a dataset that is kept.
+/// The copies of a kept dataset at the last look.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     version: Version,
     kept: Kept,
-    /// When it is to be looked through again, and after how long then.
+    /// Time of the next look, and the pause after it.
     again_at: Duration,
     wait: Duration,
 }
@@ -56,7 +54,7 @@ pub(crate) async fn bound(
     }
 }
 
-/// Has the fast store keep what it is to keep.
+/// Keeps the configured datasets in the fast store.
 pub(crate) async fn keep(
     mut settings: Settings,
     parts: Parts,
@@ -95,7 +93,6 @@ pub(crate) async fn keep(
     }
 }
 
-/// The datasets whose names are in `keep`.
 async fn wanted(parts: &Parts, keep: &[Pattern]) -> Result<Vec<DatasetId>, Error> {
     if keep.is_empty() {
         return Ok(Vec::new());
@@ -109,17 +106,16 @@ async fn wanted(parts: &Parts, keep: &[Pattern]) -> Result<Vec<DatasetId>, Error
         .collect())
 }
 
-/// Has the fast store keep datasets, and brings over what it lacks of those that have changed or were
-/// not whole. One that takes long holds up no look at the others.
+/// Copies kept datasets that have changed or are incomplete. A slow dataset delays no other.
 struct Keeper<'a> {
     parts: &'a Parts,
     fast: &'a TierStore,
     seen: HashMap<DatasetId, Seen>,
-    /// Those that are looked at, or wait for their turn to come.
+    /// Datasets in `looked`.
     under_way: HashSet<DatasetId>,
     looked: FuturesUnordered<BoxFuture<'a, (DatasetId, Option<Seen>)>>,
     turns: Arc<Semaphore>,
-    /// What was told last.
+    /// The counts last logged.
     told: Kept,
 }
 
@@ -136,7 +132,6 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// Begins to look at what is to be kept now.
     async fn look(&mut self, keep: &[Pattern]) -> Result<(), Error> {
         let (parts, fast) = (self.parts, self.fast);
         let datasets = wanted(parts, keep).await?;
@@ -154,7 +149,6 @@ impl<'a> Keeper<'a> {
         Ok(())
     }
 
-    /// Waits until one is there.
     async fn arrive(&mut self) {
         match self.looked.next().await {
             Some((id, now)) => {
@@ -165,13 +159,13 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// Waits for none of them any more: others may be to keep.
+    /// Abandons all copies under way, as the configured datasets may have changed.
     fn let_go(&mut self) {
         self.looked.clear();
         self.under_way.clear();
     }
 
-    /// Tells what is there, when that has changed.
+    /// Logs the counts if they changed.
     fn tell(&mut self) {
         let kept @ Kept { bytes, left_out } = self.kept();
         if kept == std::mem::replace(&mut self.told, kept) {
@@ -190,7 +184,6 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// What is there of all of them.
     fn kept(&self) -> Kept {
         let add = |all: Kept, Seen { kept, .. }: &Seen| Kept {
             bytes: all.bytes + kept.bytes,
@@ -200,7 +193,7 @@ impl<'a> Keeper<'a> {
     }
 }
 
-/// Brings a dataset over when there is a reason to; none when nothing is known of it now.
+/// Copies a dataset if it changed or its pause is over; none when it is unknown.
 async fn bring(
     parts: &Parts,
     fast: &TierStore,
@@ -208,7 +201,7 @@ async fn bring(
     before: Option<Seen>,
     turns: &Semaphore,
 ) -> Option<Seen> {
-    // Whoever asks for it is told what is wrong with it.
+    // Requests for the dataset report the error.
     let version = parts.meta.outline(id).await.ok()??.version;
     let before = before.filter(|seen| seen.version == version);
     if let Some(seen) = before

@@ -1,7 +1,7 @@
 //! `dlserver`: reads its configuration, opens its stores, serves until SIGTERM.
 //!
-//! Must hold: a server that can't listen leaves the stores as they are, and none answers requests over
-//! gRPC before its stores are open and belong together.
+//! Must hold: a server that can't listen changes no store. No server answers over gRPC before its stores are
+//! open and belong together.
 #![forbid(unsafe_code)]
 
 use std::io::{ErrorKind, Write};
@@ -24,13 +24,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-/// How long the metadata may take to be closed.
+/// Limit for closing the metadata.
 const CLOSING: Duration = Duration::from_secs(30);
 
-/// How long a fast store may hold up the start.
+/// Longest delay of the start by a fast store.
 const FAST_STORE: Duration = Duration::from_secs(5);
 
-/// How long a file call that hangs may hold up the end of the process.
+/// Longest delay of the exit by a hanging file call.
 const LAST_CALLS: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         }
     };
     let exit = serve(&runtime);
-    // Not by its drop, which waits for them however long they hang.
+    // A plain drop would wait for hanging file calls without limit.
     runtime.shutdown_timeout(LAST_CALLS);
     exit
 }
@@ -71,14 +71,14 @@ fn serve(runtime: &Runtime) -> ExitCode {
     }
 }
 
-/// Settings that change while it runs, if there is a place for them.
+/// The followed settings, if the configuration has a source.
 type Place = Option<Arc<Followed<Live>>>;
 
 async fn configure(flags: Flags, clock: &Arc<dyn Clock>) -> anyhow::Result<(Config, Place)> {
     let Some(place) = &flags.config else { return Ok((Config::load(flags, None)?, None)) };
     let source = config::source("config", place)?;
     let live = |text: &str| match text.trim() {
-        // Somebody may be about to write it; taken at its word, it would end a read-only mode.
+        // The file may be about to be written. An empty text would end a read-only mode.
         "" => Err("it is empty; write a line of comment for no settings at all".to_owned()),
         _ => config::live(text).map_err(|error| whole(&error.into())),
     };
@@ -87,13 +87,11 @@ async fn configure(flags: Flags, clock: &Arc<dyn Clock>) -> anyhow::Result<(Conf
     Ok((config, Some(Arc::new(settings))))
 }
 
-/// Who is let in, and what the port speaks with them.
 struct Admitted {
     tls: Option<Arc<Certificate>>,
     users: Option<Arc<Followed<People>>>,
 }
 
-/// Reads the files that the settings name.
 async fn admit(config: &Config, clock: &Arc<dyn Clock>) -> anyhow::Result<Admitted> {
     let tls = match &config.tls {
         Some(files) => Some(Arc::new(dl_server::open_tls(files, Arc::clone(clock)).await?)),
@@ -119,7 +117,7 @@ async fn run(
     clock: Arc<dyn Clock>,
 ) -> anyhow::Result<()> {
     let shutdown = Shutdown::new().with_grace(config.grace).on_signals()?;
-    // First of all: a server that can't listen leaves the stores as they are.
+    // First, so that a server that can't listen changes no store.
     let mut doors = open_doors(&config, &clock).await?;
     let http = doors.http.clone();
     let starting = |doing| http.iter().for_each(|http| http.starting(doing));
@@ -127,15 +125,15 @@ async fn run(
     let opening = Box::pin(open_stores(&config, &clock, &starting));
     let opened = tokio::select! {
         opened = opening => opened?,
-        // Nothing was done yet that would have to be ended.
+        // No work needs an end yet.
         () = shutdown.requested() => return Ok(()),
     };
     let (meta, last_stop, store) = (opened.meta, opened.last_stop, opened.store);
-    // Until the end: nobody with other metadata comes in between.
+    // Held to the end, so that no server with other metadata comes between.
     let _served = opened.served;
     doors.fast_store = opened.fast_store;
     let following = doors.settings.clone().map(|settings| {
-        // From now on: what the preparation does may have to stop, too.
+        // From now on, as a change may stop work of the preparation.
         dl_runtime::spawn(async move { settings.follow().await })
     });
     let parts = Parts {
@@ -156,14 +154,14 @@ async fn run(
     };
     let ended = match prepared {
         Some(Ok(())) => answer(doors, &config, parts, shutdown).await,
-        // What was not looked at is for the next start, which a clean stop would keep from it.
+        // The next start repeats the unfinished check; a clean stop would prevent it.
         unprepared if last_stop == Stop::Unclean => return unprepared.unwrap_or(Ok(())),
         unprepared => unprepared.unwrap_or(Ok(())),
     };
     if let Some(following) = following {
         following.abort();
     }
-    // Also after a failure: the next start has nothing to look for then.
+    // Also after a failure, so that the next start has nothing to check.
     let closed = close(&*meta, &*clock).await;
     ended?;
     closed?;
@@ -177,7 +175,6 @@ async fn close(meta: &dyn MetaStore, clock: &dyn Clock) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The stores, and how the server before stopped.
 struct Opened {
     store: Arc<dyn Store>,
     served: Served,
@@ -193,7 +190,7 @@ async fn open_stores(
 ) -> anyhow::Result<Opened> {
     starting("opening the chunk store");
     let store = dl_store::open(&config.store).await?;
-    // A Redis is for all servers of a chunk store; all other metadata belongs to its process.
+    // Redis serves all servers of a chunk store; other metadata belongs to a single process.
     let servers = Redis::check(&config.meta).map_or(Servers::One, |_| Servers::Several);
     let served = dl_store::serve(&config.store, servers).await?;
     if config.fast_store.is_some() {
@@ -212,7 +209,6 @@ async fn open_stores(
     Ok(Opened { store, served, fast_store, meta, last_stop })
 }
 
-/// The ports.
 async fn open_doors(config: &Config, clock: &Arc<dyn Clock>) -> anyhow::Result<Doors> {
     let listen = async |address: SocketAddr| {
         let listener = TcpListener::bind(address).await;
@@ -231,7 +227,7 @@ async fn open_doors(config: &Config, clock: &Arc<dyn Clock>) -> anyhow::Result<D
         Some(Http { address, is_asked: true }) => Some(listen(address).await?),
         Some(Http { address, is_asked: false }) => match listen(address).await {
             Ok(listener) => Some(listener),
-            // Several servers on one machine are told apart by --listen alone.
+            // Several servers of a machine often differ only in --listen.
             Err(error) => {
                 tracing::warn!(
                     "serving without /healthz, /livez and /metrics (--http ADDR): {error:#}"
@@ -243,14 +239,13 @@ async fn open_doors(config: &Config, clock: &Arc<dyn Clock>) -> anyhow::Result<D
     };
     let open = |listener| HttpPort::open(listener, Arc::clone(clock)).context("listen");
     doors.http = http.map(open).transpose()?;
-    // Half of them, and the stores have the others.
+    // The stores get the other half.
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
     let files = usize::try_from(files).unwrap_or(usize::MAX);
     doors.connections_max = doors.connections_max.min(files);
     Ok(doors)
 }
 
-/// The fast store in front of the chunk store, where there is one.
 async fn open_fast_store(
     config: &Config,
     store: &Arc<dyn Store>,
@@ -261,7 +256,7 @@ async fn open_fast_store(
     let reached = Deadline::after(&**clock, FAST_STORE).bound(&**clock, fast.reach()).await;
     let reached = match reached {
         Ok(reached) => reached.map_err(anyhow::Error::new),
-        // The opening goes on: the tier waits for the same one, as long as it takes.
+        // The opening goes on, and the tier waits for it without limit.
         Err(_) => Err(anyhow::anyhow!("open {fast}: no answer within {FAST_STORE:?}")),
     };
     if let Err(error) = reached {
@@ -278,7 +273,7 @@ async fn answer(
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let address = doors.grpc.local_addr().context("listen")?;
-    // One line for scripts that asked for any free port.
+    // A line for scripts that asked for a free port.
     let mut said = format!("listening on {address}\n");
     if let Some(http) = &doors.http {
         let http = http.address();
@@ -289,25 +284,24 @@ async fn answer(
     }
     tracing::info!(%address, store = %parts.store, meta = %parts.meta, "serving");
     let serving = Box::pin(Box::pin(start(doors, parts, shutdown)).await?);
-    // At once: who reads the first line may read no more.
+    // In a single write, as a script may close the pipe after the first line.
     std::io::stdout().write_all(said.as_bytes()).context("say where it listens")?;
     Ok(serving.await?)
 }
 
-/// Each connection is a file, and a process may allow itself as many as the system allows it.
+/// Allows as many open files as the system permits, as each connection is a file.
 fn raise_open_files() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // With the default it serves fewer.
+    // With the default, the server takes fewer connections.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 fn fail(error: &anyhow::Error, code: ExitCode) -> ExitCode {
-    // Nobody to tell when stderr is gone.
+    // Without stderr the error is lost.
     let _ = writeln!(std::io::stderr(), "dlserver: {}", whole(error));
     code
 }
 
-/// An error with its causes.
 fn whole(error: &anyhow::Error) -> String {
     format!("{error:#}")
 }

@@ -1,10 +1,10 @@
-//! The memory of this process, by the kernel.
+//! The memory of the process, read from the kernel.
 //!
-//! Must hold: no thread that answers requests waits for the kernel.
+//! Must hold: no answering thread waits for the kernel.
 
 use dl_runtime::blocking;
 
-/// Bytes in use; none where the kernel does not say.
+/// Bytes in use; none where the kernel gives no number.
 pub(crate) async fn resident() -> Option<u64> {
     let told = blocking::run(|| {
         let status = std::fs::read_to_string("/proc/self/status").ok()?;

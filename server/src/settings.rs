@@ -1,8 +1,7 @@
-//! Settings that all servers share and that change while they run (paper, Figure 2): the table
-//! `[live]` of the configuration.
+//! Settings that all servers share and follow (paper, Figure 2): the table `[live]` of the configuration.
 //!
-//! Must hold: each server follows them by itself; one that lost sight of them goes on with the last.
-//! While the servers are read-only, nothing removes or moves what the chunk store holds.
+//! Must hold: each server follows the settings by itself, and keeps the last known settings after errors. While
+//! the servers are read-only, no task removes or moves objects of the chunk store.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -13,20 +12,20 @@ use tokio::sync::watch;
 use crate::error::Error;
 use crate::source::Followed;
 
-/// What may change while a server runs.
+/// Settings that may change while a server runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Live {
     /// Whether requests that would change datasets are refused.
     pub read_only: bool,
     /// Datasets whose chunks stay in the fast store.
     pub keep: Vec<Pattern>,
-    /// Bytes of chunks that are being received, instead of those of the start.
+    /// Bytes of chunks being received; none keeps the bound of the start.
     pub write_bytes: Option<u32>,
-    /// Bytes of files that are being read, instead of those of the start.
+    /// Bytes of files being read; none keeps the bound of the start.
     pub read_bytes: Option<u32>,
 }
 
-/// The settings of a server; without any they never change.
+/// The settings of a server, which may be constant.
 #[derive(Debug, Clone)]
 pub struct Settings {
     changes: watch::Receiver<Arc<Live>>,
@@ -39,7 +38,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Those that are followed.
+    /// The followed settings, or the defaults for ever.
     pub fn of(followed: Option<&Followed<Live>>) -> Self {
         let changes = match followed {
             Some(followed) => followed.changes(),
@@ -52,7 +51,7 @@ impl Settings {
         self.changes.borrow().read_only
     }
 
-    /// Stops what would remove or move objects while the servers are read-only.
+    /// Refuses to remove or move objects while the servers are read-only.
     pub(crate) fn refuse_read_only(
         &self,
         action: &'static str,
@@ -66,12 +65,12 @@ impl Settings {
         Err(Error::new(Kind::Denied, action, what, why))
     }
 
-    /// What is in force, until the next change is waited for.
+    /// The current settings; marks them as seen for [`Settings::changed`].
     pub(crate) fn next(&mut self) -> Arc<Live> {
         Arc::clone(&self.changes.borrow_and_update())
     }
 
-    /// Waits for a change; for ever, when there is nothing that could change.
+    /// Waits for a change; for ever, if the settings are constant.
     pub(crate) async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
             std::future::pending::<()>().await;

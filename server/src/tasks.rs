@@ -1,7 +1,7 @@
-//! Training jobs: their members, the version that all of them read, and the lease on that version.
+//! Training jobs: their members, the version they read, and its lease.
 //!
-//! Must hold: a job is told a version only while a lease on that version is stored; the lease that holds is
-//! the one whose end the metadata store has, and it goes with the last member.
+//! Must hold: a job gets a version only while a lease on it is stored. The end of the valid lease is in the
+//! metadata store; the lease ends with the last member.
 
 use std::time::Duration;
 
@@ -18,21 +18,21 @@ use crate::shared::parts::Parts;
 use crate::snapshot::Snapshots;
 use crate::snapshot::leases::{self, Leased};
 
-/// How often a member says that it is still there.
+/// Time between two heartbeats of a member.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// A member that has missed three is dead.
+/// Silence after which a member is dead: three heartbeats.
 const DEAD_AFTER: Duration = Duration::from_secs(15);
 
-/// How long a version stays after the last heartbeat. A lease is renewed when half of that is left.
+/// Lifetime of a lease after the last renewal; renewed in its second half.
 const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The part of a server's patience that a member waits for a snapshot, so that the client hears the end.
+/// Part of a server's patience for builds of snapshots: the client must get the timeout as an answer.
 const BUILD_WAIT_PART: u32 = 3;
 
 const ACTION: &str = "join task";
 
-/// Registers a member of a job, takes note that it lives, or takes it off.
+/// Registers a member of a job, records its heartbeat, or removes it.
 pub(crate) async fn join(
     parts: &Parts,
     snapshots: &Snapshots,
@@ -64,7 +64,7 @@ pub(crate) async fn join(
         Some(group) => job.renew(group).await?,
         None => job.begin(version).await?,
     };
-    // The page of metrics asks for no key: ids tell nobody what users have.
+    // The page of metrics needs no key, so users' names are replaced by ids.
     let labels = match caller {
         Caller::Everybody => [name.to_string(), record.name.to_string()],
         Caller::Known(_) => [key.task.to_string(), dataset.to_string()],
@@ -73,7 +73,6 @@ pub(crate) async fn join(
     Ok(job.membership(group))
 }
 
-/// A call about a job.
 #[derive(Clone, Copy)]
 struct Job<'a> {
     parts: &'a Parts,
@@ -95,14 +94,14 @@ impl Job<'_> {
         self.remove(self.leased(&terms)).await
     }
 
-    /// Fixes the version of a job, if no other member does first.
+    /// Fixes the version of a job, unless another member was first.
     async fn begin(&self, wanted: Option<Version>) -> Result<TaskGroup, Error> {
         let version = self.version(wanted).await?;
         let mut secret = [0; 32];
         self.parts.random.fill(&mut secret);
         let terms = TaskTerms { version, secret, leased_until: self.end() };
         self.lease(&terms).await?;
-        // It may have been swept before it was leased.
+        // The version may have been swept before the lease.
         if let Err(error) = self.find(Some(version)).await {
             self.remove(self.leased(&terms)).await?;
             return Err(error);
@@ -117,8 +116,8 @@ impl Job<'_> {
         Ok(group)
     }
 
-    /// The version for a job that begins: the wanted one; else, after its members were silent or all
-    /// metadata was lost, the one that it leases; else the newest.
+    /// The wanted version; else the leased version, if members were silent or metadata was lost; else the
+    /// newest.
     async fn version(&self, wanted: Option<Version>) -> Result<Version, Error> {
         if wanted.is_some() {
             return self.find(wanted).await;
@@ -130,7 +129,7 @@ impl Job<'_> {
         }
     }
 
-    /// A version of which there is a snapshot; that of the newest one is built.
+    /// A version with a snapshot; the newest version's snapshot is built.
     async fn find(&self, wanted: Option<Version>) -> Result<Version, Error> {
         let (clock, dataset) = (&*self.parts.clock, self.heartbeat.task.dataset);
         let limit = self.parts.limits.patience / BUILD_WAIT_PART;
@@ -144,7 +143,7 @@ impl Job<'_> {
         }
     }
 
-    /// Renews the lease. A failure is told when nothing is left of the old one.
+    /// Renews the lease. A failure is an error only after the old lease ended.
     async fn renew(&self, group: TaskGroup) -> Result<TaskGroup, Error> {
         let terms = TaskTerms { leased_until: self.end(), ..group.terms.clone() };
         let renewed = async {
@@ -166,7 +165,7 @@ impl Job<'_> {
         }
     }
 
-    /// Removes the leases that came before the one that holds, and the `offered` one when it does not hold.
+    /// Removes leases older than the valid lease, and the `offered` lease if another is valid.
     async fn tidy(&self, offered: &TaskTerms, holds: &TaskTerms) -> Result<(), Error> {
         let (offered, holds) = (self.leased(offered), self.leased(holds));
         for leased in self.leases().await? {
@@ -177,7 +176,6 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// The living leases of this job on the dataset.
     async fn leases(&self) -> Result<Vec<Leased>, Error> {
         let mut leases = leases::living(self.parts, self.heartbeat.task.dataset).await?;
         leases.retain(|leased| leased.task == self.heartbeat.task.task);

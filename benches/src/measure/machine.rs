@@ -1,6 +1,6 @@
 //! Hardware and software under the figures.
 //!
-//! Must hold: every field comes from the kernel. The file system is the one that holds the data.
+//! Must hold: every field comes from the kernel. The file system is the data folder's.
 
 use std::fmt;
 use std::fs::read_to_string;
@@ -22,7 +22,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Reads the facts of this machine from /proc; `folder` holds the data.
+    /// Reads the facts of the machine from /proc; `folder` holds the data.
     ///
     /// # Errors
     /// /proc lacks a fact.
@@ -45,7 +45,7 @@ impl Machine {
     }
 }
 
-/// The type of the mount that holds `folder`, with its options.
+/// The type and options of the mount of `folder`.
 fn file_system(folder: &Path) -> Result<String> {
     let folder = folder.canonicalize()?;
     let mounts = read_to_string("/proc/mounts").context("read /proc/mounts")?;

@@ -15,12 +15,12 @@ pub use machine::Machine;
 pub(crate) use plot::{Curve, Plot};
 pub use report::{print, print_json};
 
-/// One side of a comparison, with one figure for each run.
+/// A side of a comparison, with a figure for each run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Side {
     /// Description of the measured operation.
     pub what: String,
-    /// Figures in the unit of the bench, one for each run.
+    /// Figures in the unit of the bench, in the order of the runs.
     pub samples: Vec<f64>,
 }
 
@@ -36,11 +36,11 @@ pub enum Bar {
     AtMost(f64),
     /// At least this figure.
     AtLeast(f64),
-    /// No requirement: one point of a curve.
+    /// No requirement, as for a point of a curve.
     None,
 }
 
-/// One workload with both sides of its ratio.
+/// A workload with both sides of its ratio.
 #[derive(Debug, Clone, Serialize)]
 pub struct Bench {
     /// Name of the workload and of its part.
@@ -81,8 +81,7 @@ impl Bench {
         Self { name: name.into(), settings: settings.into(), unit, ours, theirs, bar }
     }
 
-    /// Median of the ratios of neighbouring runs. A drift of the machine's speed changes both runs
-    /// of a pair.
+    /// Median of the ratios of neighbouring runs, so that drifts of the machine affect both runs of a pair.
     pub fn ratio(&self) -> f64 {
         let pairs = self.ours.samples.iter().zip(&self.theirs.samples);
         median(pairs.map(|(ours, theirs)| ours / theirs).collect())
@@ -124,7 +123,7 @@ pub(crate) fn in_turns<const SIDES: usize>(
     Ok(sides)
 }
 
-/// Adds the figures of one run.
+/// Adds the figures of a run.
 pub(crate) fn add<const SIDES: usize>(sides: &mut [Side; SIDES], figures: [f64; SIDES]) {
     for (side, figure) in sides.iter_mut().zip(figures) {
         side.samples.push(figure);

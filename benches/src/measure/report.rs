@@ -1,4 +1,4 @@
-//! Figures as text, and as one JSON object a line.
+//! Figures as text, and as a JSON object a line.
 //!
 //! Must hold: the output has every sample of both sides, the bar, and the verdict.
 
@@ -56,7 +56,7 @@ struct Line<'a> {
     met: bool,
 }
 
-/// Prints a bench for programs: one object with every sample.
+/// Prints a bench for programs: an object with every sample.
 ///
 /// # Errors
 /// The output is closed.

@@ -22,7 +22,7 @@ use super::within;
 pub(crate) struct Process(pub(crate) Child);
 
 impl Process {
-    /// Starts a program without output, and waits until it listens.
+    /// Starts a program without output, and waits for `listens`.
     pub(crate) fn listening(command: &mut Command, listens: impl Fn() -> bool) -> Result<Self> {
         let shown = format!("{command:?}");
         let started = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
@@ -45,7 +45,6 @@ impl Drop for Process {
     }
 }
 
-/// Path of a program from the same build.
 fn program(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("find this program")?;
     let program = own.with_file_name(name);
@@ -98,7 +97,7 @@ pub(crate) fn answer(with: impl Serialize) -> Result<()> {
 #[derive(Debug)]
 pub(crate) struct Server {
     process: Process,
-    /// Open output; a closed one would end the server at its next line.
+    /// Open output; a closed pipe would end the server at its next line.
     _stdout: BufReader<ChildStdout>,
     pub(crate) address: String,
 }
@@ -118,7 +117,7 @@ impl Server {
         Self::start_as(data, Ipv4Addr::LOCALHOST, flags, variables)
     }
 
-    /// Starts the server at an address of this machine.
+    /// Starts the server at an address of the machine.
     pub(crate) fn start_as(
         data: &Path,
         address: Ipv4Addr,
@@ -146,12 +145,12 @@ impl Server {
     }
 }
 
-/// A free address of this machine.
+/// A free address of the machine.
 pub(crate) fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
-/// Starts memcached with memory for all files, at an address that this machine reaches.
+/// Starts memcached with memory for all files, at a reachable address.
 pub(crate) fn memcached(namespace: Option<&str>, address: SocketAddr) -> Result<Process> {
     let mut command = Command::new("memcached");
     command.args(["-m", "4096", "-u", "root", "-l", &address.ip().to_string(), "-p"]);

@@ -1,4 +1,4 @@
-//! A server in this process, over a store in memory with the speed of a real one.
+//! A server in the bench's process, over a store in memory with the speed of a real store.
 //!
 //! Must hold: all sides of a ratio use the same store in the same state.
 
@@ -35,8 +35,7 @@ pub(crate) struct SlowServer {
 }
 
 impl SlowServer {
-    /// Starts the server at an address of this machine; its store answers at most `in_flight` calls
-    /// at once.
+    /// Starts the server at an address of the machine; its store answers at most `in_flight` calls at once.
     pub(crate) fn start(at: Ipv4Addr, in_flight: usize) -> Result<Self> {
         let runtime = runtime()?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());

@@ -71,7 +71,7 @@ impl Tree {
     }
 }
 
-/// Bytes that don't compress.
+/// Incompressible bytes.
 pub(crate) fn bytes(length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     SeededRandom::new(7).fill(&mut bytes);
@@ -86,7 +86,7 @@ pub(crate) fn shuffle<T>(items: &mut [T], seed: u64) {
     }
 }
 
-/// Opens, reads and closes files of 4 KiB, one after the other.
+/// Opens, reads and closes files of 4 KiB in sequence.
 pub(crate) fn read_files(root: &Path, paths: &[String]) -> Result<()> {
     for path in paths {
         ensure!(read(root.join(path))?.len() == 4096, "{path} has another length");

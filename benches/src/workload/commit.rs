@@ -1,6 +1,5 @@
-//! Commits of packed chunks into a Redis Cluster of three primaries, beside redis-benchmark. One
-//! side commits through a server with chunks in memory, the other appends metadata alone. The
-//! reference is SET on one Redis in pipelines of 64.
+//! Commits of packed chunks into a Redis Cluster of three primaries, through a server with chunks in memory,
+//! and as metadata alone. The reference is SET of redis-benchmark on one Redis in pipelines of 64.
 
 use std::sync::Arc;
 
@@ -88,7 +87,7 @@ where
     })
 }
 
-/// Registers a dataset that no server has in memory.
+/// Registers a dataset unknown to all servers.
 async fn other(metadata: &dyn MetaStore, name: &str) -> Result<DatasetRecord> {
     let mut id = [0; 16];
     OsRandom.fill(&mut id);
@@ -104,7 +103,6 @@ async fn other(metadata: &dyn MetaStore, name: &str) -> Result<DatasetRecord> {
     Ok(record)
 }
 
-/// Metadata record of a chunk.
 fn header_of(chunk: &Bytes) -> Result<Committed> {
     let (committed, _) = Verified::check(chunk.to_vec())?.commit(Stamp::new(1))?;
     let raw = Bytes::copy_from_slice(committed.header().raw());

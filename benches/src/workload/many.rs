@@ -1,4 +1,4 @@
-//! One random read of every file in batches, as in a training job without a cache.
+//! A random read of every file, in batches, as in a training job without a cache.
 //!
 //! Must hold: both sides read the same files in the same order with as many threads.
 
@@ -38,7 +38,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     Ok(vec![Bench::new("get-many", settings, "files/s", sides, Bar::AtLeast(150e3))])
 }
 
-/// Runs `work` on equal shares, one thread each.
+/// Runs `work` on equal shares, each in its own thread.
 fn split(paths: &[String], work: impl Fn(&[String]) -> Result<()> + Sync) -> Result<()> {
     in_threads(paths.chunks(paths.len().div_ceil(THREADS)), work)
 }

@@ -37,7 +37,7 @@ enum Role {
     Trace(peers::PeersReader),
 }
 
-/// Body of a process that a workload has started; `role` is JSON.
+/// Body of a process started by a workload; `role` is JSON.
 ///
 /// # Errors
 /// The work of the process fails.
@@ -51,7 +51,6 @@ pub fn play(role: &str) -> Result<()> {
     }
 }
 
-/// Measures the parts of a workload, or only one.
 fn run_parts<Part: ValueEnum + PartialEq>(
     only: Option<Part>,
     run: impl Fn(&Part) -> Result<Vec<Bench>>,
@@ -112,8 +111,7 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// All workloads in order. File creation precedes the workloads that delete many files: ext4
-    /// avoids the inode of a deleted file for five minutes.
+    /// All workloads in order. File creation comes before deletes: ext4 avoids deleted inodes for 5 minutes.
     pub const ALL: &[Self] = &[
         Self::Pack,
         Self::PutMemory,

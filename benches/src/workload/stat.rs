@@ -1,10 +1,10 @@
-//! Path queries without a snapshot (paper, Figure 10a), through one and several servers over one
-//! Redis. The reference is GET of redis-benchmark on that Redis.
+//! Path queries without a snapshot (paper, Figure 10a), through servers over one Redis. The reference is GET of
+//! redis-benchmark on the same Redis.
 //!
-//! Queries come from 64 threads of one process through libdiesel. Each thread sends its next query
-//! after the answer, as connections of redis-benchmark do; everything shares the cores of one
-//! machine. Threads of one handle share requests, with two in flight at a time. One row therefore
-//! has a handle for each thread. With several servers there are four handles, as of four processes.
+//! Queries come from 64 threads of a process through libdiesel. A thread sends its next query after the answer,
+//! like connections of redis-benchmark; all programs share the machine's cores. Threads of a handle share
+//! requests, with two in flight. A row therefore has a handle for each thread; rows with several servers have
+//! four handles, as of four processes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -19,7 +19,6 @@ const NAME: &str = "stat";
 const IN_FLIGHT: usize = 64;
 const BATCH: usize = 64;
 const SERVERS: [usize; 3] = [1, 2, 3];
-/// Handles of the rows with several servers.
 const HANDLES: usize = 4;
 const PER_FOLDER: u32 = 1_000;
 const GET: &str = "redis-benchmark GET, 64 connections, no pipelining";
@@ -78,7 +77,7 @@ impl Setup {
         Ok(Measured { rate: f64::from(requests) * batch as f64 / seconds, used })
     }
 
-    /// Processor time of Redis, the servers and this process so far.
+    /// Processor time of Redis, the servers and the bench so far.
     fn seconds(&self) -> Result<[f64; 3]> {
         let servers: Vec<_> = self.servers.iter().map(Server::id).collect();
         Ok([
@@ -94,7 +93,7 @@ impl Setup {
     }
 }
 
-/// Paths a second, and used cores of Redis, the servers and this process.
+/// Paths a second, and used cores of Redis, the servers and the bench.
 struct Measured {
     rate: f64,
     used: [f64; 3],

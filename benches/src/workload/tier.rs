@@ -1,7 +1,7 @@
-//! Reads of a warm fast store before a slow one, beside the fast store alone.
+//! Reads of a warm fast store before a slow store, beside the fast store alone.
 //!
-//! At the level of the store, where nothing hides what the layer costs: random ranges of 4 KiB in
-//! requests of 64, as a server asks for several clients.
+//! At the level of the store, where the cost of the layer shows: random ranges of 4 KiB in requests of 64, as a
+//! server asks for several clients.
 
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -89,7 +89,7 @@ fn range(chunk: u32, start: u64) -> Result<ObjectRange> {
     Ok(ObjectRange { key: key(chunk)?, range: ByteRange::exact(start, start + RANGE)? })
 }
 
-/// Requests, the same for one seed.
+/// Requests by seed.
 fn wanted(chunks: u32, requests: u32, seed: u64) -> Result<Vec<Request>> {
     let random = SeededRandom::new(seed);
     let one = || {
@@ -100,7 +100,7 @@ fn wanted(chunks: u32, requests: u32, seed: u64) -> Result<Vec<Request>> {
     (0..requests).map(several).collect()
 }
 
-/// These ranges, in the order of their objects as a server sends them.
+/// Ranges in the order of their objects, as a server sends them.
 fn request(places: &mut [(u32, u64)]) -> Result<Request> {
     places.sort_unstable();
     places.iter().map(|(chunk, start)| range(*chunk, *start)).collect()

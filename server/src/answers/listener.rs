@@ -1,8 +1,8 @@
-//! The client of long work, which hears of the progress.
+//! The client of long work, with messages about progress.
 //!
-//! Must hold: the work goes on without a client, unless it asks for the client, and never waits for long
-//! for a client that takes nothing: once for the patience of a request, and not again before the client
-//! takes a message. A message that was not taken does not count as delivered.
+//! Must hold: the work continues without a client, unless it asks for the client. A client that takes nothing
+//! delays the work once, for a request's patience, until its next message. Messages not taken are not
+//! delivered.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,7 +13,7 @@ use crate::answers::answer::{Reply, hand_over, told_together};
 use crate::error::Error;
 use crate::shared::parts::Parts;
 
-/// The other end of an answer.
+/// The receiver of an answer.
 #[derive(Debug)]
 pub(crate) struct Listener<'a, T> {
     parts: &'a Parts,
@@ -27,7 +27,7 @@ impl<'a, T> Listener<'a, T> {
         Self { parts, to, is_deaf: AtomicBool::new(false) }
     }
 
-    /// Sends a message; false when it was not taken. For a client that is gone, every message was taken.
+    /// Sends a message; false when the client did not take the message. A client that is gone takes all.
     pub(crate) async fn tell(&self, message: T) -> bool {
         let reply = Reply::More(message);
         let is_told = if self.is_deaf.load(Ordering::Relaxed) {
@@ -40,8 +40,8 @@ impl<'a, T> Listener<'a, T> {
         is_told
     }
 
-    /// Sends findings in as many messages as needed, and at least in a single message. `message` makes a
-    /// message of findings and of whether they are the last. Findings that were not taken stay in `found`.
+    /// Sends findings in one or more messages; findings not taken stay in `found`. `message` gets findings, and
+    /// whether they are the last.
     pub(crate) async fn tell_found(
         &self,
         found: &mut Vec<String>,
@@ -61,7 +61,7 @@ impl<'a, T> Listener<'a, T> {
         }
     }
 
-    /// Sends a message, if the client takes it at once; more messages will follow.
+    /// Sends a message only if there is room at once.
     pub(crate) fn mention(&self, message: T) {
         let _ = self.to.try_send(Reply::More(message));
     }
@@ -71,7 +71,7 @@ impl<'a, T> Listener<'a, T> {
         self.to.is_closed()
     }
 
-    /// Ends the work. Fails when the client did not take the last messages, as the result is not whole.
+    /// Ends the work. Fails if the last message was not taken, as the result is incomplete.
     pub(crate) fn end(&self) -> Result<(), Error> {
         if !self.is_deaf.load(Ordering::Relaxed) {
             return Ok(());

@@ -1,9 +1,8 @@
-//! Admission of requests: the caller of each request, its counts, and bounds on the memory of requests
-//! before anything about them is known.
+//! Admission of requests: caller, counts, and bounds on memory before any look into a request.
 //!
-//! Must hold: no request reaches a method without a caller and the rule of the method; the server
-//! receives no more request messages at a time than fit into memory; clients that stop in the middle of
-//! a request or send too slowly are given up, and so are requests that wait too long.
+//! Must hold: no request reaches a method without a caller and the method's rule. Request messages being
+//! received fit into memory. Clients that stop or are too slow in a request are given up, and so are requests
+//! that wait too long.
 
 use std::convert::Infallible;
 use std::error::Error as StdError;
@@ -30,30 +29,27 @@ use crate::net::connections::Connection;
 use crate::net::inflight::Intake;
 use crate::settings::Settings;
 
-/// Requests that are received or worked on until their answers begin, in the whole server. At
-/// `REQUEST_BYTES_MAX` each, together 96 MiB.
+/// Requests being received or worked on until their answers begin; 96 MiB at `REQUEST_BYTES_MAX` each.
 const AT_ONCE: usize = 48;
 
-/// Requests that wait for a place, or that come in pieces, in the whole server. Each costs some KiB
-/// before the server looks at its first byte.
+/// Requests that wait for a place or come in pieces. Each costs some KiB before its first byte.
 const IN_LINE: usize = 4_096;
 
-/// The same for requests about the server and not about datasets. They need no key, and take no
-/// places of other requests.
+/// The same for requests about the server itself, which need no key and take no other places.
 const OTHERS_AT_ONCE: usize = 4;
 const OTHERS_IN_LINE: usize = 64;
 
-/// The least pace of a request, in bytes per second, beyond its patience: a chunk of 4 MiB takes nine minutes
-/// at most. A line of 100 kB/s is faster with eight chunks at once, as libdiesel sends them.
+/// Least pace of a request in bytes per second, after its patience: 4 MiB take nine minutes at most. A line of
+/// 100 kB/s is faster with libdiesel's eight chunks at once.
 const PACE: u64 = 8 << 10;
 
-/// The part of the patience that a request gets which has a place while it comes.
+/// Part of the patience for a request with a place while its bytes come.
 const RECEIVE_PART: u32 = 3;
 
-/// A method that takes its pieces bit by bit, out of a separate budget.
+/// The method with streamed pieces, which have a separate budget.
 const STREAMED: &str = "PutChunk";
 
-/// The caller of a request, and the rule of its method; among the extensions of the request.
+/// The caller of a request and the rule of its method; an extension of the request.
 #[derive(Debug, Clone)]
 pub(crate) struct Admitted {
     pub(crate) caller: Caller,
@@ -84,7 +80,6 @@ impl Places {
     }
 }
 
-/// A request body on its way.
 struct Receiving {
     body: Body,
     intake: Arc<Intake>,
@@ -95,8 +90,7 @@ struct Receiving {
 }
 
 impl RequestLimiter {
-    /// Gives up clients without a byte for `patience` in the middle of a request, and requests that wait
-    /// as long for requests before them.
+    /// Bounds by `patience` silence within a request, and waits for earlier requests.
     pub(crate) fn new(
         patience: Duration,
         clock: Arc<dyn Clock>,
@@ -109,7 +103,7 @@ impl RequestLimiter {
         Self { datasets, others, patience, clock, auth, settings, metrics }
     }
 
-    /// Admits a request, and has it answered by `methods`.
+    /// Admits a request, and answers by `methods`.
     pub(crate) async fn answer<S, B>(
         &self,
         methods: S,
@@ -149,7 +143,7 @@ impl RequestLimiter {
             let caller = match self.auth.caller(&parts.headers, connection.peer) {
                 Ok(caller) => caller,
                 Err(refused) => {
-                    // The server holds nothing of the request while the request waits for its answer.
+                    // A refused request holds no memory during the delay of its answer.
                     drop((body, intake));
                     self.metrics.refused_key();
                     return Err(self.auth.refuse(refused).await);
@@ -158,8 +152,7 @@ impl RequestLimiter {
             let admitted = self.allow(method, caller)?;
             parts.extensions.insert(admitted);
         }
-        // Health and reflection tell nothing of datasets. Where keys are asked for, such a request is
-        // no reason for a connection to stay.
+        // Health and reflection need no key: with keys, a connection does not stay for such a request.
         let may_stay = (method.is_none() && self.auth.is_on()) || connection.keep();
         if !may_stay {
             let why = "this server has as many connections as it can; ask another";
@@ -198,7 +191,7 @@ impl RequestLimiter {
         Ok(Admitted { caller, rule })
     }
 
-    /// The body of a request, which fails when its client sends too slowly.
+    /// The body of a request, which fails when its client is too slow.
     fn receive(&self, body: Body, intake: &Arc<Intake>, patience: Duration) -> Body {
         let (intake, clock) = (Arc::clone(intake), Arc::clone(&self.clock));
         let waited = Duration::ZERO;

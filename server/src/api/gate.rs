@@ -1,7 +1,7 @@
-//! Whether a caller may do with a dataset what a request asks.
+//! Checks whether a caller may access the dataset of a request.
 //!
-//! Must hold: to a caller who may not read it, a dataset is one that is not there, whatever is
-//! asked and by name or id: the same words, after the same work.
+//! Must hold: for a caller without a role to read, a dataset looks missing in every request by name or id:
+//! the same words after the same work.
 
 use dl_format::{DatasetId, DatasetName};
 use dl_meta::{DatasetRecord, DatasetState};
@@ -14,8 +14,8 @@ use crate::datasets::catalog;
 use crate::error::{Doing, Error};
 use crate::shared::parts::Parts;
 
-/// The record of a dataset with complete metadata, for a caller who may do what the request asks. Most requests
-/// have no other look-up of the record.
+/// The record of a dataset with complete metadata, for a permitted caller; mostly a request's only look-up of
+/// the record.
 pub(crate) async fn by_id(
     parts: &Parts,
     admitted: &Admitted,
@@ -24,8 +24,7 @@ pub(crate) async fn by_id(
     catalog::trusted(found(parts, admitted, id).await?)
 }
 
-/// Lets a caller read objects of a dataset by their places. Such reads need no index: they go on while the
-/// metadata is rebuilt.
+/// Checks reads of objects by place. Such reads need no index and work while the metadata is rebuilt.
 pub(crate) async fn by_place(
     parts: &Parts,
     admitted: &Admitted,
@@ -59,7 +58,7 @@ impl Admitted {
         })
     }
 
-    /// Checks a request by the name of its dataset alone. `action` as in "delete dataset".
+    /// Checks a request by its dataset's name alone. `action` as in "delete dataset".
     pub(crate) fn named(&self, action: &'static str, name: &DatasetName) -> Result<(), Error> {
         if self.caller.may(self.role(), name) {
             Ok(())
@@ -71,7 +70,7 @@ impl Admitted {
         }
     }
 
-    /// Checks a request to make a dataset of that name.
+    /// Checks a request to create a dataset.
     pub(crate) fn made(&self, name: &DatasetName) -> Result<(), Error> {
         if self.caller.may(self.role(), name) { Ok(()) } else { Err(self.denied(name)) }
     }
@@ -89,7 +88,7 @@ impl Admitted {
     fn role(&self) -> Role {
         match self.rule {
             Rule::On(role) => role,
-            // A method that names a dataset has another rule, or is answered to few.
+            // Methods about a dataset have other rules; under a wrong rule, few callers get an answer.
             Rule::Key => Role::Admin,
         }
     }

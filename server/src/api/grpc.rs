@@ -1,7 +1,7 @@
 //! The gRPC port: HTTP/2 on each connection, below TLS where there is a certificate.
 //!
-//! Must hold: a connection that has to go goes at once, whatever its requests wait for; on a stop no
-//! connection begins, and requests in flight are answered.
+//! Must hold: a connection past its time ends at once, even with waiting requests. On a stop, no connection
+//! begins, and requests in flight are answered.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,20 +22,20 @@ use crate::net::connections::{Connection, ConnectionLimiter, accept};
 use crate::net::socket::Socket;
 use crate::net::tls::{Certificate, greet};
 
-/// Requests of one connection that are worked on at once; more wait in the client.
+/// Requests of a connection at once; more requests wait in the client.
 const STREAMS_PER_CONNECTION: u32 = 128;
 
-/// A connection is asked for a sign of life after so long without one, and ends after so long again.
+/// Silence before a ping, and again before the connection ends.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
-/// How connections are served.
+/// Serves connections.
 #[derive(Debug)]
 pub(crate) struct GrpcPort {
     pub(crate) connections: ConnectionLimiter,
     pub(crate) requests: Arc<RequestLimiter>,
     pub(crate) methods: Routes,
     pub(crate) certificate: Option<Arc<Certificate>>,
-    /// How long a client may take nothing of what was written.
+    /// Limit for a client that takes no written bytes.
     pub(crate) patience: Duration,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) stop: Shutdown,

@@ -1,9 +1,8 @@
-//! The HTTP port: whether the server lives, whether it is well and, if not, which command helps, and
-//! its counts.
+//! The HTTP port: liveness, health with the command that helps, and metrics.
 //!
-//! Must hold: it answers from the moment it is open, also while the server starts and stops; no client
-//! holds it up, by many requests, slow requests or none; it says nothing of the contents of datasets,
-//! and names a dataset only beside a training job, where the server has no users.
+//! Must hold: the port answers from its opening on, also while the server starts and stops. No client delays it
+//! by many, slow or missing requests. Pages say nothing of datasets' contents, and name a dataset only beside a
+//! training job on a server without users.
 
 use std::convert::Infallible;
 use std::fmt::Display;
@@ -38,42 +37,40 @@ use crate::net::connections::{ConnectionLimiter, FIRST_REQUEST, accept};
 use crate::net::socket::Socket;
 use crate::shared::parts::{Parts, key};
 
-/// How long each store may take to answer.
+/// Limit for an answer of each store.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Time for which an answer of the stores holds, so that many clients are no load.
+/// Time for which an answer of the stores is reused, so that many clients are no load.
 const HOLDS: Duration = Duration::from_secs(1);
 
-/// Most time for a connection, which is for a single request.
+/// Limit for a connection, which has a single request.
 const CONNECTION: Duration = Duration::from_secs(10);
 
-/// Most bytes of a request.
 const REQUEST_BYTES: usize = 16 << 10;
 
-/// The subjects of the port.
+/// The sources of the pages.
 #[derive(Debug)]
 pub(crate) struct Site {
     parts: Parts,
     metrics: Arc<Metrics>,
     watched: Watched,
     last: Mutex<Option<Health>>,
-    /// A single client at a time asks the stores, and the others take its answer.
+    /// A single client at a time asks the stores; other clients take the answer.
     turn: Semaphore,
 }
 
-/// The state of the stores.
 #[derive(Debug, Clone)]
 struct Health {
     at: Duration,
     /// The last known loss.
     loss: Loss,
-    /// Datasets that are refused until they are recovered, as last known.
+    /// Datasets refused until their recovery, as last known.
     recovering: u64,
-    /// None when all is well.
+    /// None when the stores are well.
     problem: Option<String>,
 }
 
-/// An HTTP port, which answers until the last clone of it is dropped.
+/// An HTTP port, open until its last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct HttpPort(Arc<Port>);
 
@@ -81,21 +78,20 @@ pub struct HttpPort(Arc<Port>);
 struct Port {
     address: SocketAddr,
     stage: Arc<Mutex<Stage>>,
-    /// Ends with this.
+    /// Ends with the port.
     _answering: JoinSet<Infallible>,
 }
 
-/// How far the server is.
 #[derive(Debug, Clone)]
 struct Stage {
-    /// Why the server does not serve; none while it serves.
+    /// Why the server does not serve; none while serving.
     pending: Option<String>,
     /// None before the stores are open.
     site: Option<Arc<Site>>,
 }
 
 impl HttpPort {
-    /// Begins to answer: the server lives, and is about to start.
+    /// Begins to answer, with the state "starting".
     ///
     /// # Errors
     /// When the listener has no address.
@@ -111,7 +107,7 @@ impl HttpPort {
         Ok(Self(Arc::new(Port { address, stage, _answering: answering })))
     }
 
-    /// Where it listens.
+    /// The address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.0.address
     }
@@ -121,12 +117,12 @@ impl HttpPort {
         lock(&self.0.stage).pending = Some(format!("starting: {doing}"));
     }
 
-    /// The stores are asked from now on.
+    /// The server serves; pages ask the stores from now on.
     pub(crate) fn serving(&self, site: Site) {
         *lock(&self.0.stage) = Stage { pending: None, site: Some(Arc::new(site)) };
     }
 
-    /// Clients should send no new requests to this server.
+    /// The server stops; clients should send no new requests.
     pub(crate) fn stopping(&self) {
         let doing = "stopping: what is in flight ends within the grace period";
         lock(&self.0.stage).pending = Some(doing.to_owned());
@@ -152,7 +148,7 @@ async fn serve(
         .method_not_allowed_fallback(move || future::ready(wrong_method))
         .fallback(move || future::ready(no_such_page))
         .with_state(stage);
-    // No connection stays: the oldest ones end when many come.
+    // All connections are newcomers: the oldest end when many come.
     let limiter = ConnectionLimiter::new(0, FIRST_REQUEST, Vec::new(), Arc::clone(&clock));
     let converse = |stream| converse(limiter.clone(), stream, pages.clone(), Arc::clone(&clock));
     accept(&listener, &*clock, &mut JoinSet::new(), converse).await
@@ -175,7 +171,7 @@ async fn converse(
     limiter.bound(&connection, served.map(drop)).await;
 }
 
-/// Whether the server is well: the reason why it does not serve, or the state of the stores.
+/// The reason not to serve, or the state of the stores.
 async fn healthz(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
     let Stage { pending, site } = lock(&stage).clone();
     match (pending, site) {
@@ -184,7 +180,7 @@ async fn healthz(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
         (None, Some(site)) => match site.health().await {
             Health { problem: Some(problem), .. } => unwell(&problem),
             Health { recovering: 0, .. } => "ok\n".into_response(),
-            // Other datasets are served.
+            // All other datasets are served.
             Health { recovering, .. } => format!(
                 "ok\ndatasets that are refused until they are recovered: {recovering}; run \
                  `dlcmd recover --all`, unless one is under way\n"
@@ -194,7 +190,7 @@ async fn healthz(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
     }
 }
 
-/// The counts of the server, also while it stops.
+/// The metrics, also while the server stops.
 async fn metrics(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
     let Stage { pending, site } = lock(&stage).clone();
     let Some(site) = site else { return unwell(&pending.unwrap_or_default()) };
@@ -212,7 +208,6 @@ impl Site {
         Self { parts, metrics, watched, last: Mutex::default(), turn: Semaphore::new(1) }
     }
 
-    /// The problem when the metadata belongs to another chunk store.
     fn of_another(&self, bound: Option<StoreId>, identity: &[u8]) -> Option<String> {
         match IdentityRecord::decode(identity) {
             Ok(IdentityRecord { store }) => {
@@ -223,14 +218,14 @@ impl Site {
         }
     }
 
-    /// Bytes of memory in use; none while all threads for blocking work wait for disks.
+    /// Bytes of memory in use; zero while all threads for blocking work wait for disks.
     async fn resident(&self) -> u64 {
         let clock = &*self.parts.clock;
         let resident = Deadline::after(clock, PATIENCE).bound(clock, memory::resident());
         resident.await.ok().flatten().unwrap_or_default()
     }
 
-    /// How many datasets are refused until they are recovered; none where the metadata store does not say.
+    /// The number of datasets refused until their recovery; none without an answer of the metadata store.
     async fn recovering(&self) -> Option<u64> {
         let clock = &*self.parts.clock;
         let records = Deadline::after(clock, PATIENCE).bound(clock, self.parts.meta.records());
@@ -239,7 +234,7 @@ impl Site {
         Some(records.iter().filter(is_refused).count() as u64)
     }
 
-    /// The state of the stores, not older than a moment.
+    /// The state of the stores, at most [`HOLDS`] old.
     async fn health(&self) -> Health {
         let _turn = self.turn.acquire().await;
         let last = lock(&self.last).clone();
@@ -254,14 +249,13 @@ impl Site {
         }
     }
 
-    /// Asks the stores.
     async fn ask(&self, last: Option<Health>) -> Health {
         let clock = &*self.parts.clock;
         let (before, refused) = last.map_or((Loss::None, 0), |last| (last.loss, last.recovering));
         let deadline = Deadline::after(clock, PATIENCE);
         let identity = key(IDENTITY_KEY.to_owned());
         let meta = &*self.parts.meta;
-        // Apart: the refusal is known while a write to the metadata store waits.
+        // A separate call: the refusal is known while a write to the metadata store waits.
         let refusal = deadline.bound(clock, meta.refusal());
         let meta = future::try_join(meta.identity(), meta.damage());
         let meta = deadline.bound::<Result<_, dl_meta::Error>>(clock, meta);
@@ -273,10 +267,9 @@ impl Site {
             Ok(Ok((_, Some(Damage::Shards)))) => Loss::Last,
             Ok(Ok((Some(_), None))) => Loss::None,
             Ok(Err(error)) if error.kind == dl_meta::Kind::Lost => Loss::All,
-            // Unknown.
             Err(_) | Ok(Err(_)) => before,
         };
-        // Metadata that lost something, or does not answer, does not know.
+        // Metadata with losses, or without an answer, has no valid count.
         let recovering = recovering.filter(|_| loss == Loss::None && matches!(meta, Ok(Ok(_))));
         let problem = match (meta, store) {
             (Err(_), _) => Some(self.refused(refusal).unwrap_or_else(|| self.silent_meta())),
@@ -299,7 +292,7 @@ impl Site {
         Health { at: clock.monotonic(), loss, recovering, problem }
     }
 
-    /// Why the metadata store takes no writes, if it takes none.
+    /// The reason for refused writes; none if the metadata store takes writes.
     fn refused(
         &self,
         refusal: Result<Result<Option<Refusal>, dl_meta::Error>, Elapsed>,
@@ -332,7 +325,7 @@ fn failed(what: impl Display, error: &dyn std::error::Error) -> String {
     format!("the {what} store can't be asked: {}", causes(error))
 }
 
-/// The meaning of a loss in the metadata store, and the command that helps.
+/// The message about a loss, with the command that helps.
 fn lost(loss: Loss) -> Option<&'static str> {
     match loss {
         Loss::None => None,

@@ -1,7 +1,6 @@
-//! The gRPC adapter: converts a request, asks the gate, calls one function of the domain, converts
-//! the answer.
+//! The gRPC adapter: converts a request, asks the gate, calls the domain, converts the answer.
 //!
-//! Must hold: no method answers anything about a dataset before the gate has let its caller through.
+//! Must hold: no method answers about a dataset before the gate admits the caller.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,36 +42,36 @@ use crate::snapshot::{self, Snapshots};
 use crate::tasks;
 use crate::write::commit;
 
-/// Answer messages that wait for the connection: the first is sent, the second is ready.
+/// Messages that wait for the connection: the first is sent, the second is ready.
 const REPLIES_AHEAD: usize = 2;
 
 /// Pages of a listing that wait for the connection.
 const PAGES_AHEAD: usize = 1;
 
-/// Bytes of the items that requests name, until their answers are sent: a few of the largest requests.
+/// Bytes of requests' items until their answers are sent: a few of the largest requests.
 const ITEMS_BYTES: u32 = 48 << 20;
 
-/// Bytes of an item of a read, beside its path: from the message with its name to its last piece.
+/// Bytes of an item of a read beside its path, until its last piece.
 const ITEM_BYTES: usize = 256;
 
-/// Bytes of listings that are not sent. Apart, as a client may stop a listing to read the files in it.
+/// Bytes of unsent listings. Apart, as a client may stop a listing to read the files in it.
 const LISTING_BYTES: u32 = 32 << 20;
 
-/// Least length of the buffer for an object: below this length, sizes don't matter.
+/// Least length of a buffer for an object.
 const BUFFER_LENGTH_MIN: usize = 64 << 10;
 
-/// Least memory for an object, as a message is received beside the object.
+/// Least memory for an object, for the message received beside the object.
 const ROOM_MIN: u64 = 512 << 10;
 /// Memory for a chunk in a tombstone, beside its entries, in bytes.
 const DELETION_ROOM: u64 = 256;
 
-/// A put looks up the record of its dataset again when the chunk took longer to come.
+/// Age of a dataset's record after which a put looks the record up again.
 const RECORD_FRESH: Duration = Duration::from_secs(5);
 
-/// A chunk waits for memory for a part of patience, so that the waiting client hears the reason.
+/// Part of the patience for a wait for memory, so that the client still hears the reason.
 const WRITE_WAIT_PART: u32 = 3;
 
-/// Answers requests out of its parts; keeps nothing else.
+/// Answers requests; has no state beside its parts.
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
     parts: Parts,
@@ -109,7 +108,7 @@ impl Service {
         }
     }
 
-    /// The state of its work.
+    /// Sources of the gauges.
     pub(crate) fn gauges(&self) -> Gauges {
         Gauges {
             executor: self.executor.clone(),
@@ -118,7 +117,7 @@ impl Service {
         }
     }
 
-    /// Objects that its requests leave to be removed later.
+    /// Objects left by requests for a later removal.
     pub(crate) fn leftovers(&self) -> Leftovers {
         self.leftovers.clone()
     }
@@ -166,19 +165,18 @@ impl Service {
     }
 }
 
-/// The length of the buffer for an object: few different lengths, so that buffers are used again.
+/// The length of an object's buffer: few different lengths, so that buffers are reused.
 fn buffer_length(object_length: usize) -> usize {
     object_length
         .clamp(BUFFER_LENGTH_MIN, dl_format::layout::CHUNK_SIZE_MAX as usize)
         .next_power_of_two()
 }
 
-/// Memory for writes that an object takes.
 fn room_of(object_length: usize) -> u64 {
     ROOM_MIN.max(buffer_length(object_length) as u64)
 }
 
-/// Memory for writes that a tombstone takes: the sets of the request and of the header, and the object.
+/// Memory for a tombstone: the sets of the request and of the header, and the object.
 fn room_to_delete(wire: &pb::DeleteRequest) -> u64 {
     let of_one = |one: &pb::ChunkDeletions| DELETION_ROOM + 4 * one.entries.len() as u64;
     ROOM_MIN.max(wire.deletions.iter().map(of_one).sum())
@@ -279,7 +277,7 @@ impl Diesel for Service {
         let room = self.writes.take_within(limit, room, &self.parts).await?;
         let object = self.receive(&mut pieces, head, first.data, &intake).await?;
         let age = self.parts.clock.monotonic().saturating_sub(looked);
-        // Over a slow line, the dataset may have ended or be lost since.
+        // After a slow transfer, the dataset may have ended or be lost.
         let record = if age > RECORD_FRESH {
             catalog::by_id(&self.parts, head.dataset).await?
         } else {
@@ -287,7 +285,7 @@ impl Diesel for Service {
         };
         let (parts, buffers) = (self.parts.clone(), Arc::clone(&self.buffers));
         let commit = async move {
-            // The memory is in use until the commit has ended, whether the client waits or not.
+            // The memory is in use until the commit ends, even without a client.
             let _room = room;
             commit::put_chunk(&parts, &buffers, &record, object, arrived).await
         };
@@ -308,7 +306,7 @@ impl Diesel for Service {
         gate::by_id(&self.parts, &admitted, request.dataset).await?;
         let parts = self.parts.clone();
         let commit = async move {
-            // As for a chunk: until the commit has ended.
+            // As for a chunk.
             let _room = room;
             let DeleteRequest { dataset, tombstone, deletions } = request;
             commit::put_tombstone(&parts, dataset, tombstone, &deletions).await
@@ -324,7 +322,7 @@ impl Diesel for Service {
     ) -> Result<Response<Self::ReadStream>, Status> {
         let admitted = Admitted::of(&request)?;
         let request = ReadRequest::try_from(request.into_inner()).map_err(invalid)?;
-        // Before any wait: the request is in memory already.
+        // Before any wait, as the request is in memory already.
         let (items, paths) = (request.items.len(), request.path_bytes());
         let bytes = items.saturating_mul(ITEM_BYTES).saturating_add(paths);
         let memory = Reservation::for_items(&self.parts, &self.items, items, bytes).await?;
@@ -494,7 +492,7 @@ impl Diesel for Service {
     }
 }
 
-/// Runs a change in a task of its own: a client that goes away doesn't cut it in the middle.
+/// Runs a change as a task, so that a leaving client does not interrupt the change.
 async fn whole<T: Send + 'static>(
     change: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, Error> {

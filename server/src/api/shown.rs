@@ -1,13 +1,13 @@
 //! Texts of clients, as logs and answers show them.
 //!
-//! Must hold: a text of a client neither breaks a line of the log nor fills the log.
+//! Must hold: a client's text neither breaks a line of the log nor fills the log.
 
 use std::fmt::{self, Write};
 
-/// Characters of a text that are shown: the length of the longest dataset name.
+/// Most characters shown: the length of the longest dataset name.
 const CHARS: usize = 128;
 
-/// The beginning of a text, in printable characters on one line.
+/// The beginning of a text, in printable characters on a single line.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shown<'a>(pub(crate) &'a str);
 

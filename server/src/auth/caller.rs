@@ -1,6 +1,6 @@
-//! Who asks, and what that one may do.
+//! Callers and their permissions.
 //!
-//! Must hold: what a caller may depends on the name of a dataset alone, not on whether there is one.
+//! Must hold: permissions depend on a dataset's name alone, not on its existence.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use std::sync::Arc;
 use dl_format::DatasetName;
 use dl_proto::{Role, User, UserName};
 
-/// Who asks.
+/// The caller of a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Caller {
-    /// Whoever reaches a server without keys; the server itself.
+    /// Any caller of a server without keys; the server itself.
     Everybody,
-    /// Somebody who has shown a key.
+    /// A caller with a valid key.
     Known(Arc<Person>),
 }
 
@@ -33,7 +33,7 @@ impl Caller {
         }
     }
 
-    /// Whether the caller has a role on a dataset of that name, whether there is one or not.
+    /// Whether the caller has a role on datasets of the name, existing or not.
     pub(crate) fn may(&self, role: Role, dataset: &DatasetName) -> bool {
         match self {
             Self::Everybody => true,
@@ -41,7 +41,7 @@ impl Caller {
         }
     }
 
-    /// Whether the caller has a role on every dataset there can be.
+    /// Whether the caller has a role on every possible dataset.
     pub(crate) fn may_all(&self, role: Role) -> bool {
         match self {
             Self::Everybody => true,

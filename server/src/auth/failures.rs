@@ -1,6 +1,6 @@
-//! Peers that show wrong keys: their answers come later and later.
+//! Delays answers to peers that show wrong keys, longer each time.
 //!
-//! Must hold: memory is bounded, whoever tries; right keys from the same address never wait.
+//! Must hold: memory is bounded for any number of peers. Right keys from the same address never wait.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,18 +10,18 @@ use std::time::Duration;
 use dl_runtime::Clock;
 use tokio::sync::Semaphore;
 
-/// Addresses that are remembered.
+/// Most addresses in memory.
 const PEERS_MAX: usize = 4_096;
-/// For how long after the last failure.
+/// Memory of an address after its last failure.
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// The wait after the second failure; it doubles with each.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
-/// The longest wait: clients wait that long for an answer, also those that have many servers to ask.
+/// The longest wait: clients, which may ask many servers in turn, wait as long for an answer.
 const LONGEST_WAIT: Duration = Duration::from_millis(800);
-/// Answers that wait at once; more are given at once, and each costs no more than a hash.
+/// Most waiting answers; further answers come at once, as each costs only a hash.
 const WAITING_MAX: usize = 256;
 
-/// Failures of late, by address.
+/// Recent failures by address.
 #[derive(Debug)]
 pub(crate) struct Failures {
     peers: Mutex<HashMap<IpAddr, Failed>>,
@@ -40,7 +40,7 @@ impl Failures {
         Self { peers: Mutex::default(), waiting: Semaphore::new(WAITING_MAX), clock }
     }
 
-    /// Counts one; gives how many there were of late, with it.
+    /// Counts a failure; gives the number of recent failures of the peer.
     pub(crate) fn count(&self, peer: IpAddr) -> u32 {
         let now = self.clock.monotonic();
         let peer = neighbourhood(peer);
@@ -49,7 +49,7 @@ impl Failures {
         if peers.len() >= PEERS_MAX && !peers.contains_key(&peer) {
             peers.retain(|_, failed| is_late(failed));
             if peers.len() >= PEERS_MAX {
-                // So many at once are no typing errors; what is forgotten begins anew.
+                // So many peers at once are no typing errors; all counts begin again.
                 peers.clear();
             }
         }
@@ -61,7 +61,7 @@ impl Failures {
         failed.times
     }
 
-    /// Waits as long as the answer to that failure has to.
+    /// Waits before the answer to a failure with this count.
     pub(crate) async fn wait(&self, times: u32) {
         let doubled = times.saturating_sub(2).min(16);
         if times > 1
@@ -72,7 +72,7 @@ impl Failures {
     }
 }
 
-/// An address, or the network of one that has a whole network to draw addresses from.
+/// The address, or its /64 network for IPv6, as a peer may own a whole network.
 fn neighbourhood(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {

@@ -1,6 +1,6 @@
-//! The users, as their text says.
+//! Users, parsed from the text of the users file.
 //!
-//! Must hold: an error repeats nothing of the text, which may hold keys.
+//! Must hold: errors quote nothing from the text, which may hold keys.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use super::caller::Person;
 pub struct People(HashMap<String, Arc<Person>>);
 
 impl People {
-    /// Understands what `dlcmd user` writes.
+    /// Parses the output of `dlcmd user`.
     ///
     /// # Errors
-    /// What is wrong, and in which line.
+    /// The problem and its line.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.trim().is_empty() {
-            // Somebody may be about to write it, or has lost it.
+            // The file may be about to be written, or lost.
             return Err("it is empty; `dlcmd user --users FILE add` writes it".to_owned());
         }
         let users: Users = text.parse().map_err(|why: dl_proto::InvalidUsers| why.to_string())?;

@@ -1,7 +1,7 @@
-//! Who may ask: users, their keys, and what each method wants of them.
+//! Authentication: users, their keys, and the roles for each method.
 //!
-//! Must hold: a user that is not known and a key that is wrong get one answer, in the same time;
-//! no key and no text that may be one is logged or told.
+//! Must hold: an unknown user and a wrong key get the same answer in the same time. No key, and no text that
+//! may be a key, appears in logs or answers.
 
 mod caller;
 mod failures;
@@ -23,15 +23,15 @@ use self::failures::Failures;
 pub use self::file::People;
 pub(crate) use self::rules::{RULES, Rule, SERVICE, is_change, rule};
 
-/// Knows who asks.
+/// Identifies callers.
 #[derive(Debug)]
 pub(crate) struct Auth {
-    /// None when everybody may do everything.
+    /// None when every caller may do everything.
     users: Option<Arc<Followed<People>>>,
     failures: Failures,
 }
 
-/// Somebody who may not ask, and how often that came from the same place of late.
+/// A refused caller, and the count of its recent failures.
 #[derive(Debug)]
 pub(crate) struct Refused {
     status: Status,
@@ -43,12 +43,12 @@ impl Auth {
         Self { users, failures: Failures::new(clock) }
     }
 
-    /// Whether keys are asked for.
+    /// Whether callers need keys.
     pub(crate) fn is_on(&self) -> bool {
         self.users.is_some()
     }
 
-    /// Who asks, by what the request says.
+    /// The caller named by the headers.
     pub(crate) fn caller(
         &self,
         headers: &HeaderMap,
@@ -69,9 +69,9 @@ impl Auth {
             Some(person) if is_right => Ok(Caller::Known(person)),
             person => {
                 let times = peer.map_or(1, |peer| self.failures.count(peer));
-                // Each power of two, so that nobody fills the log.
+                // Each power of two, so that no peer fills the log.
                 if times.is_power_of_two() {
-                    // Of others it may be a key in the wrong place.
+                    // An unknown user may be a key in the wrong place.
                     let user = person.as_ref().map_or("(unknown)", |person| person.name.as_str());
                     tracing::warn!(user, ?peer, times, "a wrong user or key");
                 }
@@ -81,7 +81,7 @@ impl Auth {
         }
     }
 
-    /// The answer to who may not ask, when it is time for it.
+    /// The answer to a refused caller, after its delay.
     pub(crate) async fn refuse(&self, refused: Refused) -> Status {
         self.failures.wait(refused.times).await;
         refused.status

@@ -1,18 +1,18 @@
-//! What each method asks of its caller: the one table, which every request passes.
+//! Permissions for each method: a single table for all requests.
 //!
-//! Must hold: a method without a row is answered to nobody.
+//! Must hold: a method without a row has no permitted caller.
 
 use dl_proto::Role;
 
-/// The service whose methods these are.
+/// The service of the methods.
 pub(crate) const SERVICE: &str = "/diesel.v1.Diesel/";
 
-/// What a caller needs.
+/// Permission for a method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// A key; the answer is about datasets that the caller may read, and no others.
+    /// A key; the answer covers only datasets that the caller may read.
     Key,
-    /// A role on the dataset that the request names; on all of them when it names none.
+    /// A role on the dataset in the request; on all datasets when the request names none.
     On(Role),
 }
 
@@ -40,11 +40,10 @@ pub(crate) fn rule(method: &str) -> Option<Rule> {
     RULES.iter().find(|(name, _)| *name == method).map(|(_, rule)| *rule)
 }
 
-/// Methods that change what datasets hold, and are refused while the servers are read-only.
-/// A recovery is none: it makes readable what is there.
+/// Methods that change datasets, refused while the servers are read-only; a recovery changes none.
 const CHANGES: [&str; 5] = ["CreateDataset", "DeleteDataset", "PutChunk", "Delete", "Purge"];
 
-/// Whether a method changes what datasets hold.
+/// Whether a method changes datasets.
 pub(crate) fn is_change(method: &str) -> bool {
     CHANGES.contains(&method)
 }

@@ -1,6 +1,6 @@
-//! Operations by name: how many, how long they took, how many failed.
+//! Operations: counts, times and failures.
 //!
-//! Must hold: counts only grow, and a call counts once, also when nobody waits for it any more.
+//! Must hold: counts only grow. A call counts once, even if its caller is gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use dl_runtime::Clock;
 
-/// Upper bounds of the buckets, in microseconds; what takes longer is in none of them.
+/// Upper bounds of the buckets, in microseconds; longer times are in none of the buckets.
 pub(crate) const BOUNDS_MICROS: [u64; 15] = [
     250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000,
     2_500_000, 10_000_000, 60_000_000,
 ];
 
-/// How long something took, each time.
+/// A histogram of times.
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
     buckets: [AtomicU64; BOUNDS_MICROS.len()],
@@ -33,7 +33,7 @@ impl Histogram {
         self.sum_micros.fetch_add(micros, Ordering::Relaxed);
     }
 
-    /// For each bound, how many took no longer; then how many there were, and their sum in seconds.
+    /// Times up to each bound, the count of all times, and their sum in seconds.
     pub(crate) fn read(&self) -> (Vec<u64>, u64, f64) {
         let mut sum = 0;
         let up_to = self.buckets.iter().map(|bucket| {
@@ -41,7 +41,7 @@ impl Histogram {
             sum
         });
         let up_to: Vec<u64> = up_to.collect();
-        // Read last, it is never less than what the buckets say.
+        // Read last, the count is never less than the buckets.
         let count = self.count.load(Ordering::Relaxed).max(sum);
         (up_to, count, self.sum_micros.load(Ordering::Relaxed) as f64 / 1e6)
     }
@@ -54,7 +54,7 @@ pub(crate) struct Operation {
     pub(crate) failed: AtomicU64,
 }
 
-/// Measures one call of an operation, until it is dropped.
+/// Measures a call of an operation, until the drop.
 #[derive(Debug)]
 pub(crate) struct Timer {
     operation: Arc<Operation>,
@@ -68,13 +68,13 @@ impl Timer {
         Self { operation: Arc::clone(operation), clock: Arc::clone(clock), began }
     }
 
-    /// The call failed.
+    /// Counts the call as failed.
     pub(crate) fn failed(&self) {
         self.operation.failed.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Measures a call. `is_failure` tells failures from errors that are answers.
+/// Measures a call. `is_failure` separates failures from errors that are answers.
 pub(crate) async fn timed<T, E>(
     operation: &Arc<Operation>,
     clock: &Arc<dyn Clock>,

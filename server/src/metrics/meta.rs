@@ -1,7 +1,6 @@
-//! A layer that measures what reaches the metadata store.
+//! A layer that measures calls of the metadata store.
 //!
-//! Must hold: each call and its answer go through as they are; that something is missing or in the way
-//! is an answer, not a failure.
+//! Must hold: calls and answers pass unchanged; missing and conflicting objects are answers, not failures.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,10 +16,10 @@ use dl_runtime::Clock;
 
 use super::histogram::{Operation, timed};
 
-/// What a [`MeteredMeta`] has seen: the names of its operations, as many as there are.
+/// The operations of a [`MeteredMeta`], by name.
 #[derive(Debug, Default)]
 pub(crate) struct MetaMetrics {
-    /// Questions for what stands at paths.
+    /// Lookups of paths, and of deleted entries.
     pub(crate) lookup: Arc<Operation>,
     /// Pages of folders.
     pub(crate) list: Arc<Operation>,
@@ -28,15 +27,15 @@ pub(crate) struct MetaMetrics {
     pub(crate) stamp: Arc<Operation>,
     /// Objects that join a log.
     pub(crate) append: Arc<Operation>,
-    /// Pages of a log, and whole ones.
+    /// Reads of a log, in pages or whole.
     pub(crate) objects: Arc<Operation>,
-    /// Questions for datasets and what they add up to.
+    /// Reads of datasets and their sums.
     pub(crate) dataset: Arc<Operation>,
     /// Changes of datasets and of the store itself.
     pub(crate) change: Arc<Operation>,
     /// Heartbeats of training jobs.
     pub(crate) task: Arc<Operation>,
-    /// Questions for what the store is and lacks.
+    /// Reads of the store's identity, damage and refusals.
     pub(crate) state: Arc<Operation>,
 }
 

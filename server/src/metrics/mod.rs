@@ -1,8 +1,8 @@
-//! What the server counts about itself, for Prometheus; docs/METRICS.md says what each means.
+//! Counters of the server for Prometheus; docs/METRICS.md describes each metric.
 //!
-//! Must hold: counting takes no lock and no memory that grows; no label has more values than the
-//! program has words for, so none is the name of a dataset, a user or an address. Training jobs are the
-//! exception: a bounded number of them is named, behind one lock. Our own few lines rather than a crate, whose registry would be one for all servers of a process.
+//! Must hold: counting takes no lock and no growing memory. Labels are words of the program, never names of
+//! datasets or users, nor addresses; only training jobs, of bounded number and behind a lock, are named. No
+//! crate, as its registry would be shared by all servers of a process.
 
 mod histogram;
 mod meta;
@@ -45,7 +45,7 @@ pub(crate) struct Metrics {
     tasks: Arc<TaskMetrics>,
 }
 
-/// What the service is at.
+/// Sources of gauges in the service.
 #[derive(Debug)]
 pub(crate) struct Gauges {
     pub(crate) executor: Executor,
@@ -53,17 +53,17 @@ pub(crate) struct Gauges {
     pub(crate) reads: Budget,
 }
 
-/// What the metadata store has lost.
+/// The losses of the metadata store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
     None,
     /// Some writes: the servers rebuild the metadata.
     Last,
-    /// Anything: it takes a recovery of everything.
+    /// Anything: all datasets need a recovery.
     All,
 }
 
-/// What is only looked at when somebody asks.
+/// Parts that are read only for a page of metrics.
 #[derive(Debug)]
 pub(crate) struct Watched {
     pub(crate) gauges: Gauges,
@@ -72,7 +72,7 @@ pub(crate) struct Watched {
     pub(crate) sources: Sources,
 }
 
-/// What an admin may change meanwhile.
+/// Sources that an admin may change while the server runs.
 #[derive(Debug)]
 pub(crate) struct Sources {
     pub(crate) settings: Option<Arc<Followed<Live>>>,
@@ -92,17 +92,17 @@ impl Metrics {
         }
     }
 
-    /// What counts snapshots.
+    /// Counters of snapshots.
     pub(crate) fn snapshots(&self) -> Arc<SnapshotMetrics> {
         Arc::clone(&self.snapshots)
     }
 
-    /// The training jobs that are heard of.
+    /// Counters of training jobs.
     pub(crate) fn tasks(&self) -> Arc<TaskMetrics> {
         Arc::clone(&self.tasks)
     }
 
-    /// The same parts, with stores that are measured.
+    /// The same parts, with measured stores.
     pub(crate) fn measure(&self, parts: Parts) -> Parts {
         let (clock, store) = (Arc::clone(&parts.clock), Arc::clone(&self.store));
         let store = MeteredStore { inner: parts.store, metrics: store, clock: Arc::clone(&clock) };
@@ -110,12 +110,12 @@ impl Metrics {
         Parts { store: Arc::new(store), meta: Arc::new(meta), ..parts }
     }
 
-    /// A request of a method of ours, or another one.
+    /// Begins to measure a request; none for methods outside the service.
     pub(crate) fn begin(&self, method: Option<&str>) -> Measured {
         self.requests.begin(method)
     }
 
-    /// A wrong user or key, or none.
+    /// Counts a refused user or key.
     pub(crate) fn refused_key(&self) {
         self.refused_keys.fetch_add(1, Ordering::Relaxed);
     }
@@ -169,7 +169,7 @@ impl Metrics {
         text.metric("diesel_requests_total", Kind::Counter, help);
         for (name, method) in self.requests.methods() {
             for (code, count) in CODES.iter().zip(&method.ended) {
-                // Most never happen; those that may be waited for are there from the start.
+                // Codes other than OK appear with their first request, as most never happen.
                 if read(count) > 0 || *code == "OK" {
                     text.sample(&[("method", name), ("code", code)], read(count));
                 }

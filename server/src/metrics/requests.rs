@@ -1,7 +1,6 @@
-//! Requests by method: how many, how they ended, how long they took until the end of their answer.
+//! Requests by method: counts, codes, and times until the end of the answer.
 //!
-//! Must hold: each request is counted once, also when its client goes away; labels are the methods
-//! and codes that there are, whatever clients ask for.
+//! Must hold: each request counts once, even if its client goes away. Labels are known methods and codes only.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,10 +36,10 @@ pub(crate) const CODES: [&str; 17] = [
     "UNAUTHENTICATED",
 ];
 
-/// What is no method of ours: health, reflection, and what does not exist.
+/// Index of all methods outside the service, such as health and reflection.
 const OTHER: usize = RULES.len();
 
-/// How requests went.
+/// Counters of requests.
 #[derive(Debug)]
 pub(crate) struct Requests {
     methods: [Method; RULES.len() + 1],
@@ -48,7 +47,7 @@ pub(crate) struct Requests {
     clock: Arc<dyn Clock>,
 }
 
-/// How the requests of one method went.
+/// Counters of a method.
 #[derive(Debug, Default)]
 pub(crate) struct Method {
     pub(crate) took: Histogram,
@@ -71,14 +70,14 @@ impl Requests {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// A request of a method; none when it is not one of ours.
+    /// Begins to measure a request; none for methods outside the service.
     pub(crate) fn begin(self: &Arc<Self>, method: Option<&str>) -> Measured {
         let of = |method| RULES.iter().position(|(name, _)| *name == method);
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         Measured {
             method: method.and_then(of).unwrap_or(OTHER),
             began: self.clock.monotonic(),
-            // What is dropped before its answer was given up by its client.
+            // A request dropped before its answer was abandoned by its client.
             ended: Code::Cancelled,
             requests: Arc::clone(self),
         }
@@ -97,13 +96,13 @@ pub(crate) struct Measured {
 impl Measured {
     /// Measures until the end of the answer.
     pub(crate) fn answer(mut self, response: Response<Body>) -> Response<Body> {
-        // An answer without a body says how it ended at once.
+        // An answer without a body has its code in the headers.
         if let Some(code) = code(response.headers()) {
             self.ended = code;
         }
         response.map(|body| {
             Body::new(body.map_frame(move |frame| {
-                // All of it, which ends with the body.
+                // Captures the whole measurement, which ends with the body.
                 let measured = &mut self;
                 if let Some(code) = frame.trailers_ref().and_then(code) {
                     measured.ended = code;

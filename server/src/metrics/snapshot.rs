@@ -1,4 +1,4 @@
-//! Counts of the snapshots that a server built and stored.
+//! Counts of a server's built and stored snapshots.
 //!
 //! Must hold: bytes count once they are stored, times also after failures. A deleted dataset is no failure.
 
@@ -11,7 +11,7 @@ use dl_runtime::Clock;
 use super::histogram::{Operation, timed};
 use crate::error::Error;
 
-/// Snapshots that were built and stored.
+/// Built and stored snapshots.
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotMetrics {
     build: Arc<Operation>,
@@ -34,7 +34,7 @@ impl SnapshotMetrics {
         timed(&self.build, clock, work, is_failure).await
     }
 
-    /// Measures how one of so many bytes is stored.
+    /// Measures a store of a snapshot with so many bytes.
     pub(crate) async fn store<T>(
         &self,
         clock: &Arc<dyn Clock>,

@@ -1,7 +1,6 @@
-//! A layer that measures what reaches the chunk store.
+//! A layer that measures calls of the chunk store.
 //!
-//! Must hold: each call and its answer go through as they are. An object that is missing, or there already,
-//! is an answer, not a failure.
+//! Must hold: calls and answers pass unchanged; missing and existing objects are answers, not failures.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use futures::stream::BoxStream;
 
 use super::histogram::{Operation, Timer, timed};
 
-/// What a [`MeteredStore`] has seen.
+/// The operations of a [`MeteredStore`], and their bytes.
 #[derive(Debug, Default)]
 pub(crate) struct StoreMetrics {
     pub(crate) create: Arc<Operation>,
@@ -59,7 +58,6 @@ impl MeteredStore {
     }
 }
 
-/// An object that is there, or isn't, is an answer.
 fn is_failure(error: &Error) -> bool {
     !matches!(error.kind, Kind::Missing | Kind::Exists)
 }

@@ -1,7 +1,7 @@
-//! Training jobs, by the heartbeats that came to this server a moment ago.
+//! Training jobs, by their recent heartbeats to this server.
 //!
-//! Must hold: a bounded number of jobs is shown, each only while its members are heard; a label says no more
-//! than its caller allows.
+//! Must hold: a bounded number of jobs is shown, while members are heard. Labels respect the caller's
+//! permissions.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,13 +14,13 @@ use dl_runtime::Clock;
 
 use super::text::{Kind, Text};
 
-/// Jobs that are shown; those that come first stay.
+/// Most jobs shown; the first jobs stay.
 const TASKS_MAX: usize = 100;
 
 /// How long a heartbeat counts: three times the pause between two.
 const HEARD_FOR: Duration = Duration::from_secs(15);
 
-/// Sums over the members of a job, each by its metric and what that means.
+/// Sums over the members of a job: metric, help and counter.
 type Sum = (&'static str, &'static str, fn(&TaskCounters) -> u64);
 
 const SUMS: [Sum; 8] = [
@@ -38,7 +38,7 @@ const SUMS: [Sum; 8] = [
     ("diesel_task_memory_used_bytes", "Memory that they use.", |of| of.memory_used),
 ];
 
-/// The jobs that were heard of.
+/// Jobs with recent heartbeats.
 #[derive(Debug)]
 pub(crate) struct TaskMetrics {
     clock: Arc<dyn Clock>,
@@ -58,7 +58,7 @@ impl TaskMetrics {
         Self { clock, tasks: Mutex::default() }
     }
 
-    /// A member of a job was heard.
+    /// Records a heartbeat of a member.
     pub(crate) fn heard(
         &self,
         key: TaskKey,
@@ -73,14 +73,14 @@ impl TaskMetrics {
         }
     }
 
-    /// A member left its job.
+    /// Records the leave of a member.
     pub(crate) fn left(&self, key: &TaskKey, member: MemberId) {
         if let Some(task) = self.living().get_mut(key) {
             task.members.remove(&member);
         }
     }
 
-    /// All jobs that have members.
+    /// Drops silent members and jobs without members; gives the jobs left.
     fn living(&self) -> MutexGuard<'_, HashMap<TaskKey, Task>> {
         let now = self.clock.monotonic();
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,15 +1,15 @@
-//! The text that Prometheus reads, version 0.0.4.
+//! The text format of Prometheus, version 0.0.4.
 //!
-//! Must hold: names and labels come from this program alone, so that nothing has to be escaped.
+//! Must hold: names and labels consist of characters that need no escapes.
 
 use std::fmt::{self, Display, Write};
 
 use super::histogram::{BOUNDS_MICROS, Histogram};
 
-/// The type of the text, as HTTP names it.
+/// The HTTP content type of the text.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What the numbers of a metric mean.
+/// The type of a metric.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
     Counter,
@@ -17,7 +17,7 @@ pub(crate) enum Kind {
     Histogram,
 }
 
-/// Metrics, written one after the other.
+/// Metrics in order.
 #[derive(Debug, Default)]
 pub(crate) struct Text {
     written: String,
@@ -36,13 +36,13 @@ impl Text {
         self.write(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
     }
 
-    /// A sample; labels are names and values, which need no escapes.
+    /// A sample; `labels` are names and values without escapes.
     pub(crate) fn sample(&mut self, labels: &[(&str, &str)], value: impl Display) {
         let name = self.name;
         self.write(format_args!("{name}{} {value}\n", Labels(labels)));
     }
 
-    /// The samples of a histogram that has one label.
+    /// The samples of a histogram with a single label.
     pub(crate) fn histogram(&mut self, label: (&str, &str), histogram: &Histogram) {
         let (up_to, count, sum) = histogram.read();
         let name = self.name;
@@ -58,13 +58,13 @@ impl Text {
         self.write(format_args!("{name}_sum{labels} {sum}\n{name}_count{labels} {count}\n"));
     }
 
-    /// All of it.
+    /// The whole text.
     pub(crate) fn finish(self) -> String {
         self.written
     }
 
     fn write(&mut self, text: fmt::Arguments<'_>) {
-        // Nothing goes wrong in memory.
+        // Writes to memory never fail.
         let _ = self.written.write_fmt(text);
     }
 }

@@ -1,8 +1,7 @@
-//! Answers of a connection that are not sent yet, with the memory that their requests reserved.
+//! Unsent answers of a connection, with the reserved memory of their requests.
 //!
-//! Must hold: no byte of an answer outlives the reservation of its request, in whatever buffer the
-//! byte lies; an answer of which the client takes nothing is found, and an answer that waits for the
-//! server is not.
+//! Must hold: no byte of an answer outlives its request's reservation in any buffer. A stuck client is told
+//! apart from an answer that waits for the server.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -33,7 +32,7 @@ struct Answer {
     moved: AtomicU64,
 }
 
-/// Bytes in a buffer of the connection, which drops them when they are written.
+/// Bytes in a buffer of the connection, dropped after the write.
 struct Piece {
     bytes: Bytes,
     answer: Arc<Answer>,
@@ -57,7 +56,7 @@ impl UnsentAnswers {
         }))
     }
 
-    /// Whether the client took nothing of an answer for so long.
+    /// Whether the client took nothing of an answer for `patience`.
     pub(crate) fn is_stuck(&self, patience: Duration) -> bool {
         let now = millis(&*self.clock);
         let is_stuck = |answer: Arc<Answer>| {

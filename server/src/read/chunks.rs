@@ -1,8 +1,7 @@
-//! Reading ranges of chunks: the bytes of objects, without a look at the files in them (paper, 4.3).
+//! Reads ranges of chunks, without a look at the files in them (paper, 4.3).
 //!
-//! Must hold: a range is answered in the order of its bytes, and fails alone; no metadata is read. A
-//! request holds its ranges and two waves of bytes, for which memory is taken before the first read.
-//! The dataset of the request is part of every key, so that no chunk of another dataset is read.
+//! Must hold: a range is answered in the order of its bytes, and fails alone. No metadata is read. Memory for
+//! the ranges and two waves is reserved before the first read. Every key has the request's dataset.
 
 use std::collections::VecDeque;
 
@@ -20,16 +19,16 @@ use crate::read::files::{COST_MAX, WAVES, memory, shared};
 use crate::read::plan::WaveSize;
 use crate::shared::parts::{Budget, Parts, object_key};
 
-/// Most bytes of a range in one piece, so that a processor's cache holds the piece.
+/// Most bytes of a piece, which must fit a processor's cache.
 const PIECE_BYTES: u64 = 128 << 10;
 
 /// Memory of a range or piece beside its bytes.
 const PIECE_COST: u64 = 256;
 
-/// Reads are done; pieces are on their way to the client.
+/// Pieces on their way to the client.
 pub(crate) type Pieces = Vec<ChunkPiece>;
 
-/// The part of a range that is not read.
+/// The unread part of a range.
 #[derive(Debug)]
 struct UnreadRange {
     number: u32,
@@ -37,7 +36,7 @@ struct UnreadRange {
     span: Span,
 }
 
-/// Ranges that are not read, in the order of the request; the first one may be read in part.
+/// Unread ranges in the order of the request; the first may be read in part.
 #[derive(Debug)]
 struct UnreadRanges(VecDeque<UnreadRange>);
 
@@ -84,7 +83,6 @@ pub(crate) async fn get(
     Ok(())
 }
 
-/// Why a range has no more bytes.
 fn problem(key: &Key, failure: &Failure) -> (Kind, String) {
     let error = Error::store("read", key, shared(failure));
     (error.kind, error.chain())
@@ -103,7 +101,7 @@ impl UnreadRanges {
         Self((0..).zip(ranges).map(unread).collect())
     }
 
-    /// Memory for the reads of all ranges, as far as that is less than [`COST_MAX`].
+    /// Memory for the reads of all ranges, at most [`COST_MAX`].
     fn cost(&self) -> u64 {
         let mut sum = 0u64;
         let mut last: Option<&UnreadRange> = None;
@@ -115,7 +113,7 @@ impl UnreadRanges {
         sum.min(COST_MAX)
     }
 
-    /// Takes the next pieces: the number of the range of each, and where the bytes lie.
+    /// Takes the next pieces: the range number of each, and its place.
     fn next(&mut self, size: WaveSize) -> (Vec<u32>, Vec<(Key, Span)>) {
         let piece = size.piece.min(PIECE_BYTES);
         let (mut numbers, mut wanted): (Vec<u32>, Vec<(Key, Span)>) = (Vec::new(), Vec::new());

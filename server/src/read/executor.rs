@@ -1,9 +1,8 @@
 //! Reads ranges of chunks for many requests at once (paper, section 4).
 //!
-//! Must hold: close ranges of a chunk become one read, and callers that come during the read of a chunk share
-//! the next read. Each caller is answered once, and fails only by its own bytes, up to [`FAILURES`]. An
-//! answer keeps at most twice the bytes of [`cost`]; bytes between the ranges of different callers are
-//! bounded for all together.
+//! Must hold: close ranges of a chunk become one read; callers that come during a read of the chunk share the
+//! next read. Each caller gets one answer, and fails only by its own bytes, up to [`FAILURES`]. An answer keeps
+//! at most twice the bytes of [`cost`]. [`GAPS_BYTES`] bounds bytes between ranges of different callers.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -18,19 +17,19 @@ use futures::future::join_all;
 use futures::stream;
 use tokio::sync::{Semaphore, oneshot};
 
-/// Most bytes between ranges of a read: what a local store copies in the time of another request.
+/// Most bytes between two ranges of a read: a local store copies as many in the time of another request.
 const GAP: u64 = 16 << 10;
 
 /// Bytes of a read for waiting callers: a chunk of the usual size.
 const ROUND_BYTES: u64 = 4 << 20;
 
-/// Bytes between ranges of different callers that are in memory at once.
+/// Most bytes between ranges of different callers in memory.
 const GAPS_BYTES: u32 = 16 << 20;
 
-/// Ranges of a failed read that are read again at once, each by itself.
+/// Ranges of a failed read retried at once, each alone.
 const APART_AT_ONCE: usize = 64;
 
-/// Failures after which no more ranges are read again: a disk that is gone is not asked for each file.
+/// Failures that end the retries of single ranges: a broken disk gets no read for each file.
 const FAILURES: usize = 256;
 
 /// Bytes `start..end` of an object; never empty.
@@ -40,14 +39,14 @@ pub(crate) struct Span {
     pub(crate) end: u64,
 }
 
-/// Bytes that are read for a range, after others of the same object up to `end`: its own, and
-/// those between when it is read with them. For ranges in the order of their starts.
+/// Bytes that a range adds to reads of its object up to `end`, with the gap if both become a read. Ranges come
+/// by start.
 pub(crate) fn cost(end: Option<u64>, span: Span) -> u64 {
     let gap = end.filter(|end| joins(*end, span)).map_or(0, |end| span.start.saturating_sub(end));
     span.length().saturating_add(gap)
 }
 
-/// Whether a range is read together with a read up to `end`: the gap is small, or at most the range.
+/// Whether a range joins a read up to `end`: the gap has at most [`GAP`] bytes, or the range's length.
 fn joins(end: u64, span: Span) -> bool {
     span.start <= end.saturating_add(GAP.max(span.length()))
 }
@@ -58,30 +57,28 @@ impl Span {
     }
 }
 
-/// Why a range could not be read; shared by all who asked for it.
+/// Error of a read, shared by all its callers.
 pub(crate) type Failure = Arc<dl_store::Error>;
 
 type Answer = Vec<Result<Bytes, Failure>>;
 
-/// Some ranges of one object that one caller waits for.
 #[derive(Debug)]
 struct Want {
     spans: Vec<Span>,
     answer: oneshot::Sender<Answer>,
 }
 
-/// What is read with one call for some who waited.
+/// Reads of a single store call, for waiting callers.
 #[derive(Debug, Default)]
 struct Round {
-    /// Those of an object next to each other.
+    /// Callers of an object stand next to each other.
     wants: Vec<(Key, Want)>,
-    /// Bytes that are read.
     bytes: u64,
-    /// How many of these none of them has room for.
+    /// Bytes of the reads in no caller's cost.
     gaps: u64,
 }
 
-/// Who waits for an object that is being read.
+/// Waiting callers of each object being read.
 type Queues = HashMap<Key, Vec<Want>>;
 
 /// Reads for all requests of a server.
@@ -90,18 +87,18 @@ pub(crate) struct Executor {
     store: Arc<dyn Store>,
     busy: Arc<Mutex<Queues>>,
     counts: Arc<ReadCounts>,
-    /// In bytes, for what lies between ranges of different callers.
+    /// In bytes, for gaps between ranges of different callers.
     gaps: Arc<Semaphore>,
 }
 
-/// What an [`Executor`] did so far.
+/// Counts of an [`Executor`] since its start.
 #[derive(Debug, Default)]
 pub(crate) struct ReadCounts {
-    /// Ranges that requests wanted.
+    /// Ranges wanted by requests.
     pub(crate) wanted: AtomicU64,
-    /// Reads of the store that they became.
+    /// Reads of the store after merging.
     pub(crate) merged: AtomicU64,
-    /// Times that a request waited for a chunk which another one was reading.
+    /// Times a request waited for another reader of a chunk.
     pub(crate) waits: AtomicU64,
 }
 
@@ -111,7 +108,7 @@ impl Executor {
         Self { store, busy: Arc::default(), counts: Arc::default(), gaps }
     }
 
-    /// What it did so far.
+    /// Its counts.
     pub(crate) fn counts(&self) -> &ReadCounts {
         &self.counts
     }
@@ -123,7 +120,7 @@ impl Executor {
         add(&self.counts.waits, waits.len());
         if waits.is_empty() {
             let fetched = self.fetch(wanted).await;
-            // Nobody else waits for what is wrong with these.
+            // Errors of the reads concern no other caller.
             leading.pass_on();
             return self.settled(wanted, fetched).await.0;
         }
@@ -134,7 +131,7 @@ impl Executor {
             .cloned()
             .collect();
         let fetched = self.fetch(&own).await;
-        // Before the wait: what others lead may wait for what is led here.
+        // Before the wait: leaders of the awaited objects may wait for the led objects.
         leading.pass_on();
         let (answers, _) = self.settled(&own, fetched).await;
         for (index, answer) in led.into_iter().flatten().zip(answers) {
@@ -143,7 +140,7 @@ impl Executor {
         for (run, receiver) in waits {
             let answers = match receiver.await {
                 Ok(answers) => answers,
-                // Who read for this caller gave up.
+                // The leader gave up.
                 Err(_) => Box::pin(self.read(wanted.get(run.clone()).unwrap_or_default())).await,
             };
             for (index, answer) in run.zip(answers) {
@@ -153,7 +150,7 @@ impl Executor {
         results
     }
 
-    /// Takes the lead for objects that nobody reads, and a place in the queues of the others.
+    /// Takes the lead for idle objects, and a place in the queues of the busy objects.
     fn claim(&self, wanted: &[(Key, Span)]) -> Claim {
         let leading = Leading { executor: self.clone(), objects: Vec::with_capacity(wanted.len()) };
         let mut claim = Claim { leading, led: Vec::new(), waits: Vec::new() };
@@ -180,7 +177,7 @@ impl Executor {
         claim
     }
 
-    /// Reads for those who wait, then for those that came meanwhile, until none are left.
+    /// Reads for waiting callers, and for callers that come meanwhile, until no caller is left.
     async fn follow(self, mut work: Vec<(Key, Vec<Want>)>) {
         while !work.is_empty() {
             let objects = work.iter().map(|(key, _)| key.clone()).collect();
@@ -191,7 +188,6 @@ impl Executor {
         }
     }
 
-    /// Reads for some who waited.
     async fn answer(&self, round: Round) {
         let Round { wants, gaps, .. } = round;
         let gaps = u32::try_from(gaps).unwrap_or(GAPS_BYTES).min(GAPS_BYTES);
@@ -208,28 +204,26 @@ impl Executor {
             let mut answer: Answer = answers.by_ref().take(want.spans.len()).collect();
             let is_alone = !is_shared && want.spans.len() == 1;
             if !is_alone && answer.iter().any(|answer| answer.as_ref().is_err_and(is_of_a_place)) {
-                // By itself, as it may be at fault, or another one: who is not waits for nobody.
+                // Alone, so that good ranges wait for no bad range of any caller.
                 dl_runtime::spawn(self.clone().answer_alone(key, want));
                 continue;
             }
             set_apart(&mut answer, read);
-            // Whoever asked may have gone.
+            // The caller may be gone.
             let _ = want.answer.send(answer);
         }
     }
 
-    /// Reads for one of those who waited.
     async fn answer_alone(self, key: Key, want: Want) {
         let wanted: Vec<_> = want.spans.iter().map(|span| (key.clone(), *span)).collect();
         let fetched = self.fetch(&wanted).await;
         let (mut answer, read) = self.settled(&wanted, fetched).await;
         set_apart(&mut answer, read);
-        // Whoever asked may have gone.
+        // The caller may be gone.
         let _ = want.answer.send(answer);
     }
 
-    /// What was read, and again apart what failed together. Also gives the bytes of all reads that
-    /// became of them: each range may keep all of these in memory.
+    /// Retries ranges whose shared read failed. Gives also the bytes of all reads: a range may keep all.
     async fn settled(&self, wanted: &[(Key, Span)], fetched: (Answer, u64)) -> (Answer, u64) {
         let failed = failed_together(&fetched.0);
         if failed.is_empty() {
@@ -238,14 +232,14 @@ impl Executor {
         Box::pin(self.apart(wanted, fetched, failed)).await
     }
 
-    /// Reads again range by range: a damaged place, or a range that ends past its object, fails no other.
+    /// Reads range by range: a damaged place, or a range past the object's end, fails no other range.
     async fn apart(
         &self,
         wanted: &[(Key, Span)],
         (mut answers, mut read): (Answer, u64),
         mut failed: Vec<usize>,
     ) -> (Answer, u64) {
-        // The lowest first, as an object that is cut short is whole before the cut.
+        // Lowest first: an object cut short is whole before the cut.
         failed.sort_by(|one, other| wanted.get(*one).cmp(&wanted.get(*other)));
         let mut failures = 0;
         for numbers in failed.chunks(APART_AT_ONCE) {
@@ -265,7 +259,7 @@ impl Executor {
         (answers, read)
     }
 
-    /// One call to the store for all ranges. Also gives the bytes that each range may keep in memory.
+    /// Reads all ranges by a single call. Gives also the bytes that each range may keep in memory.
     async fn fetch(&self, wanted: &[(Key, Span)]) -> (Answer, u64) {
         let mut ranges = Vec::with_capacity(wanted.len());
         let mut reads = Vec::with_capacity(wanted.len());
@@ -303,21 +297,21 @@ impl Executor {
     }
 }
 
-/// What one caller reads itself, and what others read for it; by its ranges.
+/// Ranges of a caller by their leader: led by the caller itself, or by another caller.
 struct Claim {
     leading: Leading,
     led: Vec<Range<usize>>,
     waits: Vec<(Range<usize>, oneshot::Receiver<Answer>)>,
 }
 
-/// The objects that are read by one task. However the task ends, nobody queues behind it then.
+/// The objects read by a task. However the task ends, no caller then queues behind the objects.
 struct Leading {
     executor: Executor,
     objects: Vec<Key>,
 }
 
 impl Leading {
-    /// Lets go of the objects that nobody waits for; gives who waits for the others.
+    /// Frees objects without waiting callers; gives the waiting callers of the other objects.
     fn release(mut self) -> Vec<(Key, Vec<Want>)> {
         let mut waiting = Vec::new();
         let mut busy = self.executor.lock();
@@ -332,7 +326,7 @@ impl Leading {
         waiting
     }
 
-    /// Leaves those who wait to a task of their own: the caller has its bytes.
+    /// Leaves waiting callers to a new task, as the own caller has its bytes.
     fn pass_on(self) {
         let executor = self.executor.clone();
         let waiting = self.release();
@@ -354,7 +348,6 @@ impl Drop for Leading {
     }
 }
 
-/// The ranges of each object.
 fn runs(wanted: &[(Key, Span)]) -> impl Iterator<Item = &[(Key, Span)]> {
     wanted.chunk_by(|(a, _), (b, _)| a == b)
 }
@@ -374,7 +367,6 @@ fn unanswered() -> Failure {
     Arc::new(dl_store::Error::new(kind, "read", "a range the store did not answer"))
 }
 
-/// Adds the reads that cover ranges of an object, sorted.
 fn merge(mut spans: Vec<Span>, reads: &mut Vec<Span>) {
     spans.sort_unstable();
     let from = reads.len();
@@ -388,7 +380,6 @@ fn merge(mut spans: Vec<Span>, reads: &mut Vec<Span>) {
     }
 }
 
-/// The reads that cover ranges of an object, and their bytes.
 fn merged(spans: Vec<Span>) -> (Vec<Span>, u64) {
     let mut reads = Vec::new();
     merge(spans, &mut reads);
@@ -396,8 +387,7 @@ fn merged(spans: Vec<Span>) -> (Vec<Span>, u64) {
     (reads, bytes)
 }
 
-/// What is read at once for those who waited: objects together up to [`ROUND_BYTES`], and of an
-/// object as much as is not more than that. Only what one of them wants by itself may be.
+/// Rounds of at most [`ROUND_BYTES`] for waiting callers; larger only for a single caller's own ranges.
 fn rounds(work: Vec<(Key, Vec<Want>)>) -> Vec<Round> {
     let mut rounds: Vec<Round> = Vec::new();
     for (key, mut wants) in work {
@@ -418,7 +408,7 @@ fn rounds(work: Vec<(Key, Vec<Want>)>) -> Vec<Round> {
             }
             let gaps = bytes.saturating_sub(paid);
             match rounds.last_mut() {
-                // Two parts of an object would become one read.
+                // Two parts of an object would become a single read.
                 Some(round) if is_first && round.bytes.saturating_add(bytes) <= ROUND_BYTES => {
                     round.bytes = round.bytes.saturating_add(bytes);
                     round.gaps = round.gaps.saturating_add(gaps);
@@ -449,12 +439,12 @@ fn set_apart(answer: &mut Answer, read: u64) {
     }
 }
 
-/// Whether a failure may be that of some bytes of a read only.
+/// Whether a failure may concern only some bytes of the read.
 fn is_of_a_place(why: &Failure) -> bool {
     why.kind == dl_store::Kind::Corrupt || why.is_of_disk()
 }
 
-/// The ranges whose read failed for several ranges, and may be good for some of them.
+/// Ranges whose failed read covered several ranges, and which may be readable alone.
 fn failed_together(answers: &[Result<Bytes, Failure>]) -> Vec<usize> {
     let failures = || {
         let failures = answers.iter().map(|answer| answer.as_ref().err());
@@ -467,7 +457,6 @@ fn failed_together(answers: &[Result<Bytes, Failure>]) -> Vec<usize> {
     failures().filter(|(_, why)| is_shared(why)).map(|(number, _)| number).collect()
 }
 
-/// The bytes of a span out of the read that covers it.
 fn cut(span: Span, reads: &[Span], bodies: &[Result<Bytes, Failure>]) -> Result<Bytes, Failure> {
     let index = reads.partition_point(|read| read.end < span.end);
     let read = reads.get(index).ok_or_else(unanswered)?;

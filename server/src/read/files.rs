@@ -1,9 +1,8 @@
-//! Reading files: from what a client asked for to pieces of answers (paper, 4, Figure 4).
+//! Reads files: requests in, pieces of answers out (paper, 4, Figure 4).
 //!
-//! Must hold: each item is answered exactly once, in pieces whose order is that of its bytes; a bad
-//! item fails alone. A request holds its items and two waves of what it reads, whatever it asks for
-//! and however slowly its client takes it: its memory is taken before the first read, and a request
-//! that gets little of it reads in small waves. For files that became longer it doesn't wait.
+//! Must hold: each item gets a single answer, in pieces in byte order; a bad item fails alone. A request
+//! holds its items and two waves, however large the request and however slow the client. Memory is reserved
+//! before the first read; with little memory, waves are smaller. No request waits for memory for grown files.
 
 use std::sync::Arc;
 
@@ -20,17 +19,17 @@ pub(crate) use crate::read::plan::Pieces;
 use crate::read::plan::{Plan, Segment, Wave, WaveSize, problem};
 use crate::shared::parts::{Budget, Parts};
 
-/// Bytes that one request reads at a time; the fewer, the more others read. Two such waves of a
-/// request are in memory: one that is read while the one before it is sent.
+/// Bytes of a wave; smaller when memory is short. A request has two waves in memory: a wave being read, and the
+/// earlier wave being sent.
 pub(crate) const WAVES: [u64; 3] = [4 << 20, 1 << 20, 256 << 10];
 
-/// Requests that cost more take no more memory.
+/// Largest cost with an effect on a request's memory.
 pub(crate) const COST_MAX: u64 = 2 * WAVES[0];
 
-/// Bytes of an answer in its connection, at most: a message and what is being written.
+/// Most bytes of an answer in its connection: a message, and the message being written.
 const SENT_BYTES: u64 = 2 * REPLY_BYTES as u64;
 
-/// Memory of a request whose reads cost so much.
+/// Bytes of memory for a request whose reads have this `cost`.
 pub(crate) fn memory(cost: u64, wave: u64) -> u64 {
     cost.min(wave.saturating_mul(2)).saturating_add(cost.min(SENT_BYTES))
 }
@@ -115,7 +114,7 @@ async fn read_segments(
             }
             body => piece(segment, body),
         };
-        // An item's failure is its last piece.
+        // A failure is the last piece of its item.
         if piece.data.is_err() {
             failed = Some(piece.item);
         }
@@ -126,7 +125,6 @@ async fn read_segments(
     }
 }
 
-/// Sends pieces in messages of a bounded size; the last ones end the answer.
 async fn send(
     parts: &Parts,
     replies: &mpsc::Sender<Reply<Pieces>>,
@@ -151,7 +149,7 @@ fn piece(segment: Segment, body: Result<Bytes, Failure>) -> ReadPiece {
     ReadPiece { item, last: last || data.is_err(), data, length, crc, extent }
 }
 
-/// The same failure for one of those who share it.
+/// A copy of a failure shared by several callers.
 pub(crate) fn shared(failure: &Failure) -> dl_store::Error {
     dl_store::Error::because(failure.kind, failure.action, &failure.what, Arc::clone(failure))
 }

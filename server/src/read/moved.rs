@@ -1,9 +1,7 @@
-//! What becomes of a read whose chunk is not in the store any more: a purge may have moved its
-//! files into another chunk after they were looked up.
+//! Handles reads of missing chunks, as a purge may have moved files since their look-up.
 //!
-//! Must hold: a file that was asked for by its path is looked up again; bytes of two versions are
-//! never put together; a chunk that should be there is damage, and not an answer; the log is asked
-//! once for each chunk, and not for each file in it.
+//! Must hold: a file asked for by path is looked up again. Bytes of two versions never mix. A missing chunk in
+//! the log is damage, not an answer; the log is read once for each chunk, not for each file.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,24 +14,24 @@ use crate::datasets::survey::is_logged;
 use crate::error::Error;
 use crate::shared::parts::Parts;
 
-/// How often an item is looked up again.
+/// Most look-ups of an item after the first.
 const TIMES: u8 = 3;
 
-/// Chunks that the log is asked for at once.
+/// Chunks looked up in the log at once.
 const AT_ONCE: usize = 16;
 
-/// How often which items were looked up again.
+/// Repeated look-ups by item.
 #[derive(Debug, Default)]
 pub(crate) struct Again {
     times: HashMap<u32, u8>,
 }
 
-/// What to do about an item.
+/// The next step for an item.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Look it up again.
+    /// Look the item up again.
     LookUp(u32),
-    /// Say why it can't be had.
+    /// Answer with the error.
     Tell(u32, Kind, String),
 }
 
@@ -79,7 +77,7 @@ impl Again {
     }
 }
 
-/// Whether the log has the object of a key.
+/// Whether the log has the object of a key; true for other keys.
 async fn is_expected(parts: &Parts, dataset: DatasetId, key: &Key) -> Result<bool, Error> {
     match parse_object_key(key.as_str()) {
         Some((_, id, _)) => is_logged(parts, dataset, id).await,

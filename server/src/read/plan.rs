@@ -1,9 +1,8 @@
-//! What a read has to do, wave by wave: a few bytes for each item of the request, and what to read
-//! next made from them when it is to be read.
+//! Plans a read in waves, with a few bytes for each item; a wave is planned right before its read.
 //!
-//! Must hold: memory grows with the items and not with their files; headers, those of large files and
-//! those that are checked, are read once for neighbours, few at a time, and dropped when their items
-//! are done; a wave costs the chunk store and the memory no more than it may.
+//! Must hold: memory grows with the items, not with their files. Headers of large or checked files are read
+//! once for neighbours, a few at a time, and dropped with their items. A wave keeps to its bounds on reads and
+//! memory.
 
 mod layout;
 
@@ -21,22 +20,21 @@ use crate::read::browse::look_up as look_up_paths;
 use crate::read::executor::{Span, cost};
 use crate::shared::parts::{Budget, Parts, object_key};
 
-/// A wave has a range for each so many of its bytes at most, for files of a few bytes.
+/// Bytes of a wave for each of its ranges, which bounds the ranges of tiny files.
 const RANGE_BYTES: u64 = 1_024;
 
-/// Items that are looked through for large files.
+/// Items searched for the next large files.
 const ITEMS_AHEAD: usize = 4_096;
 
-/// Paths that are looked up at once.
 const PATHS_AT_ONCE: usize = 4_096;
 
-/// What a range takes beside its bytes.
+/// Memory of a range beside its bytes.
 const RANGE_COST: u64 = 256;
 
-/// Reads are done; pieces are on their way to the client.
+/// Pieces of answers, on their way to the client.
 pub(crate) type Pieces = Vec<ReadPiece>;
 
-/// A run of bytes of one item, inside one object.
+/// Neighbouring bytes of an item in an object.
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub(crate) item: u32,
@@ -46,28 +44,27 @@ pub(crate) struct Segment {
     pub(crate) last: bool,
     pub(crate) length: u64,
     pub(crate) crc: Crc32c,
-    /// The part of a large file that ends with it.
+    /// The part of a large file that ends with the segment.
     pub(crate) extent: Option<Extent>,
 }
 
-/// What is read at once; the segments of an item next to each other.
+/// Segments that are read together; segments of an item stand next to each other.
 #[derive(Debug, Default)]
 pub(crate) struct Wave {
     pub(crate) segments: Vec<Segment>,
-    /// Answers that need no reading.
+    /// Answers without reads.
     pub(crate) done: Pieces,
-    /// The item of which bytes were in an earlier wave.
+    /// The item with bytes in an earlier wave.
     pub(crate) begun: Option<u32>,
     /// Items whose holder was not found, each with the key.
     pub(crate) missing: Vec<(u32, Key)>,
     /// Cost of the segments, and bytes of the answers.
     bytes: u64,
-    /// The object of the last segment, and where its range ends.
+    /// The last segment's object, and the end of its range.
     end: Option<(ChunkId, u64)>,
 }
 
 impl Wave {
-    /// Answers an item with a failure, or marks its object as missing.
     fn fail(&mut self, number: u32, failure: &layout::Failure) {
         match failure.kind {
             Kind::NotFound => self.missing.push((number, failure.key.clone())),
@@ -75,7 +72,7 @@ impl Wave {
         }
     }
 
-    /// Adds a segment of an object. False where its cost does not fit into `room` any more.
+    /// Adds a segment. False when its cost exceeds `room`; the first segment always fits.
     fn add(&mut self, segment: Segment, object: ChunkId, room: u64) -> bool {
         let bytes = self.bytes.saturating_add(cost(end_of(self.end, object), segment.span));
         if !self.segments.is_empty() && bytes > room {
@@ -91,11 +88,11 @@ impl Wave {
 /// Bounds of a wave.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WaveSize {
-    /// Bytes that it reads.
+    /// Bytes of the reads.
     pub(crate) bytes: u64,
-    /// Bytes of one segment, and of one message.
+    /// Most bytes of a segment, and of a message.
     pub(crate) piece: u64,
-    /// Ranges and other answers.
+    /// Most ranges and other answers.
     ranges: usize,
 }
 
@@ -106,11 +103,11 @@ impl WaveSize {
     }
 }
 
-/// An item of a request that has not been answered.
+/// An unanswered item of a request.
 #[derive(Debug)]
 struct Item {
     number: u32,
-    /// Bytes of the file that are wanted, as far as there are.
+    /// Wanted bytes of the file; `to` may lie past its end.
     from: u64,
     to: u64,
     found: Lookup,
@@ -123,7 +120,6 @@ enum Lookup {
     File(Place),
 }
 
-/// Where the bytes of a file lie.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     chunk: ChunkId,
@@ -134,7 +130,7 @@ struct Place {
     crc: Crc32c,
 }
 
-/// An item that was asked for by its path.
+/// An item asked for by path.
 #[derive(Debug)]
 struct Named {
     number: u32,
@@ -143,35 +139,35 @@ struct Named {
     to: u64,
 }
 
-/// The items of a request and how far they are answered.
+/// The unanswered items of a request.
 #[derive(Debug)]
 pub(crate) struct Plan {
     dataset: DatasetId,
-    /// By where their bytes lie; the first one may be answered in part.
+    /// Sorted by location; the first item may be answered in part.
     items: VecDeque<Item>,
-    /// Bytes of the first one that were in a wave.
+    /// Bytes of the first item in earlier waves.
     taken: u64,
     layouts: Layouts,
     /// By number.
     named: Vec<Named>,
     keys: Keys,
-    /// Whether the objects themselves are read, and no copies of them.
+    /// Whether reads bypass copies of the objects.
     pass_copies: bool,
-    /// Whether the headers of all files are read, and of all parts.
+    /// Whether headers of all files and of all parts are read.
     check_headers: bool,
-    /// That of the last part.
+    /// The layout of the last part.
     part: Layouts,
 }
 
 impl Plan {
-    /// Drops the copy of an object that is read next, where the request wants the object itself.
+    /// Drops the copy of an object before its read, where the request bypasses copies.
     pub(crate) fn pass_copy(&self, parts: &Parts, key: &Key) {
         if self.pass_copies {
             parts.store.invalidate(key);
         }
     }
 
-    /// Looks up what is asked for by path.
+    /// Looks up all items with paths.
     pub(crate) async fn new(parts: &Parts, request: ReadRequest) -> Result<Self, Error> {
         let ReadRequest { dataset, items, pass_copies, check_headers } = request;
         let mut named = Vec::new();
@@ -199,8 +195,8 @@ impl Plan {
         })
     }
 
-    /// Looks items with paths up again, as files may be longer now. Gives whether `has_room` for the reads,
-    /// whose cost is counted as in [`Plan::cost`].
+    /// Looks items with paths up again, as files may have grown. Gives whether `has_room` for [`Plan::cost`] of
+    /// the reads.
     pub(crate) async fn look_up_again(
         &mut self,
         parts: &Parts,
@@ -233,7 +229,7 @@ impl Plan {
         self.items.is_empty()
     }
 
-    /// Leaves out what is left of an item, if it is the one that comes next.
+    /// Drops the first item if it has this number.
     pub(crate) fn skip(&mut self, number: u32) {
         if self.items.front().is_some_and(|item| item.number == number) {
             self.pop();
@@ -245,7 +241,7 @@ impl Plan {
         self.taken = 0;
     }
 
-    /// What the reads of all items take of memory, as far as that is less than `most`.
+    /// Memory for the reads of all items, at most `most`.
     pub(crate) fn cost(&self, most: u64) -> u64 {
         let headers = if self.check_headers { layout::BYTES_AT_ONCE } else { 0 };
         cost_of(&self.items, most).saturating_add(headers).min(most)
@@ -321,7 +317,7 @@ impl Plan {
         wave
     }
 
-    /// Why an item has no bytes, and which kind of failure that is.
+    /// The failure of an item without bytes.
     fn why(&self, item: &Item) -> (Kind, String) {
         let path = self.named(item.number).map(|named| &named.path);
         let path = path.map(ToString::to_string).unwrap_or_default();
@@ -333,7 +329,6 @@ impl Plan {
         }
     }
 
-    /// Reads where the parts of the next large files are.
     async fn read_layouts(&mut self, parts: &Parts, budget: &Budget, size: WaveSize) {
         let mut chunks: Vec<ChunkId> = Vec::new();
         let ahead = layout::at_once(size.bytes);
@@ -356,12 +351,12 @@ impl Plan {
     }
 }
 
-/// In the order in which the bytes lie, so that neighbours are read together.
+/// Sorts by location, so that neighbours are read together.
 fn sort(items: &mut [Item]) {
     items.sort_unstable_by_key(|item| (item.place(), item.number));
 }
 
-/// What the reads of sorted items take of memory, as far as that is less than `most`.
+/// Memory for the reads of sorted items, at most `most`.
 fn cost_of<'a>(items: impl IntoIterator<Item = &'a Item>, most: u64) -> u64 {
     let mut sum = 0u64;
     let (mut last, mut large) = (None, None);
@@ -390,7 +385,6 @@ fn cost_of<'a>(items: impl IntoIterator<Item = &'a Item>, most: u64) -> u64 {
     sum
 }
 
-/// Adds what is known of named items.
 async fn look_up(
     parts: &Parts,
     dataset: DatasetId,
@@ -412,12 +406,11 @@ async fn look_up(
     Ok(())
 }
 
-/// Where the reads of an object end, if it is the last one that was read.
+/// The end of the reads of `object`, if it was read last.
 fn end_of(last: Option<(ChunkId, u64)>, object: ChunkId) -> Option<u64> {
     last.filter(|(of, _)| *of == object).map(|(_, end)| end)
 }
 
-/// The last object after one more range of it.
 fn later(last: Option<(ChunkId, u64)>, object: ChunkId, span: Span) -> (ChunkId, u64) {
     (object, end_of(last, object).map_or(span.end, |end| end.max(span.end)))
 }
@@ -435,7 +428,7 @@ impl Item {
         Self { number, from, to, found: Lookup::File(place) }
     }
 
-    /// What it is sorted by.
+    /// The sort key.
     fn place(&self) -> Option<(ChunkId, u64)> {
         match &self.found {
             Lookup::File(place) => {
@@ -446,13 +439,13 @@ impl Item {
     }
 }
 
-/// A run of bytes of a file, inside one object.
+/// Neighbouring bytes of a file in an object.
 struct Run {
     object: ChunkId,
     span: Span,
-    /// Nothing that is wanted follows.
+    /// Whether no wanted bytes follow.
     is_last: bool,
-    /// The part that ends with it.
+    /// The part that ends with the run.
     extent: Option<Extent>,
 }
 
@@ -464,10 +457,10 @@ impl Place {
         (from < to).then_some(span)
     }
 
-    /// The next bytes of it from `next` on, at most `piece` of them; none when there are none.
+    /// The next run from `next` on, with at most `piece` bytes; none at the end of the wanted bytes.
     fn run(&self, layout: Option<&Layout>, next: u64, to: u64, piece: u64) -> Option<Run> {
         let parts = layout.map_or(0, Layout::length);
-        // The request has paid for the length that it names, and the header may name more.
+        // The request paid for the length in the index, and the header may name more.
         let to = to.min(parts.saturating_add(u64::from(self.stored))).min(self.length);
         if next >= to {
             return None;
@@ -491,14 +484,14 @@ impl Place {
         Segment { item, key, span, last, length: self.length, crc: self.crc, extent }
     }
 
-    /// The answer to an item without wanted bytes, or without bytes after the last wave.
+    /// The empty last answer to an item.
     fn nothing(&self, item: u32) -> ReadPiece {
         let (length, crc) = (self.length, self.crc);
         ReadPiece { item, data: Ok(Bytes::new()), last: true, length, crc, extent: None }
     }
 }
 
-/// Spells the key of a chunk once for all files of it that come one after the other.
+/// Builds the key of a chunk once for neighbouring files.
 #[derive(Debug)]
 struct Keys {
     dataset: DatasetId,
@@ -517,7 +510,7 @@ impl Keys {
     }
 }
 
-/// The answer of an item that failed.
+/// The answer to a failed item.
 pub(crate) fn problem(item: u32, kind: Kind, why: String) -> ReadPiece {
     let data = Err((kind, why));
     ReadPiece { item, data, last: true, length: 0, crc: Crc32c::default(), extent: None }

@@ -1,8 +1,8 @@
-//! Reads and watches one key of etcd (v3) over gRPC. Its messages that this needs are few and
-//! frozen, so they stand here, and no compiler for them is needed.
+//! Reads and watches a key of etcd (v3) over gRPC. Its few messages are frozen, and
+//! written by hand, so that the build needs no compiler for them.
 //!
-//! Must hold: nothing is given that a majority of etcd has not agreed on; a node that is away,
-//! hangs or lost its leader is left for the next one; no password is shown.
+//! Must hold: every text has the agreement of a majority of etcd. A node that is away, hangs or has no leader
+//! is skipped for the next node. No password is shown.
 
 use std::error::Error as _;
 use std::fmt;
@@ -23,16 +23,16 @@ use tonic_prost::ProstCodec;
 
 use crate::error::causes;
 
-/// How long a connection, a login or a read may take.
+/// Limit for a connection, a login or a read.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// A node that says nothing for so long, and then not to a ping either, is away.
+/// Silence before a ping, and again before a node counts as away.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// How the reason begins why a connection is of no more use.
+/// Begin of the reason for an ended connection.
 const HUNG_UP: &str = "the connection ended";
 
-/// Where a key is.
+/// The address of a key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address {
     nodes: Vec<String>,
@@ -43,8 +43,8 @@ pub struct Address {
 }
 
 impl Address {
-    /// Understands `etcd[s]://[USER:PASSWORD@]HOST:PORT,.../KEY`, with
-    /// `?ca=FILE&cert=FILE&key=FILE` or some of them; none when it is no address of etcd at all.
+    /// Parses `etcd[s]://[USER:PASSWORD@]HOST:PORT,.../KEY` with optional `?ca=FILE&cert=FILE&key=FILE`; none
+    /// for other addresses.
     pub(crate) fn parse(text: &str) -> Option<Result<Self, &'static str>> {
         let (is_tls, rest) = match text.strip_prefix("etcd://") {
             Some(rest) => (false, rest),
@@ -95,7 +95,7 @@ impl fmt::Debug for Address {
     }
 }
 
-/// One key, followed.
+/// A watched key.
 #[derive(Debug)]
 pub(crate) struct Etcd {
     address: Address,
@@ -110,7 +110,7 @@ impl Etcd {
         Self { address, clock, random, failures: 0, events: None }
     }
 
-    /// Waits for the next text, or for a reason why there is none.
+    /// The next text, or the reason for its absence.
     pub(crate) async fn next(&mut self) -> Result<String, String> {
         loop {
             let Some(events) = &mut self.events else {
@@ -144,13 +144,13 @@ impl Etcd {
         }
     }
 
-    /// Reads the key and watches it from then on, at the node whose turn it is.
+    /// Reads the key and watches later changes, at the next node in turn.
     async fn begin(&self) -> Result<(Result<String, String>, Streaming<WatchResponse>), String> {
         let turn = usize::try_from(self.failures).unwrap_or_default() % self.address.nodes.len();
         let node = self.address.nodes.get(turn).cloned().unwrap_or_default();
         let deadline = Deadline::after(&*self.clock, PATIENCE);
         match deadline.bound(&*self.clock, self.begin_at(&node)).await {
-            // Mostly, a certificate is refused after the two ends have agreed on how to encrypt.
+            // A refused certificate mostly shows after the handshake.
             Ok(Err(why))
                 if self.address.is_tls
                     && (why.starts_with(HUNG_UP) || why.contains("received fatal alert")) =>
@@ -184,7 +184,7 @@ impl Etcd {
         let requests = stream::once(std::future::ready(create)).chain(stream::pending());
         let mut request = Request::new(requests);
         authorize(&mut request, token.as_ref());
-        // Without it, a node that was cut off from the others is silent for ever.
+        // Otherwise a node cut off from the others stays silent for ever.
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
         ready(&mut grpc).await?;
         let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
@@ -263,13 +263,12 @@ where
     Ok(answer.map_err(|status| why(&status))?.into_inner())
 }
 
-/// The text under a key.
 fn text(found: Option<KeyValue>) -> Result<String, String> {
     let found = found.ok_or("there is nothing under this key")?;
     String::from_utf8(found.value).map_err(|_| "what is under this key is no text".to_owned())
 }
 
-/// What etcd says, or what became of the connection when it says nothing.
+/// The message of etcd, or the cause of the ended connection.
 fn why(status: &Status) -> String {
     match status.source() {
         Some(cause) => format!("{HUNG_UP}: {}", causes(cause)),
@@ -277,7 +276,7 @@ fn why(status: &Status) -> String {
     }
 }
 
-/// Of the types of events: a key was written.
+/// The type of events for written keys.
 const PUT: i32 = 0;
 
 #[derive(Clone, PartialEq, Message)]

@@ -1,8 +1,7 @@
 //! A text that an admin changes while servers run: files, or a key in etcd (paper, Figure 2).
 //!
-//! Must hold: what can't be read or used leaves the last good text in force; that is logged once for
-//! each reason, also where the nodes of etcd give theirs in turns.
-//! A file that is just being written is not taken at its word.
+//! Must hold: an unreadable or unusable text leaves the last good text in force. Each reason is logged once,
+//! even if nodes of etcd alternate. A file counts only after two equal reads.
 
 mod etcd;
 
@@ -19,34 +18,33 @@ use tokio::sync::watch;
 
 use self::etcd::Etcd;
 
-/// How often a file is read.
+/// Time between two reads of a file.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// A text counts when the file gave it twice, this long apart.
+/// Time between the two equal reads of a file.
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// Longer texts are refused.
 const BYTES_MAX: u64 = 4 << 20;
 
-/// Reasons that are told before a text is good again.
+/// Most reasons logged before a text is good again.
 const REASONS_MAX: usize = 16;
 
-/// How long the first text may take to come.
+/// Wait for the first text.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What stands between the texts of several files that belong together.
+/// Separator of the texts of several files.
 pub(crate) const BETWEEN: char = '\0';
 
-/// Where a text is.
+/// Location of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// In a file, or in several.
+    /// Some files.
     Files(Vec<PathBuf>),
     /// Under a key of etcd.
     Etcd(etcd::Address),
 }
 
-/// A text that can't be had.
+/// The error of an unavailable text.
 #[derive(Debug, thiserror::Error)]
 #[error("read {what} from {from}: {why}")]
 pub struct SourceError {
@@ -59,7 +57,7 @@ impl Source {
     /// Understands `FILE` and `etcd://HOST:PORT,HOST:PORT/KEY`.
     ///
     /// # Errors
-    /// What is wrong with an address of etcd, or with one of something else.
+    /// The problem with the address.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         let is_address = text.contains("://") || text.starts_with("etcd:");
         match etcd::Address::parse(text) {
@@ -82,12 +80,12 @@ impl fmt::Display for Source {
     }
 }
 
-/// What was wrong since a text was good for the last time.
+/// The problems since the last good text.
 #[derive(Debug, Default)]
 struct Told(Vec<String>);
 
 impl Told {
-    /// Keeps a reason; whether it is to be told.
+    /// Keeps a reason. True if the reason needs a log entry.
     fn add(&mut self, why: &str) -> bool {
         let is_new = self.0.len() < REASONS_MAX && !self.0.iter().any(|told| told == why);
         if is_new {
@@ -96,29 +94,28 @@ impl Told {
         is_new
     }
 
-    /// A text is good; whether none was before.
+    /// Forgets all reasons. True if there were any.
     fn end(&mut self) -> bool {
         !std::mem::take(&mut self.0).is_empty()
     }
 }
 
-/// Where changes come from.
 #[derive(Debug)]
 enum Stream {
     Files(Vec<PathBuf>),
     Etcd(Box<Etcd>),
 }
 
-/// A text, what it means, and word of its changes.
+/// A text, its parsed value, and its changes.
 pub struct Followed<T> {
     what: &'static str,
     source: Source,
     parse: fn(&str) -> Result<T, String>,
     held: watch::Sender<Arc<T>>,
     clock: Arc<dyn Clock>,
-    /// Since when another text is there that can't be had or used.
+    /// Since when a newer text has been unusable.
     stale_since: Mutex<Option<Duration>>,
-    /// What follows it, and the text in force; one task has both.
+    /// The stream of texts and the text in force, taken by the only follower.
     following: Mutex<Option<(Stream, String)>>,
 }
 
@@ -130,10 +127,10 @@ impl<T> fmt::Debug for Followed<T> {
 }
 
 impl<T: Send + Sync + 'static> Followed<T> {
-    /// Reads a text, which `parse` understands; `what` it is called in words.
+    /// Reads and parses a text; `what` names it in messages.
     ///
     /// # Errors
-    /// When it can't be had in time, or not be understood.
+    /// A text that does not come in time, or that `parse` refuses.
     pub async fn open(
         what: &'static str,
         source: Source,
@@ -165,17 +162,17 @@ impl<T: Send + Sync + 'static> Followed<T> {
         Ok(Self { what, source, parse, held, clock, stale_since: Mutex::default(), following })
     }
 
-    /// What is in force.
+    /// The value in force.
     pub fn now(&self) -> Arc<T> {
         Arc::clone(&self.held.borrow())
     }
 
-    /// Tells of changes from now on.
+    /// A receiver of later values.
     pub fn changes(&self) -> watch::Receiver<Arc<T>> {
         self.held.subscribe()
     }
 
-    /// The text that is in force, while nobody follows it.
+    /// The text in force; empty while a task follows it.
     pub fn text(&self) -> String {
         let following = self.following.lock().unwrap_or_else(PoisonError::into_inner);
         following.as_ref().map(|(_, text)| text.clone()).unwrap_or_default()
@@ -187,7 +184,7 @@ impl<T: Send + Sync + 'static> Followed<T> {
         since.map_or(Duration::ZERO, |since| self.clock.monotonic().saturating_sub(since))
     }
 
-    /// Puts changes in force while the server runs. Further callers wait for ever.
+    /// Applies changes while the server runs. Only the first caller follows; further callers wait for ever.
     pub async fn follow(&self) -> Infallible {
         let taken = self.following.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some((mut stream, mut held)) = taken else { return std::future::pending().await };
@@ -198,7 +195,7 @@ impl<T: Send + Sync + 'static> Followed<T> {
         }
     }
 
-    /// Puts a new usable text in force. `held` is the text in force, `told` the last error.
+    /// Applies a new usable text. `held` is the text in force, `told` the problems logged.
     fn take(&self, found: Result<String, String>, held: &mut String, told: &mut Told) {
         self.take_text(found, held, told);
         let mut since = self.stale_since.lock().unwrap_or_else(PoisonError::into_inner);
@@ -233,7 +230,7 @@ impl<T: Send + Sync + 'static> Followed<T> {
 }
 
 impl Stream {
-    /// The text, when it may have changed; a file is looked at after `pause`.
+    /// The next text, perhaps unchanged; files are read after `pause`.
     async fn next(&mut self, clock: &dyn Clock, pause: Duration) -> Result<String, String> {
         match self {
             Self::Files(paths) => {
@@ -271,7 +268,7 @@ async fn read(paths: &[PathBuf]) -> Result<String, String> {
     read.await.map_err(|stopped| stopped.to_string())?
 }
 
-/// All of a file: what is cut may say something else.
+/// A whole file: a truncated text may have another meaning.
 fn whole(path: &Path) -> Result<String, String> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut bytes));

@@ -11,11 +11,10 @@ use super::{BYTES, runs};
 use crate::measure::{Bar, Bench, Side, add};
 use crate::setup::{Server, Settings, memcached_at};
 
-/// Duration of a turn of one side, and turns of a run.
+/// Duration of a side's turn, and turns of a run.
 const MILLISECONDS: u64 = 125;
 const TURNS: usize = 4;
 
-/// One row of figures.
 struct Row {
     name: &'static str,
     ours: Kind,
@@ -60,14 +59,13 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     Ok(benches)
 }
 
-/// True on a kernel that gives huge pages to shared memory on request.
+/// True on a kernel with huge pages for shared memory on request.
 fn has_huge_pages() -> bool {
     let file = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     let text = std::fs::read_to_string(file).unwrap_or_default();
     ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|mode| text.contains(mode))
 }
 
-/// A dataset entirely in memory.
 struct Setup {
     node: Node,
     _server: Server,
@@ -106,7 +104,7 @@ impl Setup {
         Bench::new(name, &self.settings, unit, sides, Bar::AtLeastTimes(bar))
     }
 
-    /// Measures both sides of each row in one process, in turns.
+    /// Measures both sides of each row in the same process, in turns.
     fn measure(&self, rows: &[Row], memcached: Option<&Listener>) -> Result<Vec<Bench>> {
         let mut reader = self.reader(1, memcached)?;
         let mut benches = Vec::new();
@@ -131,7 +129,7 @@ impl Setup {
         Ok(benches)
     }
 
-    /// Speedup of two processes over one, beside that of memcpy.
+    /// Speedup of two processes, beside the speedup of memcpy.
     fn two_workers(&self) -> Result<Bench> {
         let kinds = [Kind::Get, Kind::Plain];
         let mut readers = [self.reader(1, None)?, self.reader(2, None)?];
@@ -158,7 +156,7 @@ impl Setup {
         Ok(self.bench("two workers", "x", sides, 0.95))
     }
 
-    /// Fails for a read that the cache did not answer.
+    /// Fails for reads without an answer from the cache.
     fn check(&self) -> Result<()> {
         let status = self.node.status()?;
         let is_whole = status.misses == 0 && status.fallbacks == 0 && status.hits > 0;

@@ -1,7 +1,6 @@
-//! Plain memcpy from memory that is created and mapped like the agent's arena.
+//! Plain memcpy from memory created and mapped like the agent's arena.
 //!
-//! Must hold: every page is written before a timed copy. Number and length of the files equal those
-//! of the other side.
+//! Must hold: every page is written before a timed copy. Both sides have the same number and length of files.
 
 use std::hint::black_box;
 
@@ -11,7 +10,6 @@ use libdiesel::agent::{Arena, Shape};
 /// Limit of a segment of an arena in bytes.
 const SEGMENT: usize = 1 << 30;
 
-/// Bytes of one write.
 const STEP: usize = 4 << 20;
 
 /// A memfd as large as a dataset, with the positions of the files.
@@ -58,7 +56,7 @@ pub(super) struct Copying<'a> {
 }
 
 impl Copying<'_> {
-    /// Copies files one after another into `buffer`; a full buffer starts again at its beginning.
+    /// Copies files in sequence into `buffer`; a full buffer starts again at its beginning.
     #[inline]
     pub(super) fn by_number(&self, numbers: &[u32], buffer: &mut [u8]) {
         let mut to = 0;

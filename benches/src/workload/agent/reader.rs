@@ -23,10 +23,9 @@ use crate::workload::Role;
 /// Files of a batch.
 pub(crate) const BATCH: usize = 64;
 
-/// Seed of the epoch orders.
 const SEED: u64 = 7;
 
-/// One process that reads a dataset.
+/// A process with reads of a dataset.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct AgentReader {
     /// Address of the server.
@@ -58,13 +57,13 @@ pub(crate) enum Kind {
     PathMany,
     /// `view_many` by number, with a read of the first byte of each file.
     Views,
-    /// A memcpy into the buffer of one file.
+    /// A memcpy into the buffer of a file.
     Plain,
     /// A memcpy into the buffer of a batch.
     PlainMany,
     /// A memcpy whose address comes from a random record.
     Record,
-    /// A memcached request with one key.
+    /// A memcached request with a single key.
     Memcached,
     /// A memcached request with the keys of a batch.
     MemcachedMany,
@@ -96,11 +95,11 @@ pub(crate) enum Command {
     Prepare(Kind),
     /// Read for a number of milliseconds.
     Read(Kind, u64),
-    /// Read one file from the middle of a chunk.
+    /// Read a file from the middle of a chunk.
     First { chunk: usize },
     /// Read the share of a rank in an epoch, with a pause of `rest` microseconds after each batch.
     Epoch { epoch: u64, rank: u32, world: u32, group: u32, rest: u64 },
-    /// Read every `step`-th file of an epoch, and so all of its chunks.
+    /// Read every `step`-th file of an epoch, and thereby all of its chunks.
     Sparse { epoch: u64, group: u32, step: u32 },
 }
 
@@ -124,7 +123,7 @@ impl std::ops::AddAssign for Answer {
     }
 }
 
-/// A process that waits for commands.
+/// A process with commands from the bench.
 #[derive(Debug)]
 pub(crate) struct ReaderProcess(OwnProcess);
 
@@ -146,7 +145,7 @@ pub(crate) fn together(readers: &mut [ReaderProcess], command: Command) -> Resul
     readers.iter_mut().map(|reader| reader.0.answer()).collect()
 }
 
-/// Reads an epoch, one share for each process; returns the number of files.
+/// Reads an epoch, with a share for each process; returns the number of files.
 pub(crate) fn epoch(readers: &mut [ReaderProcess], epoch: u64, group: u32) -> Result<u64> {
     let world = readers.len() as u32;
     for (rank, reader) in (0..).zip(readers.iter_mut()) {
@@ -183,7 +182,6 @@ pub(crate) fn read_cached(reader: &AgentReader) -> Result<()> {
     Ok(())
 }
 
-/// Data and position of a process.
 struct State {
     dataset: Dataset,
     length: usize,
@@ -193,7 +191,7 @@ struct State {
     is_warm: bool,
     plain: Option<Plain>,
     memcached: Option<Connection>,
-    /// Buffers for one file and for a batch.
+    /// Buffers for a file and for a batch.
     buffers: [Vec<u8>; 2],
     passes: Passes,
 }
@@ -206,7 +204,7 @@ struct Passes {
 }
 
 impl Passes {
-    /// Calls `work` with the next `step` files of the order until `time` has passed.
+    /// Calls `work` with the next `step` files of the order for `time`.
     fn pass(
         &mut self,
         time: Duration,
@@ -244,7 +242,7 @@ impl State {
         Ok(Self { dataset, length, order, paths, is_warm, plain, memcached, buffers, passes })
     }
 
-    /// Reads all files once, and so maps all pages of the cache.
+    /// Reads all files once, which maps all pages of the cache.
     fn warm(&mut self) -> Result<()> {
         if !self.is_warm {
             for numbers in self.order.chunks(BATCH) {
@@ -292,7 +290,6 @@ impl State {
         Ok(())
     }
 
-    /// Reads one file from the middle of a chunk.
     fn first(&mut self, chunk: usize) -> Result<Answer> {
         let snapshot = self.dataset.snapshot().context("there is a snapshot")?;
         let firsts = snapshot.first_files()?;
@@ -305,7 +302,6 @@ impl State {
         Ok(Answer { files: 1, seconds: took.as_secs_f64() })
     }
 
-    /// Reads an epoch to its end.
     fn epoch(&self, options: ShuffleOptions, rest: Duration) -> Result<Answer> {
         let start = self.passes.clock.monotonic();
         let epoch = self.dataset.shuffle(options)?;

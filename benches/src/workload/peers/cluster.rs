@@ -1,4 +1,4 @@
-//! Agents of one job on several nodes.
+//! Agents of a job on several nodes.
 //!
 //! Must hold: a measurement starts only after each agent has a connection to each other agent.
 //! Every wait ends.
@@ -27,7 +27,7 @@ pub(super) const SLOT: u32 = 1 << 20;
 const LOOK: Duration = Duration::from_millis(50);
 const LOOKS: u32 = 2_400;
 
-/// Agents of one job.
+/// Agents of a job.
 #[derive(Debug)]
 pub(super) struct Cluster {
     pub(super) nodes: Vec<Node>,
@@ -45,7 +45,6 @@ pub(super) struct Job<'a> {
     pub(super) network: Option<&'a Network>,
 }
 
-/// Another agent in an agent's status.
 #[derive(Debug, Deserialize)]
 struct Peer {
     state: String,
@@ -61,14 +60,14 @@ pub(super) fn put_files(server: &str, dataset: &str, files: u32) -> Result<()> {
     put_chunks(server, dataset, files, LENGTH, PER_CHUNK, shape)
 }
 
-/// Memory of each of `nodes` nodes that together fit a part of a dataset.
+/// Memory of each of `nodes` nodes, which together hold a part of a dataset.
 pub(super) fn memory(files: u32, part: f64, nodes: usize) -> u64 {
     let chunks = f64::from(files.div_ceil(PER_CHUNK));
     (chunks * part / nodes as f64) as u64 * u64::from(SLOT)
 }
 
 impl<'a> Job<'a> {
-    /// A job in this machine's network.
+    /// A job in the machine's network.
     pub(super) fn new(
         task: &'static str,
         server: &'a str,
@@ -79,7 +78,7 @@ impl<'a> Job<'a> {
         Self { task, server, dataset, folder, nodes, network: None }
     }
 
-    /// Starts the agent of one node.
+    /// Starts the agent of a node.
     pub(super) fn start_node(&self, node: usize, start: &Start) -> Result<Node> {
         let folder = self.folder.join(format!("node{node}"));
         let namespace = self.network.map(|network| network.namespace(node));

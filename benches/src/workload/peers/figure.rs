@@ -1,6 +1,6 @@
 //! Figures of the paper as charts, with their data and the paper's claim.
 //!
-//! Must hold: a figure states the claim of the paper and the values of this run.
+//! Must hold: a figure states the claim of the paper and the run's values.
 
 use std::fs::write;
 use std::path::Path;
@@ -18,14 +18,14 @@ pub(super) struct Figure {
     pub(super) heading: &'static str,
     /// Claim of the paper.
     pub(super) claim: &'static str,
-    /// Values of this run.
+    /// Values of the run.
     pub(super) seen: String,
     pub(super) settings: String,
     pub(super) plot: Plot,
 }
 
 impl Figure {
-    /// With `--plots`, writes the chart, its data and a page about it.
+    /// With `--plots`, writes the chart, its data and a page with both.
     pub(super) fn write(&self, settings: &Settings) -> Result<()> {
         let Some(folder) = settings.plots() else { return Ok(()) };
         let Self { name, heading, claim, seen, settings, plot } = self;

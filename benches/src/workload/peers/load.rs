@@ -1,5 +1,5 @@
-//! Load of a dataset into the memory of four nodes, and recovery from the loss of one node (paper,
-//! Figure 11b). The reference is a memcached that clients fill file by file.
+//! Load of a dataset into the memory of four nodes, and recovery from a lost node (paper, Figure 11b). The
+//! reference is memcached, filled file by file by clients.
 //!
 //! Must hold: both sides read the same store over the same links. The time of this system includes
 //! the start of its agents; the time of memcached does not include the start of its instances.
@@ -24,17 +24,16 @@ use crate::workload::agent::node::Start;
 
 const DATASET: &str = "peers-load";
 
-/// Store behind the server.
 const SLOW: Throttle = Throttle {
     latency: Duration::from_millis(5),
     bytes_per_second: NonZeroU64::new(200_000_000),
     requests_per_second: None,
 };
 
-/// Threads of each node that fill memcached.
+/// Threads of each node to fill memcached.
 const THREADS: u32 = 4;
 
-/// Interval and number of the status queries, and queries without a change that mark an end.
+/// Interval and number of the status queries, and unchanged queries at an end.
 const LOOK: Duration = Duration::from_millis(25);
 const LOOKS: u32 = 2_000;
 const QUIET: u32 = 60;
@@ -137,8 +136,7 @@ impl Load {
     }
 }
 
-/// Watches agents until their links are up and their fetches have ended. The last change of the
-/// kept chunks is the end of the load.
+/// Watches agents until their links are up and their fetches end. A load ends with the last kept chunk.
 fn watch(cluster: &Cluster, start: f64, chunks: u64) -> Result<Load> {
     let mut load = Load::default();
     let mut quiet = 0;
@@ -158,7 +156,7 @@ fn watch(cluster: &Cluster, start: f64, chunks: u64) -> Result<Load> {
     bail!("the agents don't load the dataset: {:?}", cluster.statuses()?);
 }
 
-/// Load and recovery of agents, and the chunks that the load reads from the store.
+/// Load and recovery of agents, and the load's chunks from the store.
 fn of_agents(job: &Job<'_>, files: u32) -> Result<(Load, Load, u64)> {
     let chunks = u64::from(files.div_ceil(PER_CHUNK));
     let memory = memory(files, 1.3, NODES);
@@ -176,7 +174,7 @@ fn of_agents(job: &Job<'_>, files: u32) -> Result<(Load, Load, u64)> {
     Ok((load, recover, reads))
 }
 
-/// Load and recovery of memcached; the recovery replaces one lost instance.
+/// Load and recovery of memcached; the recovery replaces a lost instance.
 fn of_memcached(job: &Job<'_>, network: &Network) -> Result<(Load, Load)> {
     let mut instances = instances(network)?;
     let load = fill(job, &instances, None)?;
@@ -186,7 +184,7 @@ fn of_memcached(job: &Job<'_>, network: &Network) -> Result<(Load, Load)> {
     Ok((load, fill(job, &instances, Some(last))?))
 }
 
-/// Fills all instances, or only one.
+/// Fills all instances, or only the given instance.
 fn fill<P>(job: &Job<'_>, instances: &[(P, SocketAddr)], only: Option<usize>) -> Result<Load> {
     let fillers = (0..NODES as u32).map(|rank| {
         TracedReader::start(&PeersReader {

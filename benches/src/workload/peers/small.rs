@@ -15,17 +15,17 @@ use crate::workload::agent::reader::{AgentReader, BATCH, Command, Kind, ReaderPr
 
 const DATASET: &str = "peers-small";
 
-/// Reading processes, each with one batch at a time.
+/// Reading processes, each with a batch at a time.
 const READERS: u32 = 4;
 
-/// Slots of the readers' agent. Each reader uses one, so copies of chunks soon find no free slot.
+/// Slots of the readers' agent. Each reader uses a slot, so copies of chunks soon find no free slot.
 const SLOTS: u32 = 8;
 
-/// Duration of a turn of one side, and turns of a run.
+/// Duration of a side's turn, and turns of a run.
 const MILLISECONDS: u64 = 1_000;
 const TURNS: usize = 2;
 
-/// Least part of the files that arrive without their chunks.
+/// Least part of the files without their chunks.
 const SHARE_MIN: f64 = 0.9;
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
@@ -46,7 +46,6 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     measure(settings, &pair, &mut readers, files)
 }
 
-/// Measures both sides with all readers, in turns.
 fn measure(
     settings: &Settings,
     pair: &Cluster,

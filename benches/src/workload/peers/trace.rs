@@ -1,4 +1,4 @@
-//! Processes of nodes that read repeatedly and report the number of read files.
+//! Processes of nodes with repeated reads and reports of their number.
 //!
 //! Must hold: the times of all processes come from one clock. A process ends with its input or with
 //! the bench.
@@ -25,16 +25,14 @@ use crate::setup::{OwnProcess, Process, answer, commands, shuffle};
 use crate::workload::Role;
 use crate::workload::agent::node::open;
 
-/// Interval of the reports.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Files between two pauses.
 const BATCH: u64 = 64;
 
 const SEED: u64 = 11;
 const GROUP: u32 = 10;
 
-/// A process of one node.
+/// A process of a node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(in crate::workload) struct PeersReader {
     pub(super) server: String,
@@ -62,7 +60,7 @@ pub(in crate::workload) struct PeersReader {
 /// Work of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Work {
-    /// Read its share of one epoch after the other.
+    /// Read the process's share of epoch after epoch.
     Epochs,
     /// Read files of the whole dataset at random.
     Random,
@@ -95,7 +93,7 @@ impl PeersReader {
     }
 }
 
-/// Body of a process of one node.
+/// Body of a process of a node.
 pub(in crate::workload) fn trace(reader: &PeersReader) -> Result<()> {
     let dataset = open(&reader.server, &reader.dataset, &reader.folder, reader.task.as_deref())?;
     answer(())?;
@@ -120,7 +118,7 @@ fn report(files: &AtomicU64) -> Result<()> {
     answer((since_boot().as_secs_f64(), files.load(Ordering::Relaxed)))
 }
 
-/// Part of one thread.
+/// Part of a thread.
 struct Part<'a> {
     reader: PeersReader,
     dataset: Dataset,
@@ -159,7 +157,7 @@ impl Part<'_> {
         Ok(())
     }
 
-    /// Files of this thread in a random order.
+    /// Files of the thread in a random order.
     fn order(&self, seed: u64, is_whole: bool) -> Result<Vec<u32>> {
         let files = self.dataset.snapshot().context("there is a snapshot")?.files();
         let mut order: Vec<u32> = (0..files).collect();
@@ -195,7 +193,6 @@ impl Part<'_> {
         (!memcached.is_empty()).then(|| Instances::open(memcached, LENGTH)).transpose()
     }
 
-    /// Memcached keys of the files.
     fn paths(&self, order: &[u32]) -> Result<Vec<FilePath>> {
         let snapshot = self.dataset.snapshot().context("there is a snapshot")?;
         order.iter().map(|number| Ok(snapshot.path(*number)?)).collect()

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use crate::setup::{Process, free_address};
 
-/// Bytes of one read, and such pieces in flight on one connection.
+/// Bytes of a read, and pieces in flight on a connection.
 const PIECE: usize = 64 << 10;
 const PIECES: usize = 64;
 

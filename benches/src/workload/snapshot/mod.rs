@@ -1,10 +1,10 @@
 //! Snapshots: build from the embedded store and from Redis, open and queries (paper, Figures 10b
 //! and 10c). The reference is the simplest structure with the same contents in memory.
 //!
-//! Names are like those of ImageNet; files have one byte, so that a chunk has many. The sorted
-//! order puts folder by folder. The random order puts files of 1,000 bytes into chunks of 1 MiB, so
-//! that files of one folder seldom share a chunk. The size bench uses fewer files, each with its
-//! own time. Their number per chunk is that of ImageNet in chunks of 4 MiB.
+//! Names are like ImageNet's; files have one byte, so that a chunk has many. The sorted order puts folder by
+//! folder. The random order puts files of 1,000 bytes into chunks of 1 MiB, so that files of a folder seldom
+//! share a chunk. The size bench has fewer files, each with its own time, and as many per chunk as ImageNet in
+//! chunks of 4 MiB.
 
 mod reader;
 
@@ -24,7 +24,7 @@ pub(super) use reader::{Reader, read};
 
 const FILES: u32 = 1_281_167;
 const MANY_FILES: u32 = 10_000_000;
-/// Files of 28 KiB; a chunk of 1 MiB has 36 of them, as a chunk of 4 MiB has of ImageNet.
+/// Files of 28 KiB: 36 in a chunk of 1 MiB, like ImageNet's in chunks of 4 MiB.
 const LIKE_IMAGENET: u32 = 128_000;
 const PER_FOLDER: u32 = 1_281;
 const DATASET: &str = "imagenet";
@@ -63,7 +63,6 @@ fn fill(server: &Server, files: u32, put: Put) -> Result<Client> {
     Ok(client)
 }
 
-/// Size of a snapshot of a dataset like ImageNet.
 fn like_imagenet(settings: &Settings, put: Put) -> Result<Bench> {
     let server = Server::start(&settings.on_disk(&format!("snapshot-like-imagenet-{put:?}")))?;
     let dataset = connect(&server.address)?
@@ -197,7 +196,7 @@ fn size(snapshot: &Snapshot, step: u32, bar: Bar) -> Bench {
     Bench::new("snapshot size", format!("{files} files"), "bytes a file", [ours, theirs], bar)
 }
 
-/// Queries of one process and of two processes at once on the newest snapshot.
+/// Queries of a single process and of two concurrent processes on the newest snapshot.
 fn queries(
     settings: &Settings,
     server: &Server,
@@ -244,15 +243,13 @@ fn queries(
     ])
 }
 
-/// Runs a task; returns its two figures.
 fn ask(process: &mut OwnProcess, task: Task) -> Result<[f64; 2]> {
     process.send(task)?;
     process.answer()
 }
 
-/// Figures of one round: milliseconds, and KiB of added memory, to open the snapshot and to fill a
-/// map; then records a second by task, of one process and of both together; then private KiB of
-/// the second process.
+/// Figures of a round: milliseconds and added KiB to open the snapshot and to fill a map; then records a second
+/// by task, for one process and for both together; then private KiB of the second process.
 fn measure(first: &mut OwnProcess, second: &mut OwnProcess) -> Result<[f64; 11]> {
     let (one, other) = (ask(first, Task::Open)?, ask(second, Task::Open)?);
     let [fill, filled] = ask(first, Task::Fill)?;
@@ -312,7 +309,6 @@ fn report(settings: &Settings, server: &Server) -> Result<Bench> {
     Ok(Bench::new("shuffle --report", settings, "s", sides, Bar::AtMostTimes(2.0)))
 }
 
-/// Peak memory of a process.
 fn peak(process: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -16,12 +16,12 @@ use super::{DATASET, path};
 use crate::measure::time;
 use crate::setup::{answer, commands, connect, shuffle};
 
-/// Lookups of one run, one after the other.
+/// Lookups of a run, in sequence.
 const LOOKUPS: usize = 2_000_000;
-/// Paths of one batch query.
+/// Paths of a batch query.
 const BATCH: usize = 256;
 
-/// One process that queries a snapshot.
+/// A process with queries on a snapshot.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::workload) struct Reader {
     /// Address of the server, which names the newest version.
@@ -37,8 +37,8 @@ pub(in crate::workload) struct Reader {
 pub(super) enum Task {
     /// Open the snapshot: milliseconds, and bytes of memory added to the process.
     Open,
-    /// Look up random paths one by one: records a second, and bytes of private memory added since
-    /// before the open. Page tables count as private memory.
+    /// Look up random single paths: records a second, and private bytes added since before the open, page
+    /// tables included.
     Lookup,
     /// Look up the same paths in batches of 256.
     Batches,
@@ -94,13 +94,12 @@ pub(in crate::workload) fn read(reader: &Reader) -> Result<()> {
     Ok(())
 }
 
-/// Numbers of the first files of an epoch.
 fn epoch(dataset: &Dataset) -> Result<Vec<u32>> {
     let epoch = dataset.shuffle(ShuffleOptions::new(7, 0, DEFAULT_GROUP))?;
     Ok(epoch.cursor()?.take(LOOKUPS).collect())
 }
 
-/// Random paths, in memory one after another as in a loader that has just made them.
+/// Random paths in sequential memory, as in a loader right after their creation.
 fn paths(files: u32) -> Result<Vec<FilePath>> {
     let mut numbers: Vec<u32> = (0..files).collect();
     shuffle(&mut numbers, 1);
@@ -150,12 +149,11 @@ fn query(
     Ok(LOOKUPS)
 }
 
-/// Private memory of this process in bytes.
 fn own_memory() -> Result<u64> {
     Ok(memory("RssAnon:")? + memory("VmPTE:")?)
 }
 
-/// A field of this process's memory in bytes.
+/// A memory field of the process, in bytes.
 fn memory(field: &str) -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix(field));

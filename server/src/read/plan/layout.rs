@@ -1,7 +1,7 @@
-//! Which parts the bytes of a large file are in, as the header of its last one says.
+//! The parts of large files, as the header in each file's last chunk lists them.
 //!
-//! Must hold: a header is read once for all items that need it one after the other, in memory that
-//! is bounded whatever the header says; what is kept of it is 32 bytes for each part.
+//! Must hold: a header is read once for neighbouring items. Its memory is bounded whatever it claims, and a
+//! layout keeps 32 bytes for each part.
 
 use dl_format::layout::PAGE;
 use dl_format::{ChunkId, DatasetId, Extent, Header, ObjectKind};
@@ -14,32 +14,32 @@ use crate::datasets::headers::{read_header, read_headers};
 use crate::error::Error;
 use crate::shared::parts::{Budget, Parts, object_key};
 
-/// Headers that are read at once, at most.
+/// Most headers read at once.
 const AT_ONCE: u64 = 32;
 
-/// What they are, unless they are longer than usual.
+/// Bytes of [`AT_ONCE`] headers of usual length.
 pub(super) const BYTES_AT_ONCE: u64 = AT_ONCE * FIRST_READ;
 
-/// How many headers are read at once where a wave reads so many bytes: half as many.
+/// Headers read at once in a wave of so many bytes: up to half of the bytes.
 pub(super) fn at_once(wave_bytes: u64) -> usize {
     (wave_bytes / 2 / FIRST_READ).clamp(1, AT_ONCE) as usize
 }
 
-/// Where the parts of a file are.
+/// The parts of a file.
 #[derive(Debug)]
 pub(super) struct Layout {
-    /// Where each part ends in the file.
+    /// End of each part in the file.
     ends: Vec<u64>,
     extents: Vec<Extent>,
 }
 
-/// Bytes of a part from a place in the file on.
+/// Bytes of a part from a given byte of the file on.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) extent: Extent,
-    /// Where in the object that place is.
+    /// Place of the given byte in the object.
     pub(super) start: u64,
-    /// Where in the file the part ends.
+    /// End of the part in the file.
     pub(super) end: u64,
 }
 
@@ -59,7 +59,7 @@ impl Layout {
         self.ends.last().copied().unwrap_or_default()
     }
 
-    /// The part that a byte of the file is in; none behind the last.
+    /// The part with a byte of the file; none behind the last part.
     pub(super) fn part(&self, at: u64) -> Option<Part> {
         let index = self.ends.partition_point(|end| *end <= at);
         let (extent, end) = (*self.extents.get(index)?, *self.ends.get(index)?);
@@ -69,7 +69,7 @@ impl Layout {
     }
 }
 
-/// Why the parts of a file are not known.
+/// Why a layout is unknown.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) key: Key,
@@ -83,11 +83,11 @@ impl Failure {
     }
 }
 
-/// Those of the large files that come next.
+/// Layouts of the next large files.
 #[derive(Debug, Default)]
 pub(super) struct Layouts {
     known: Vec<(ChunkId, Result<Layout, Failure>)>,
-    /// For headers that are longer than usual.
+    /// Memory of headers longer than usual.
     rooms: Vec<OwnedSemaphorePermit>,
 }
 
@@ -100,7 +100,7 @@ impl Layouts {
         self.known.iter().find(|(of, _)| *of == chunk).map(|(_, layout)| layout.as_ref())
     }
 
-    /// Bytes that they take of a wave.
+    /// Bytes of a wave that the layouts take.
     pub(super) fn bytes(&self) -> u64 {
         let each = size_of::<Extent>() + size_of::<u64>();
         let parts = |layout: &Result<Layout, _>| layout.as_ref().map_or(0, |all| all.ends.len());
@@ -108,8 +108,7 @@ impl Layouts {
         (parts * each) as u64
     }
 
-    /// Reads those of these chunks instead of what was known; with `to_their_ends`, objects that are
-    /// cut short are damaged as well, whatever the cut has left of them.
+    /// Replaces the known layouts by the layouts of `chunks`. `to_their_ends` also detects objects cut short.
     pub(super) async fn read(
         &mut self,
         parts: &Parts,
@@ -149,7 +148,7 @@ impl Layouts {
         }
     }
 
-    /// Reads a header of so many bytes, if there is memory for it now.
+    /// Reads a header of `length` bytes, if memory is free now.
     async fn read_long(
         &mut self,
         parts: &Parts,
@@ -157,13 +156,13 @@ impl Layouts {
         key: &Key,
         length: u64,
     ) -> Result<Header, Error> {
-        // Its pieces, and both as one; later the layout, which is less.
+        // For its pieces and their concatenation; the layout needs less.
         let room = budget.try_take(length.saturating_mul(2), 0).ok_or_else(|| {
             let why = format!("{length} bytes, for which there is no memory now; try again");
             Error::new(Kind::Unavailable, "read header", key, why)
         })?;
         let header = read_header(parts, key).await?;
-        // Of others nothing is kept.
+        // A header without parts keeps no memory.
         if !header.extents().is_empty() {
             self.rooms.push(room);
         }
