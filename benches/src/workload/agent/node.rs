@@ -12,7 +12,6 @@ use dl_format::{Attributes, ChunkShape, FilePath};
 use libdiesel::{Client, ConnectOptions, Dataset, SnapshotCache, TaskOptions, agent};
 use serde::Deserialize;
 
-use super::reader::AgentReader;
 use crate::setup::{bytes, connect, dlcmd_at, finish, within};
 
 /// Limit of the wait for a whole dataset, in steps of [`LOOK`].
@@ -173,14 +172,6 @@ impl Node {
     pub(crate) fn prefetch(&self) -> Result<()> {
         let dataset = format!("dl://{}", self.dataset);
         finish(self.dlcmd()?.args(["prefetch", "--wait", &dataset]))
-    }
-
-    /// Description of a process that reads files of `length` bytes through the agent.
-    pub(crate) fn reader(&self, length: usize, seed: u64) -> AgentReader {
-        let (server, dataset) = (self.server.clone(), self.dataset.to_owned());
-        let (folder, task) = (self.folder.clone(), Some(self.task.to_owned()));
-        let namespace = self.namespace.clone();
-        AgentReader { server, dataset, folder, length, seed, task, memcached: None, namespace }
     }
 
     fn options(&self) -> Result<(ConnectOptions, TaskOptions)> {

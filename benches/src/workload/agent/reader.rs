@@ -15,7 +15,7 @@ use libdiesel::{Dataset, ShuffleOptions};
 use serde::{Deserialize, Serialize};
 
 use super::memcached::{Connection, Listener};
-use super::node::open;
+use super::node::{Node, open};
 use super::plain::Plain;
 use crate::setup::{OwnProcess, answer, commands, shuffle};
 use crate::workload::Role;
@@ -83,6 +83,16 @@ impl Kind {
             Self::Memcached => "memcached over a unix socket, one key",
             Self::MemcachedMany => "memcached over a unix socket, a batch of keys",
         }
+    }
+}
+
+impl Node {
+    /// Description of a process that reads files of `length` bytes through the agent.
+    pub(crate) fn reader(&self, length: usize, seed: u64) -> AgentReader {
+        let (server, dataset) = (self.server.clone(), self.dataset.to_owned());
+        let (folder, task) = (self.folder.clone(), Some(self.task.to_owned()));
+        let namespace = self.namespace.clone();
+        AgentReader { server, dataset, folder, length, seed, task, memcached: None, namespace }
     }
 }
 
