@@ -62,7 +62,7 @@ async fn a_primary_that_was_flushed_is_noticed_and_nothing_is_called_missing_or_
     let parts = names.chunks(500).chain(names[..2_000].chunks(500));
     let mut objects: Vec<_> = parts.map(|names| maker.files(names)).collect();
     objects.extend(objects_of(&mut maker));
-    objects.iter().for_each(|object| _ = fold.add(object));
+    objects.iter().for_each(|object| fold.add(object));
     let asked = (0..600).map(|n| format!("{}/{n}", n % 200)).chain(names[..2_000].to_vec());
     let asked: Vec<_> = asked.map(path).collect();
     for flushed in cluster.servers() {
