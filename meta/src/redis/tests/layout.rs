@@ -193,7 +193,7 @@ async fn a_dataset_is_dropped_by_its_name_alone_and_a_lost_one_holds_no_name() {
     assert_eq!(store.record_named(&other).await.unwrap(), Some(second), "it is of another id");
 }
 
-/// A tombstone fills a page; what is kept of it is what it says.
+/// Redis keeps the header of a tombstone without the zeros that fill its page.
 #[tokio::test(flavor = "multi_thread")]
 async fn copies_of_headers_are_without_what_fills_them() {
     let server = Server::start(&[]).await;
