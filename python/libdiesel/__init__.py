@@ -19,12 +19,16 @@ Classes for PyTorch are in :mod:`libdiesel.torch`.
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any, Union
 
 from libdiesel import _native, errors
-from libdiesel._native import Batch, Dataset, Epoch, View, token_after
+from libdiesel._native import Batch, Dataset, Epoch, View, __version__, token_after
+from libdiesel._options import whole
 from libdiesel._ranks import Ranks
 from libdiesel.errors import (
     CancelledError,
@@ -65,12 +69,31 @@ __all__ = [
     "UnavailableError",
     "UnreachableError",
     "View",
+    "__version__",
     "connect",
     "errors",
     "token_after",
 ]
 
 Sequence.register(Batch)
+
+# Handles of this process, for the report at its end.
+_handles: weakref.WeakSet[Dataset] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_handles.clear)
+
+
+@atexit.register
+def _report() -> None:
+    """Reports files that were put and never flushed, and the last notes of the library."""
+    for handle in _handles:
+        if handle.unflushed and not handle.closed:
+            logging.getLogger("libdiesel").warning(
+                "the program ends without a flush of dl://%s: its last puts (%d) may be lost; call flush() or close()",
+                handle.name,
+                handle.unflushed,
+            )
+    _native.deliver_notes()
+
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -114,6 +137,8 @@ def connect(
         raise TypeError(f"dataset={dataset!r} has to be an address, dl://NAME")
     if not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout={timeout!r} has to be a number of seconds")
+    if chunk_size is not None:
+        chunk_size = whole("chunk_size", chunk_size, least=1)
     if create and snapshot is not None:
         raise InvalidError("create and snapshot exclude each other: leave out one of the two")
     name: str | None
@@ -122,7 +147,7 @@ def connect(
     else:
         name = task or None
     servers = [server] if isinstance(server, str) else list(server or [])
-    return _native.connect(
+    handle = _native.connect(
         dataset,
         server=servers,
         user=user,
@@ -139,6 +164,8 @@ def connect(
         chunk_size=chunk_size,
         version=None,
     )
+    _handles.add(handle)
+    return handle
 
 
 def _connect_again(arguments: dict[str, Any]) -> Dataset:
@@ -146,4 +173,6 @@ def _connect_again(arguments: dict[str, Any]) -> Dataset:
     rest = {"create": False, "chunk_size": None}
     arguments = {**rest, **arguments}
     task = arguments.pop("task")
-    return _native.connect(arguments.pop("dataset"), task=task or None, **arguments)
+    handle = _native.connect(arguments.pop("dataset"), task=task or None, **arguments)
+    _handles.add(handle)
+    return handle

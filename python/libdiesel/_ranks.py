@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from libdiesel._options import whole
 from libdiesel.errors import InvalidError
 
 logger = logging.getLogger("libdiesel")
@@ -43,6 +44,8 @@ class Ranks:
     source: str = "the caller"
 
     def __post_init__(self) -> None:
+        for name in ("rank", "world", "nodes"):
+            whole(name, getattr(self, name))
         if not 0 <= self.rank < self.world:
             raise InvalidError(f"rank {self.rank} of {self.world}: ranks count from 0")
         if self.nodes < 1 or self.world % self.nodes:

@@ -4,13 +4,30 @@ Each class stands for a remedy. Classes also derive from Python's exceptions of 
 ``except FileNotFoundError`` works.
 """
 
+import errno
+from typing import Any
+
 
 class DieselError(Exception):
     """The root of all exceptions of the package."""
 
 
-class NotFoundError(DieselError, FileNotFoundError):
+class _SystemError(DieselError, OSError):
+    """Errors with the number of a system call's error, and the file or address, where known."""
+
+    errno: int | None = None
+    filename: Any = None
+
+    @property
+    def strerror(self) -> str | None:  # type: ignore[override]
+        """The text of the error."""
+        return str(self)
+
+
+class NotFoundError(_SystemError, FileNotFoundError):
     """The file or dataset does not exist."""
+
+    errno = errno.ENOENT
 
 
 class InvalidError(DieselError, ValueError):
@@ -29,24 +46,30 @@ class NeedsRecoveryError(DieselError):
     """The metadata of the servers is incomplete; run ``dlcmd recover``."""
 
 
-class FullError(DieselError, OSError):
+class FullError(_SystemError):
     """A store is full, or a quota is reached; writing fails, reading works."""
+
+    errno = errno.ENOSPC
 
 
 class CorruptError(DieselError):
     """Stored bytes differ from the written bytes."""
 
 
-class PermissionDenied(DieselError, PermissionError):
+class PermissionDenied(_SystemError, PermissionError):
     """Another user, key or role is needed."""
+
+    errno = errno.EACCES
 
 
 class UnavailableError(DieselError):
     """The servers can't answer the request now; try again later."""
 
 
-class Timeout(DieselError, TimeoutError):
+class Timeout(_SystemError, TimeoutError):
     """No server answered in time; try again later."""
+
+    errno = errno.ETIMEDOUT
 
 
 class CancelledError(DieselError):
@@ -57,9 +80,9 @@ class InternalError(DieselError):
     """A fault of the software; report it."""
 
 
-class UnreachableError(DieselError, ConnectionError):
+class UnreachableError(_SystemError, ConnectionError):
     """No server can be reached; check the addresses and the network."""
 
 
-class LocalError(DieselError, OSError):
+class LocalError(_SystemError):
     """A file of this machine, or its agent, can't be used."""

@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwapOption;
@@ -17,7 +18,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PySlice};
 
 use crate::classes::Classes;
 use crate::epoch::Epoch;
-use crate::errors::{Raise, invalid, named};
+use crate::errors::{Raise, invalid, named, not_found};
 use crate::files::{Files, bytes_of, file_path, folder_path, plain_number, python_name};
 use crate::output::OutputBuffer;
 use crate::target::{Open, Target};
@@ -31,17 +32,20 @@ const TOGETHER: usize = 64;
 /// A dataset on servers, opened by :func:`libdiesel.connect`. Usable from any thread and in any
 /// process: a fork has its own connections, and a pickled handle connects again to the same
 /// version.
-#[pyclass(frozen, mapping, module = "libdiesel", subclass)]
+#[pyclass(frozen, mapping, module = "libdiesel", subclass, weakref)]
 pub(crate) struct Dataset {
     open: ArcSwapOption<Open>,
     target: Target,
     /// The error of a flush abandoned by a signal.
     lost: Arc<Mutex<Option<Error>>>,
+    /// Files put since the last flush.
+    unflushed: AtomicU64,
 }
 
 impl Dataset {
     pub(crate) fn new(open: Open, target: Target) -> Self {
-        Self { open: ArcSwapOption::from_pointee(open), target, lost: Arc::default() }
+        let open = ArcSwapOption::from_pointee(open);
+        Self { open, target, lost: Arc::default(), unflushed: AtomicU64::new(0) }
     }
 
     /// Stores the error of a call without a waiting caller.
@@ -54,12 +58,25 @@ impl Dataset {
         }
     }
 
+    /// Counts a file that waits for a flush.
+    pub(crate) fn count_put(&self) {
+        self.unflushed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_flush(&self) {
+        self.unflushed.store(0, Ordering::Relaxed);
+    }
+
     /// Raises a stored error, once.
     pub(crate) fn raise_lost(&self, py: Python<'_>) -> PyResult<()> {
         match self.lost.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(error) => Err(error).or_raise(py),
             None => Ok(()),
         }
+    }
+
+    pub(crate) fn address(&self) -> String {
+        self.target.address()
     }
 
     pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Arc<Open>> {
@@ -247,8 +264,8 @@ impl Dataset {
             }
             StatItem::Folder => fields.set_item("type", "folder")?,
             StatItem::Missing => {
-                let text = format!("stat {}/{path}: there is nothing", self.target.address());
-                return Err(named(py, "NotFoundError", text));
+                let file = format!("{}/{path}", self.address());
+                return Err(not_found(py, &file, format!("stat {file}: there is nothing")));
             }
         }
         Ok(fields)
@@ -408,6 +425,12 @@ impl Dataset {
         self.target.task()
     }
 
+    /// The number of files put since the last flush. A program that ends now may lose these files.
+    #[getter]
+    fn unflushed(&self) -> u64 {
+        self.unflushed.load(Ordering::Relaxed)
+    }
+
     /// Whether the handle is closed.
     #[getter]
     fn closed(&self) -> bool {
@@ -420,6 +443,7 @@ impl Dataset {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.raise_lost(py)?;
         let Some(open) = self.open.swap(None) else { return Ok(()) };
+        self.count_flush();
         let (dataset, keep) = (open.dataset.clone(), self.lost_error());
         // An error of an abandoned call is raised by the next close.
         wait_or(py, move || dataset.close(), move |closed| keep(closed.err()))?.or_raise(py)

@@ -31,13 +31,15 @@ mod _native {
     #[pymodule_export]
     use super::epoch::{Epoch, token_after};
     #[pymodule_export]
+    use super::log::deliver_notes;
+    #[pymodule_export]
     use super::view::{Batch, View};
 
-    use super::{Bound, PyModule, PyResult, log};
+    use super::{Bound, PyModule, PyModuleMethods, PyResult, log};
 
     #[pymodule_init]
-    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         log::listen();
-        Ok(())
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -6,9 +6,12 @@
 
 use std::collections::VecDeque;
 use std::fmt::{Debug, Write};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use dl_runtime::since_boot;
+use libdiesel::{OnRetry, Retry};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use tracing::field::{Field, Visit};
@@ -17,6 +20,12 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 /// Maximum of stored messages; older messages are dropped.
 const KEPT: usize = 1_000;
+
+/// Shorter retries get no message.
+const HITCH: Duration = Duration::from_secs(1);
+/// Interval between the first two messages about retries; each message doubles the interval.
+const PAUSE: Duration = Duration::from_secs(5);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 static NOTES: Mutex<VecDeque<(Level, String)>> = Mutex::new(VecDeque::new());
 static IS_ANY: AtomicBool = AtomicBool::new(false);
@@ -34,6 +43,42 @@ struct Text {
 /// Starts storing messages, unless the program has its own subscriber.
 pub(crate) fn listen() {
     let _ = tracing::subscriber::set_global_default(Notes);
+}
+
+fn store(level: Level, text: String) {
+    let Ok(mut notes) = NOTES.try_lock() else { return };
+    if notes.len() == KEPT {
+        notes.pop_front();
+    }
+    notes.push_back((level, text));
+    IS_ANY.store(true, Ordering::Relaxed);
+}
+
+/// Reports requests that a client tries again: a server that is away is known long before the call
+/// fails.
+pub(crate) fn of_retries() -> OnRetry {
+    // The end of the silence after a report, and the pause after the next report.
+    let silence = Mutex::new((Duration::ZERO, PAUSE));
+    Arc::new(move |retry| {
+        let now = since_boot();
+        let Ok(mut silence) = silence.try_lock() else { return };
+        let (until, pause) = *silence;
+        if retry.waited < HITCH || now < until {
+            return;
+        }
+        // A later outage starts over.
+        let pause = if now > until.saturating_add(PAUSE_MAX) { PAUSE } else { pause };
+        *silence = (now.saturating_add(pause), pause.saturating_mul(2).min(PAUSE_MAX));
+        let Retry { action, subject, reason, left, .. } = retry;
+        let left = left.as_secs();
+        store(Level::WARN, format!("{action} {subject}: {reason}; trying for {left} s more"));
+    })
+}
+
+/// Passes stored messages to `logging`: at the end of the program there is no next call.
+#[pyfunction]
+pub(crate) fn deliver_notes(py: Python<'_>) -> PyResult<()> {
+    deliver(py)
 }
 
 /// Passes stored messages to `logging`.
@@ -82,13 +127,7 @@ impl Subscriber for Notes {
     fn event(&self, event: &Event<'_>) {
         let mut text = Text::default();
         event.record(&mut text);
-        let note = (*event.metadata().level(), text.message + &text.fields);
-        let Ok(mut notes) = NOTES.try_lock() else { return };
-        if notes.len() == KEPT {
-            notes.pop_front();
-        }
-        notes.push_back(note);
-        IS_ANY.store(true, Ordering::Relaxed);
+        store(*event.metadata().level(), text.message + &text.fields);
     }
 
     fn enter(&self, _: &Id) {}

@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{invalid, named};
+use crate::log;
 
 /// Most bytes of a file with a key or certificates.
 const FILE_MAX: u64 = 1 << 20;
@@ -114,6 +115,7 @@ impl Target {
             request_timeout: self.timeout,
             snapshots: SnapshotCache::of_user(),
             task: self.task.clone(),
+            on_retry: Some(log::of_retries()),
             ..ConnectOptions::default()
         })
     }

@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyBufferError, PyIndexError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::slice::PySliceIndices;
-use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PySliceMethods};
+use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PySliceMethods, PyType};
 
 /// The bytes of a file, without a copy. A view works wherever a buffer does (``memoryview``,
 /// ``numpy.frombuffer``, ``io.BytesIO``, ``bytes``). A view stays valid as long as Python holds it,
@@ -42,6 +42,12 @@ impl View {
     /// The memory of the host.
     fn __dlpack_device__(&self) -> (u32, u32) {
         (1, 0)
+    }
+
+    /// A pickle has a copy of the bytes, and becomes ``bytes``: another process, such as the one
+    /// that reads from a loader's workers, may have no such memory.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> (Bound<'py, PyType>, (Bound<'py, PyBytes>,)) {
+        (py.get_type::<PyBytes>(), (self.__bytes__(py),))
     }
 
     fn __repr__(&self) -> String {
@@ -109,6 +115,15 @@ impl Batch {
         let index: isize = index.extract()?;
         let from_start = if index < 0 { index + self.0.len().cast_signed() } else { index };
         Ok(Bound::new(py, self.view(from_start)?)?.into_any())
+    }
+
+    /// A pickle becomes a list of ``bytes``.
+    fn __reduce__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyType>, (Bound<'py, PyList>,))> {
+        let bytes = PyList::new(py, self.0.iter().map(|view| PyBytes::new(py, view)))?;
+        Ok((py.get_type::<PyList>(), (bytes,)))
     }
 
     fn __repr__(&self) -> String {

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::dataset::Dataset;
-use crate::errors::{Raise, invalid, named};
+use crate::errors::{Raise, invalid, not_found};
 use crate::files::{bytes_of, file_path};
 use crate::wait::{wait, wait_or};
 
@@ -43,17 +43,22 @@ impl Dataset {
             && data.len() < AT_ONCE
             && open.dataset.has_room()
         {
-            return py.detach(|| open.dataset.put(path, attributes, data)).or_raise(py);
+            py.detach(|| open.dataset.put(path, attributes, data)).or_raise(py)?;
+        } else {
+            let data = PyBuffer::<u8>::get(data)?.to_vec(py)?;
+            wait(py, move || open.dataset.put(path, attributes, &data))?.or_raise(py)?;
         }
-        let data = PyBuffer::<u8>::get(data)?.to_vec(py)?;
-        wait(py, move || open.dataset.put(path, attributes, &data))?.or_raise(py)
+        self.count_put();
+        Ok(())
     }
 
     /// Writes a local file, with its modification time and permissions; returns its length.
     fn put_file(&self, py: Python<'_>, path: &Bound<'_, PyAny>, source: PathBuf) -> PyResult<u64> {
         let path = file_path(py, bytes_of(path)?)?;
         let open = self.open(py)?;
-        wait(py, move || open.dataset.put_file(path, &source))?.or_raise(py)
+        let length = wait(py, move || open.dataset.put_file(path, &source))?.or_raise(py)?;
+        self.count_put();
+        Ok(length)
     }
 
     /// Waits until all written files are durable; returns their number.
@@ -63,7 +68,9 @@ impl Dataset {
         self.raise_lost(py)?;
         let (open, keep) = (self.open(py)?, self.lost_error());
         let flush = move || open.dataset.flush().and_then(Flushed::check);
-        Ok(wait_or(py, flush, move |flushed| keep(flushed.err()))?.or_raise(py)?.files)
+        let flushed = wait_or(py, flush, move |flushed| keep(flushed.err()))?;
+        self.count_flush();
+        Ok(flushed.or_raise(py)?.files)
     }
 
     /// Deletes files by their paths; returns the number of deleted files.
@@ -83,8 +90,9 @@ impl Dataset {
         match deleted.missing.first().filter(|_| !missing_ok) {
             None => Ok(deleted.deleted),
             Some(path) => {
-                let text = format!("delete {path}: there is no file; missing_ok=True allows that");
-                Err(named(py, "NotFoundError", text))
+                let file = format!("{}/{path}", self.address());
+                let text = format!("delete {file}: there is no file; missing_ok=True allows that");
+                Err(not_found(py, &file, text))
             }
         }
     }
