@@ -28,7 +28,7 @@ install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 training bench-training python python-env test-python torture-python python-bench-env bench-python
+.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 training bench-training python python-env test-python test-oldest-torch torture-python python-bench-env bench-python
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -91,6 +91,20 @@ test-python: clone programs python-env ## The tests of the Python package, with 
 
 torture-python: ## Those of the Python package with long loops, and with ten million files.
 	DIESEL_FILES=10000000 DIESEL_MISUSES=10000 $(MAKE) --no-print-directory test-python
+	$(MAKE) --no-print-directory test-oldest-torch
+
+test-oldest-torch: clone programs python-env ## The Python package with the oldest PyTorch that installs (900 MB from PyPI the first time).
+	$(call wheel,dev,debug)
+	@cmp -s python/tests/oldest/requirements.txt $(TOOLS)/oldest-torch/requirements.txt || { \
+		python3 -m venv --clear $(TOOLS)/oldest-torch && \
+		$(TOOLS)/oldest-torch/bin/pip install --quiet --no-deps --only-binary :all: \
+			--requirement python/tests/oldest/requirements.txt && \
+		$(TOOLS)/oldest-torch/bin/python -B python/tests/torch_cpu.py && \
+		cp python/tests/oldest/requirements.txt $(TOOLS)/oldest-torch; \
+	}
+	$(TOOLS)/oldest-torch/bin/pip install --quiet --no-deps --force-reinstall \
+		$(CARGO_TARGET_DIR)/debug/wheels/libdiesel-*.whl
+	DIESEL_PROGRAMS=$(CARGO_TARGET_DIR)/debug $(TOOLS)/oldest-torch/bin/python -B python/tests/oldest/train.py
 
 # The sanitizers of cargo-fuzz need a nightly compiler, which nothing else here does; so a machine
 # without one is told, and not failed; it counts as a test that was skipped.

@@ -14,7 +14,7 @@ import pytest
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent / "examples/digits.py"
-MODULES = ["libdiesel", "libdiesel._ranks", "libdiesel.torch"]
+MODULES = ["libdiesel", "libdiesel._options", "libdiesel._ranks", "libdiesel.torch"]
 
 
 @pytest.mark.parametrize("module", MODULES)

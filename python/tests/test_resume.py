@@ -184,3 +184,31 @@ def test_samplers_are_saved_by_loaders_that_look_at_each_step_only(scene, tree):
     assert first == whole[:5]
     with pytest.raises(InvalidError, match="snapshot_every_n_steps"):
         resume(loader.state_dict())
+
+
+def test_an_epoch_that_is_read_twice_is_reported_once(scene, caplog):
+    dataset = epochs(scene, epoch=0)
+    next(iter(dataset))
+    for _ in range(3):
+        assert len(list(dataset)) == 600
+    reported = [record for record in caplog.records if "set_epoch" in record.message]
+    assert len(reported) == 1
+    dataset = epochs(scene, epoch=0)
+    for epoch in (0, 1, 1):
+        dataset.set_epoch(epoch)
+        list(dataset)
+    assert [record for record in caplog.records if "set_epoch" in record.message] == reported
+
+
+def test_another_epoch_drops_no_loaded_position_silently(scene, orders):
+    token = resume(epochs(scene, epoch=1).state_dict(batches=3))
+    dataset = epochs(scene, epoch=0, resume=token)
+    with pytest.raises(ConflictError, match=r"set_epoch\(1\) first"):
+        dataset.set_epoch(0)
+    dataset.set_epoch(1)
+    assert list(DataLoader(dataset, batch_size=BATCH, collate_fn=collate)) == orders[1][3:]
+    dataset.set_epoch(0)
+    over = resume(epochs(scene, epoch=1).state_dict(batches=ALL))
+    dataset = epochs(scene, epoch=0, resume=over)
+    dataset.set_epoch(2)
+    assert dataset.epoch == 2

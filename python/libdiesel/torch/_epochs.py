@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.utils.data
 
 import libdiesel
-from libdiesel import Dataset, Ranks
+from libdiesel import Dataset, Epoch, Ranks, View
+from libdiesel._options import functions, whole
 from libdiesel.errors import CorruptError, InvalidError
-from libdiesel.torch._folder import Bad, Folder, Loader, Transform, split
+from libdiesel.torch._folder import (
+    Bad,
+    Folder,
+    Loader,
+    Transform,
+    address,
+    decode,
+    name_sample,
+    split,
+)
 from libdiesel.torch._order import TOGETHER, Order
 
 
@@ -27,6 +38,8 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
     :param rank: with ``world`` and ``nodes``: by default found by :class:`libdiesel.Ranks`
     :param resume: a token of :func:`resume` to continue from
     :param on_bad: as for :class:`Folder`, for all files of a dataset
+
+    An error of a sample names its file, and the next call of the iterator goes on behind this sample.
     :param pad: read a few samples twice, instead of leaving a few out, so that all ranks have equally many
     """
 
@@ -49,9 +62,13 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         **options: Any,
     ) -> None:
         super().__init__()
+        functions(transform=transform, loader=loader)
         self.bad = source.bad if isinstance(source, Folder) else Bad(on_bad)
-        if isinstance(source, Folder) and on_bad != "raise":
-            raise InvalidError("on_bad belongs to the folder: Folder(..., on_bad=...)")
+        if isinstance(source, Folder):
+            of_folder = {"on_bad": on_bad != "raise", "loader": loader is not bytes}
+            of_folder["transform"] = transform is not None
+            if given := [name for name, is_given in of_folder.items() if is_given]:
+                raise InvalidError(f"{given[0]} belongs to the folder: Folder(..., {given[0]}=...)")
         self.folder = source if isinstance(source, Folder) else None
         paths: Sequence[str] | None = None
         if isinstance(source, Folder):
@@ -74,36 +91,43 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = self.order.begin()
-        sample = self._sample if self.folder is None else self._sample_of_folder
-        together = min(TOGETHER, max(self.order.batch_size, TOGETHER // 4))
-        while True:
-            numbers, views = epoch.read(together)
-            if not numbers:
-                break
-            for made in sample(numbers, views):
-                self.order.given += 1
-                yield made
+        return _Iteration(self)
 
-    def _sample(self, numbers: Sequence[int], views: Sequence[Any]) -> Iterator[Any]:
-        for number, view in zip(numbers, views):
-            if isinstance(view, CorruptError):
-                view = self.bad.substitute(view, number, len(self.dataset), self.dataset.view)
-            elif isinstance(view, BaseException):
-                raise view
-            made = self.loader(view)
-            yield made if self.transform is None else self.transform(made)
+    def read(self, epoch: Epoch) -> Iterator[Any]:
+        """The next samples of the epoch; none at the end. The iterator goes on behind a sample that fails."""
+        numbers, views = epoch.read(min(TOGETHER, max(self.order.batch_size, TOGETHER // 4)))
+        targets: Iterable[int | None] = itertools.repeat(None)
+        if self.folder is not None:
+            targets = self.folder.native.classes_of(numbers)
+        return map(self._sample, numbers, views, targets)
 
-    def _sample_of_folder(self, numbers: Sequence[int], views: Sequence[Any]) -> Iterator[Any]:
-        assert self.folder is not None
-        targets = self.folder.native.classes_of(numbers)
-        for number, view, target in zip(numbers, views, targets):
-            if isinstance(view, CorruptError):
-                view = self.folder.substitute(number, view)
-            elif isinstance(view, BaseException):
-                raise view
+    def _sample(self, number: int, view: View | Exception, target: int | None) -> Any:
+        self.order.given += 1
+        if isinstance(view, Exception) and not isinstance(view, CorruptError):
+            raise view
+        if self.folder is not None:
             assert target is not None, "the order is that of the folder's own files"
-            yield self.folder.sample(view, target)
+            return self.folder.sample(number, view, target)
+        try:
+            if isinstance(view, Exception):
+                made = self._substitute(number, view)
+            else:
+                try:
+                    made = self.loader(view)
+                except Exception as error:
+                    made = self._substitute(number, error)
+            return made if self.transform is None else self.transform(made)
+        except Exception as error:
+            raise name_sample(error, self.dataset, number)
+
+    def _substitute(self, number: int, error: Exception) -> Any:
+        """A substitute of a bad file, decoded."""
+
+        def read(other: int) -> Any:
+            return decode(self.loader, self.dataset.view(other))
+
+        name = address(self.dataset, number)
+        return self.bad.substitute(error, name, number, len(self.dataset), read)
 
     def __len__(self) -> int:
         return self.order.length()
@@ -120,7 +144,7 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """The position of this process. The workers of a plain DataLoader read ahead, so pass the number of
         batches taken since the start of the iteration. torchdata's StatefulDataLoader counts by itself."""
-        samples = None if batches is None else batches * self.order.batch_size
+        samples = None if batches is None else whole("batches", batches) * self.order.batch_size
         return self.order.state(samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -132,3 +156,27 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         state = self.state_dict(batches)
         ranks = self.order.ranks
         return libdiesel.token_after(state["token"], state["given"], ranks.world, ranks.nodes)
+
+    def __repr__(self) -> str:
+        ranks = self.order.ranks
+        return f"Epochs({self.dataset!r}): epoch {self.epoch}, rank {ranks.rank} of {ranks.world}"
+
+
+class _Iteration(Iterator[Any]):
+    """An iteration of an epoch, which goes on after an error."""
+
+    def __init__(self, data: Epochs) -> None:
+        self._data = data
+        self._epoch: Epoch | None = None
+        self._made: Iterator[Any] = iter(())
+
+    def __next__(self) -> Any:
+        for made in self._made:
+            return made
+        if self._epoch is None:
+            self._epoch = self._data.order.begin()
+        self._made = self._data.read(self._epoch)
+        for made in self._made:
+            return made
+        self._data.order.end()
+        raise StopIteration

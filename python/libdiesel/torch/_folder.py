@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
@@ -14,7 +15,8 @@ import torch.utils.data
 
 import libdiesel
 from libdiesel import Dataset, View
-from libdiesel.errors import CorruptError, InvalidError, NotFoundError
+from libdiesel._options import functions, names
+from libdiesel.errors import CorruptError, DieselError, InvalidError, NotFoundError
 
 logger = logging.getLogger("libdiesel")
 
@@ -25,14 +27,15 @@ Sample = TypeVar("Sample")
 Loader = Callable[[View], Any]
 Transform = Callable[[Any], Any]
 
-#: Policies for files whose bytes are damaged everywhere.
+#: Policies for files that are damaged everywhere, or that the loader can't decode.
 ON_BAD = ("raise", "substitute")
 
 #: Maximum of files tried as a substitute of a damaged file.
 TRIES = 24
 
-#: Size of the table of files already warned about, shared by all workers.
-NAMED = 1 << 16
+#: Size of the table of files already warned about, shared by all workers. Far below 32,768 bytes: torch fills and
+#: copies larger tensors with OpenMP, which hangs in a forked child.
+NAMED = 1 << 13
 
 
 def image(view: View) -> Any:
@@ -47,11 +50,31 @@ def tensor(view: View, share: bool = False) -> torch.Tensor:
     cache without a copy, and writing to the tensor ends the program."""
     if not len(view):
         return torch.empty(0, dtype=torch.uint8)
-    return torch.from_dlpack(view) if share else torch.frombuffer(bytearray(view), dtype=torch.uint8)
+    if not share:
+        return torch.frombuffer(bytearray(view), dtype=torch.uint8)
+    try:
+        return torch.from_dlpack(view)
+    except (BufferError, TypeError):
+        # Older versions of torch and NumPy know no read-only memory in this protocol.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.frombuffer(view, dtype=torch.uint8)
+
+
+class _Undecodable(Exception):
+    """The loader failed."""
+
+
+def decode(loader: Loader, view: View) -> Any:
+    """The sample of a file, for :meth:`Bad.substitute`."""
+    try:
+        return loader(view)
+    except Exception as error:
+        raise _Undecodable from error
 
 
 class Bad:
-    """The policy for files whose bytes are damaged everywhere."""
+    """The policy for files that are damaged everywhere, or that the loader can't decode."""
 
     def __init__(self, on_bad: str) -> None:
         if on_bad not in ON_BAD:
@@ -61,19 +84,20 @@ class Bad:
         self._named = torch.zeros(NAMED, dtype=torch.bool).share_memory_()
 
     def substitute(
-        self, error: CorruptError, index: int, files: int, read: Callable[[int], Sample]
+        self, error: Exception, name: str, index: int, files: int, read: Callable[[int], Sample]
     ) -> Sample:
-        """Reads a substitute: the first whole file among the files 1, 2, 4, 8 ... places behind. Raises the
-        error with the policy ``raise``."""
+        """Reads and decodes a substitute: the first whole file among the files 1, 2, 4, 8 ... places behind.
+        Raises the error with the policy ``raise``."""
         if self.on_bad == "raise":
             raise error
         if not self._named[index % NAMED]:
             self._named[index % NAMED] = True
-            logger.warning("%s; another file replaces it in every epoch", error)
+            why = f"{error}" if isinstance(error, CorruptError) else f"decode {name}: {error!r}"
+            logger.warning("%s; another file replaces it in every epoch", why)
         for turn in range(TRIES):
             try:
                 return read((index + (1 << turn)) % files)
-            except CorruptError:
+            except (CorruptError, _Undecodable):
                 continue
         raise error
 
@@ -88,8 +112,8 @@ class Folder(torch.utils.data.Dataset[Any]):
         bytes), into a sample; default :func:`image`
     :param extensions: of the files to include, in lower case; None for all files
     :param allow_empty: allow classes without files
-    :param on_bad: ``"raise"``, or ``"substitute"`` to replace a file whose bytes are damaged everywhere by
-        another file of the folder. The choice depends only on the order of the files.
+    :param on_bad: ``"raise"``, or ``"substitute"`` to replace a file that is damaged everywhere, or that the
+        loader can't decode, by another file of the folder. The choice depends only on the order of the files.
     :param dataset: a handle to use; otherwise ``options`` are passed to :func:`libdiesel.connect`
     """
 
@@ -106,12 +130,14 @@ class Folder(torch.utils.data.Dataset[Any]):
         dataset: Dataset | None = None,
         **options: Any,
     ) -> None:
+        functions(transform=transform, target_transform=target_transform, loader=loader)
+        wanted = names("extensions", extensions)
         self.bad = Bad(on_bad)
         name, self.path = split(root)
         self.root = root
         self.dataset = libdiesel.connect(name, **options) if dataset is None else dataset
         self.transform, self.target_transform, self.loader = transform, target_transform, loader
-        found = self.dataset.classes(self.path, None if extensions is None else list(extensions))
+        found = self.dataset.classes(self.path, wanted)
         self.native = found
         self.classes: list[str] = found.classes
         self.class_to_idx = {name: index for index, name in enumerate(self.classes)}
@@ -135,38 +161,45 @@ class Folder(torch.utils.data.Dataset[Any]):
         indexes = [operator.index(index) for index in indexes]
         numbers, classes = self.native.locate(indexes)
         try:
-            views: Iterable[View | tuple[View, int]] = self.dataset.view_many(numbers)
+            views: Iterable[View | Exception] = self.dataset.view_many(numbers)
         except CorruptError:
-            # A substitute has its own class.
             views = [self._view(number) for number in numbers]
-        return [self.sample(view, target) for view, target in zip(views, classes)]
+        return list(map(self.sample, numbers, views, classes))
 
-    def sample(self, view: View | tuple[View, int], target: int) -> Any:
-        """Applies the loader and the transforms to a file."""
-        if isinstance(view, tuple):
-            view, target = view
-        sample = self.loader(view)
-        if self.transform is not None:
-            sample = self.transform(sample)
-        if self.target_transform is not None:
-            return sample, self.target_transform(target)
-        return sample, target
+    def sample(self, number: int, view: View | Exception, target: int) -> Any:
+        """Applies the loader and the transforms to a file, or to a substitute of an unreadable file. Errors
+        name the file in a note."""
+        try:
+            if isinstance(view, Exception):
+                sample, target = self._substitute(number, view)
+            else:
+                try:
+                    sample = self.loader(view)
+                except Exception as error:
+                    sample, target = self._substitute(number, error)
+            if self.transform is not None:
+                sample = self.transform(sample)
+            if self.target_transform is not None:
+                return sample, self.target_transform(target)
+            return sample, target
+        except Exception as error:
+            raise name_sample(error, self.dataset, number)
 
-    def _view(self, number: int) -> Any:
+    def _view(self, number: int) -> View | CorruptError:
         try:
             return self.dataset.view(number)
         except CorruptError as error:
-            return self.substitute(number, error)
+            return error
 
-    def substitute(self, number: int, error: CorruptError) -> tuple[View, int]:
-        """A substitute of a damaged file, with its class."""
+    def _substitute(self, number: int, error: Exception) -> tuple[Any, int]:
+        """A substitute of a bad file, decoded, with its class."""
         index = self.native.indexes([number])[0]
 
-        def read(other: int) -> tuple[View, int]:
+        def read(other: int) -> tuple[Any, int]:
             [at], [target] = self.native.locate([other])
-            return self.dataset.view(at), target
+            return decode(self.loader, self.dataset.view(at)), target
 
-        return self.bad.substitute(error, index, len(self), read)
+        return self.bad.substitute(error, address(self.dataset, number), index, len(self), read)
 
     @cached_property
     def samples(self) -> Sequence[tuple[str, int]]:
@@ -186,7 +219,7 @@ class Folder(torch.utils.data.Dataset[Any]):
 
     def _named(self, index: int) -> tuple[str, int]:
         [number], [target] = self.native.locate([index])
-        return f"dl://{self.dataset.name}/{self.dataset.path(number)}", target
+        return address(self.dataset, number), target
 
     def __repr__(self) -> str:
         return f"Folder({self.root!r}): {len(self)} samples in {len(self.classes)} classes"
@@ -214,6 +247,18 @@ class _Lazy(Sequence[Sample], Generic[Sample]):
 
     def __iter__(self) -> Iterator[Sample]:
         return (self._make(index) for index in range(self._length))
+
+
+def address(dataset: Dataset, number: int) -> str:
+    """The address of a file."""
+    return f"dl://{dataset.name}/{dataset.path(number)}"
+
+
+def name_sample(error: Exception, dataset: Dataset, number: int) -> Exception:
+    """The error of a sample with a note that names its file. Errors of the library name the file by themselves."""
+    if not isinstance(error, DieselError):
+        error.add_note(f"the sample is {address(dataset, number)}")
+    return error
 
 
 def split(root: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ the rank or of one worker of its loader. The order itself is computed, never sav
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,11 @@ import torch.utils.data
 import libdiesel
 from libdiesel import Dataset, Epoch, Ranks
 from libdiesel._native import Classes
+from libdiesel._options import U64, whole
 from libdiesel.errors import ConflictError, InvalidError
+from libdiesel.torch._trainers import epoch_of_trainer
+
+logger = logging.getLogger("libdiesel")
 
 #: The key of a state, with the version of its form.
 KEY = "libdiesel"
@@ -24,10 +29,14 @@ VERSION = 1
 #: Files read together.
 TOGETHER = 256
 
-#: Words shared by the copies of an order in all workers: the epoch, the number of times it was set, and, for
-#: each worker, the number of iterations since a position was loaded.
-EPOCH, CHANGES, BEGUN = 0, 1, 2
-WORKERS_MAX = 4096
+#: Words shared by the copies of an order in all workers: the epoch, the number of times it was set, that number
+#: plus 1 at the end of the last iteration (or REPORTED), and, for each worker, the number of iterations since a
+#: position was loaded.
+EPOCH, CHANGES, ENDED, BEGUN = 0, 1, 2, 3
+REPORTED = -1
+EPOCH_MAX = 2**63 - 1
+#: Far below 32,768 bytes: torch fills and copies larger tensors with OpenMP, which hangs in a forked child.
+WORKERS_MAX = 2048
 
 #: Key of the number of batches delivered by torchdata's loader since its last snapshot of the workers.
 STEPS = "_steps_since_snapshot"
@@ -49,16 +58,14 @@ class Order:
         resume: str | None,
         pad: bool,
     ) -> None:
-        if batch_size < 1:
-            raise InvalidError(f"batch_size={batch_size}: a batch has at least one sample")
         self.dataset = dataset
         self._classes, self._paths = classes, paths
-        self.batch_size = batch_size
+        self.batch_size = whole("batch_size", batch_size, least=1)
         self.ranks = ranks
-        self._seed, self._group, self._pad = seed, group, pad
+        self.seed, self._group, self.pad = whole("seed", seed, most=U64), whole("group", group, least=1), pad
         # Persistent workers must see a change of the epoch.
         self._shared = torch.zeros(BEGUN + WORKERS_MAX, dtype=torch.int64).share_memory_()
-        self._shared[EPOCH] = epoch
+        self._shared[EPOCH] = whole("epoch", epoch, most=EPOCH_MAX)
         # The loaded position: the token, samples of a worker delivered since, the worker, and the number of
         # times the epoch was set before.
         self._resume: str | None = None
@@ -80,12 +87,22 @@ class Order:
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch, each with its own order. To be called before each epoch, as with torch's
         DistributedSampler. A resumed epoch keeps its position."""
-        if epoch < 0:
-            raise InvalidError(f"epoch {epoch}: epochs count from 0")
+        epoch = whole("epoch", epoch, most=EPOCH_MAX)
+        epoch_of_trainer(self.ranks)
         if epoch != self.epoch:
+            self._check_unread(epoch)
             self._resume, self._read = None, 0
         self._shared[EPOCH] = epoch
         self._shared[CHANGES] += 1
+
+    def _check_unread(self, epoch: int) -> None:
+        """Raises an error if another epoch would drop a loaded position in the middle of an epoch."""
+        place = self._place(0)
+        if place and 0 < self._samples(place) - self._read and self._samples(place) < self._samples(None):
+            raise ConflictError(
+                f"set_epoch({epoch}) would drop the loaded position in the middle of epoch {self.epoch}: call "
+                f"set_epoch({self.epoch}) first (of Accelerate's loader too, which counts from 0)"
+            )
 
     def _go_on(self, token: str) -> None:
         """Lets the next iteration of each worker start at a token."""
@@ -114,15 +131,19 @@ class Order:
             worker=None if worker is None else (*worker, self.batch_size),
             resume=token,
             read=read,
-            seed=self._seed,
+            seed=self.seed,
             group=self._group,
-            pad=self._pad,
+            pad=self.pad,
             classes=self._classes,
             paths=self._paths,
         )
 
     def begin(self, batched: bool = True) -> Epoch:
         """The order of this worker, from the loaded position."""
+        epoch = epoch_of_trainer(self.ranks)
+        if not batched and epoch is not None and epoch != self.epoch:
+            # Accelerate's loader that skips batches tells its epoch to no sampler.
+            self.set_epoch(epoch)
         worker = (_worker() if batched else None) or (0, 1)
         token = self._place(worker[0])
         read = self._read if token else 0
@@ -131,11 +152,21 @@ class Order:
                 f"the state is that of worker {self._worker[0]} of {self._worker[1]}, and this is worker "
                 f"{worker[0]} of {worker[1]}: continue with libdiesel.torch.resume(state)"
             )
-        epoch = self._shuffle(worker, token, read)
+        if token is None and worker[0] == 0 and int(self._shared[ENDED]) == int(self._shared[CHANGES]) + 1:
+            self._shared[ENDED] = REPORTED
+            logger.warning(
+                "epoch %d is read again in the same order: call set_epoch before each epoch", self.epoch
+            )
+        files = self._shuffle(worker, token, read)
         self._read = 0
         self._shared[BEGUN + worker[0] % WORKERS_MAX] += 1
-        self._begun, self.given = (epoch.token(0), token is None), read
-        return epoch
+        self._begun, self.given = (files.token(0), token is None), read
+        return files
+
+    def end(self) -> None:
+        """Records the end of an iteration."""
+        if int(self._shared[ENDED]) != REPORTED:
+            self._shared[ENDED] = self._shared[CHANGES] + 1
 
     def _samples(self, token: str | None) -> int:
         """Samples of this rank, from the start of the epoch or from a token."""
@@ -282,7 +313,7 @@ def _check(state: Any) -> None:
 
 def _field(token: str, name: str) -> int:
     """A number of a token."""
-    for part in token.split(";"):
+    for part in token.split(";") if isinstance(token, str) else ():
         key, _, text = part.partition("=")
         if key == name and text.isascii() and text.isdigit():
             return int(text)
