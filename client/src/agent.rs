@@ -1,6 +1,6 @@
 //! The interface between the node agent and the library: the layout of memory, the messages, and
-//! the access to servers. The module is for `dl-agent` and its tools; applications need no part of
-//! the module.
+//! the access to servers. The module is for `dl-agent`, its tools and the Python package;
+//! applications need no part of the module.
 //!
 //! Must hold: an agent and a worker of the same library version agree on the interface. The bytes
 //! of chunks come unchecked: the caller checks them by a snapshot.
@@ -16,6 +16,7 @@ pub use dl_proto::{
 use crate::dataset::Dataset;
 use crate::error::Error;
 pub use crate::remote::ChunkSource;
+pub use crate::worker::copying::{copy_bytes, copy_to_new};
 pub use crate::worker::layout::{Arena, Gauge, PinPage, SLOTS_MAX, Shape, Table, Word};
 pub use crate::worker::message::{
     Begin, FromAgent, HINTS_MAX, Hello, NO_FILE, PROTOCOL, Servers, ToAgent, Want, WantFiles,

@@ -2,6 +2,7 @@
 //!
 //! Must hold: a read pins a single piece at a time, so a file of any size needs a single slot.
 
+use super::copying::copy_bytes;
 use super::read::{AgentReader, count};
 use crate::snapshot::FilePlace;
 
@@ -53,7 +54,7 @@ impl AgentReader {
             let hints: Vec<_> = next.iter().take(AHEAD).map(|piece| piece.chunk).collect();
             self.miss(attached, number, piece, &hints)
         })?;
-        into.copy_from_slice(pinned.bytes(piece.offset, into.len())?);
+        copy_bytes(pinned.bytes(piece.offset, into.len())?, into);
         Some(())
     }
 }

@@ -12,6 +12,7 @@ use rustix::fs::{
 };
 use rustix::mm::{Advice, ProtFlags, madvise};
 
+use super::copying::copy_to_new;
 use crate::snapshot::{RawMap, prefetch};
 
 const LINE_BYTES: usize = 64;
@@ -151,10 +152,11 @@ impl SharedMemory {
         #[expect(unsafe_code, reason = "mapped memory has no other face")]
         // SAFETY: the range is in the map, which is writable. `bytes` is memory of the process, so the two
         // don't overlap, and no reference to the range exists (see above).
-        unsafe {
-            let to = self.map.start.as_ptr().add(offset);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
-        }
+        let to = unsafe {
+            let start = self.map.start.as_ptr().add(offset);
+            std::slice::from_raw_parts_mut(start.cast(), bytes.len())
+        };
+        copy_to_new(bytes, to);
         true
     }
 

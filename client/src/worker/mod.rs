@@ -6,6 +6,7 @@
 
 pub(crate) mod address;
 mod attach;
+pub(crate) mod copying;
 mod fork;
 mod gather;
 mod large;

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use dl_runtime::since_boot;
 
 use super::attach::{Attached, Attacher};
+use super::copying::{copy_bytes, copy_of};
 use super::fork;
 use super::gather::Batch;
 use super::layout::{Gauge, Pinned};
@@ -142,7 +143,7 @@ impl AgentReader {
     /// A file in memory; none if the caller must read from the servers.
     pub(crate) fn read(&self, number: u32) -> Option<Bytes> {
         match self.place(number) {
-            Some(place) => self.lend_at(number, place, Vec::new, Bytes::copy_from_slice),
+            Some(place) => self.lend_at(number, place, Vec::new, copy_of),
             None => self.read_large(number).map(Bytes::from),
         }
     }
@@ -155,7 +156,7 @@ impl AgentReader {
             return self.read_large_into(number, buffer);
         };
         self.lend_at(number, place, Vec::new, |bytes| {
-            buffer.get_mut(..bytes.len())?.copy_from_slice(bytes);
+            copy_bytes(bytes, buffer.get_mut(..bytes.len())?);
             Some(bytes.len())
         })?
     }
@@ -434,7 +435,7 @@ fn copy(
 ) -> Option<usize> {
     let bytes = pinned.bytes(place.offset, place.length as usize)?;
     let to = from.checked_add(bytes.len())?;
-    buffer.get_mut(from..to)?.copy_from_slice(bytes);
+    copy_bytes(bytes, buffer.get_mut(from..to)?);
     count(attached, place);
     Some(to)
 }
@@ -445,7 +446,7 @@ fn keep(attached: &Arc<Attached>, place: FilePlace, pinned: Pinned<'_>) -> Optio
     let bytes = pinned.bytes(place.offset, place.length as usize)?;
     let (offset, length) = (place.offset, bytes.len());
     if !attached.may_view(pinned.slot()) {
-        return Some(View(Viewed::Copied(Bytes::copy_from_slice(bytes))));
+        return Some(View(Viewed::Copied(copy_of(bytes))));
     }
     let slot = attached.keep_for_view(pinned);
     let pin = Pin { attached: Arc::clone(attached), slot };
