@@ -44,9 +44,13 @@ impl SpareMemory {
             self.looked_at = Some(now);
         }
         let granted = u64::from(slot.saturating_sub(self.populated)).saturating_add(1);
-        granted.saturating_mul(slot_bytes.into()) <= self.bytes
+        // A slot takes whole huge pages.
+        let granted = granted.saturating_mul(slot_bytes.into()).div_ceil(HUGE_PAGE);
+        granted.saturating_mul(HUGE_PAGE) <= self.bytes
     }
 }
+
+const HUGE_PAGE: u64 = libdiesel::agent::HUGE_PAGE as u64;
 
 /// Interval between two readings of the free memory.
 const LOOK: Duration = Duration::from_millis(200);

@@ -16,6 +16,7 @@ pub use dl_proto::{
 use crate::dataset::Dataset;
 use crate::error::Error;
 pub use crate::remote::ChunkSource;
+pub use crate::snapshot::HUGE_PAGE;
 pub use crate::worker::copying::{copy_bytes, copy_to_new};
 pub use crate::worker::layout::{Arena, Gauge, PinPage, SLOTS_MAX, Shape, Table, Word};
 pub use crate::worker::message::{

@@ -12,7 +12,7 @@ use dl_runtime::since_boot;
 
 use crate::error::{Error, Kind};
 use crate::remote::ConnectOptions;
-use crate::snapshot::{Snapshot, SnapshotCache};
+use crate::snapshot::{Advice, Snapshot, SnapshotCache, advise};
 use crate::task::TaskOptions;
 use crate::worker::Attacher;
 use crate::worker::address::AgentAddress;
@@ -156,10 +156,13 @@ fn failed(task: &TaskOptions, why: impl Into<Box<dyn std::error::Error + Send + 
 /// Errors of the memory for the copy.
 pub fn snapshot_file(snapshot: &Snapshot, cache: Option<&SnapshotCache>) -> io::Result<OwnedFd> {
     if let Some(file) = cache.and_then(|cache| cache.file_of(snapshot)) {
+        let bytes = snapshot.bytes();
+        advise(bytes.as_ptr(), bytes.len(), Advice::Collapse);
         return Ok(File::into(file));
     }
     let bytes = snapshot.bytes();
     let (memory, file) = SharedMemory::create("diesel-snapshot", bytes.len(), Access::Maker)?;
+    memory.populate(0, bytes.len());
     memory.write(0, bytes);
     Ok(file)
 }

@@ -10,7 +10,10 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use bytes::Bytes;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+/// Bytes of a huge page on common processors.
+pub const HUGE_PAGE: usize = 2 << 20;
 
 /// Bytes of a snapshot: mapped from a file, or in memory of the process alone.
 #[derive(Debug)]
@@ -50,22 +53,68 @@ pub(crate) fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// A range of mapped memory, valid also after its file loses its name.
+/// Advice for the kernel that changes no byte. Kernels that don't know an advice ignore the call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Advice {
+    /// Use huge pages at first touches, on a machine that permits huge pages to programs that ask.
+    HugePages = libc::MADV_HUGEPAGE as isize,
+    /// Bring all pages into memory at once.
+    Populate = libc::MADV_POPULATE_WRITE as isize,
+    /// Move huge pages of the range that have a byte in memory into huge pages of the machine. Needs
+    /// Linux 6.1, and memory that no file system but tmpfs holds.
+    Collapse = 25,
+}
+
+/// Gives the kernel an advice on memory that begins at a page.
+pub(crate) fn advise(start: *const u8, length: usize, advice: Advice) {
+    #[expect(unsafe_code, reason = "there is no safe way to advise on memory")]
+    // SAFETY: no advice changes a byte, so any memory will do.
+    let _ = unsafe { libc::madvise(start.cast_mut().cast(), length, advice as libc::c_int) };
+}
+
+/// A range of mapped memory that begins at a huge page's boundary, valid also after its file loses
+/// its name.
 #[derive(Debug)]
 pub(crate) struct RawMap {
     pub(crate) start: NonNull<u8>,
     pub(crate) length: usize,
+    /// The address space around the range.
+    _reserved: Reserved,
+}
+
+/// Address space without memory. Its drop also unmaps the maps placed inside.
+#[derive(Debug)]
+struct Reserved {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+impl Reserved {
+    fn new(length: usize) -> io::Result<Self> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        #[expect(unsafe_code, reason = "there is no safe way to reserve address space")]
+        // SAFETY: the kernel chooses a free place, so the map replaces nothing.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), length, ProtFlags::empty(), flags) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, length })
+    }
 }
 
 impl RawMap {
     /// Maps the beginning of a file or of memory.
     pub(crate) fn of(file: impl AsFd, length: usize, access: ProtFlags) -> io::Result<Self> {
-        let flags = MapFlags::SHARED;
+        let room = length.checked_add(HUGE_PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
+        let reserved = Reserved::new(room)?;
+        let address = reserved.start.addr().get();
+        let start = reserved.start.as_ptr().wrapping_add(address.wrapping_neg() % HUGE_PAGE);
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
         #[expect(unsafe_code, reason = "there is no safe way to map memory")]
-        // SAFETY: the kernel chooses a free place, so the map replaces nothing.
-        let start = unsafe { mmap(std::ptr::null_mut(), length, access, flags, file, 0) }?;
+        // SAFETY: `length` bytes from `start` on are reserved: the boundary lies in the first huge
+        // page of the reserved range. So the map replaces only address space of `reserved`.
+        let start = unsafe { mmap(start.cast(), length, access, flags, file, 0) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, length })
+        Ok(Self { start, length, _reserved: reserved })
     }
 }
 
@@ -101,10 +150,10 @@ unsafe impl Send for RawMap {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for RawMap {}
 
-impl Drop for RawMap {
+impl Drop for Reserved {
     fn drop(&mut self) {
         #[expect(unsafe_code, reason = "unmapping is unsafe")]
-        // SAFETY: the memory was mapped by `of`, and no slice of the mapping outlives the value.
+        // SAFETY: the range was mapped by `new`, and no slice of a map inside outlives the value.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
         debug_assert!(unmapped.is_ok());
     }

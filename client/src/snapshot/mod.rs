@@ -20,6 +20,7 @@ pub(crate) use cache::{Key, Origin};
 pub(crate) use index::Walk;
 pub use index::{FilePlace, Snapshot};
 pub(crate) use lock::Lock;
-pub(crate) use mapped::{RawMap, prefetch};
+pub use mapped::HUGE_PAGE;
+pub(crate) use mapped::{Advice, RawMap, advise, prefetch};
 pub(crate) use target::Target;
 pub(crate) use user_file::{UserFile, room};

@@ -82,11 +82,9 @@ impl Arena {
     /// # Errors
     /// Errors of the kernel, for example without enough memory.
     pub fn create(shape: Shape) -> io::Result<(Self, Vec<OwnedFd>)> {
-        let made = shape.segments().map(|length| {
-            let made = SharedMemory::create("diesel-arena", length, Access::Maker)?;
-            made.0.ask_for_huge_pages();
-            Ok(made)
-        });
+        let made = shape
+            .segments()
+            .map(|length| SharedMemory::create("diesel-arena", length, Access::Maker));
         let (segments, files) = made.collect::<io::Result<(Vec<_>, Vec<_>)>>()?;
         Ok((Self { shape, segments, populated: AtomicU32::new(0) }, files))
     }
@@ -98,11 +96,8 @@ impl Arena {
             let why = "the arena has another size than the agent announced";
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
-        let maps = lengths.iter().zip(files).map(|(length, file)| {
-            let map = SharedMemory::map(file, *length, false)?;
-            map.ask_for_huge_pages();
-            Ok(map)
-        });
+        let maps =
+            lengths.iter().zip(files).map(|(length, file)| SharedMemory::map(file, *length, false));
         let segments = maps.collect::<io::Result<_>>()?;
         Ok(Self { shape, segments, populated: AtomicU32::new(shape.slots) })
     }
@@ -190,8 +185,10 @@ impl Table {
     /// # Errors
     /// Errors of the kernel, for example without enough memory.
     pub fn create(chunks: u32) -> io::Result<(Self, OwnedFd)> {
-        let made = SharedMemory::create("diesel-table", Self::length(chunks), Access::Maker)?;
-        Ok((Self { memory: made.0, chunks }, made.1))
+        let length = Self::length(chunks);
+        let (memory, file) = SharedMemory::create("diesel-table", length, Access::Maker)?;
+        memory.populate(0, length);
+        Ok((Self { memory, chunks }, file))
     }
 
     pub(super) fn map(file: impl AsFd, chunks: u32) -> io::Result<Self> {

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
-use rustix::mm::{Advice, ProtFlags, madvise};
+use rustix::mm::ProtFlags;
 
 use super::copying::copy_to_new;
-use crate::snapshot::{RawMap, prefetch};
+use crate::snapshot::{Advice, HUGE_PAGE, RawMap, advise, prefetch};
 
 const LINE_BYTES: usize = 64;
 
@@ -39,6 +39,9 @@ impl SharedMemory {
         let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, length as u64)?;
         let memory = Self::map_as(&file, length, ProtFlags::READ | ProtFlags::WRITE)?;
+        if length >= HUGE_PAGE {
+            advise(memory.map.start.as_ptr(), length, Advice::HugePages);
+        }
         let sealed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         fcntl_add_seals(
             &file,
@@ -66,31 +69,26 @@ impl SharedMemory {
         Ok(Self { map, is_writable: access.contains(ProtFlags::WRITE) })
     }
 
-    /// Asks the kernel for huge pages, without a guarantee.
-    pub(crate) fn ask_for_huge_pages(&self) {
-        #[expect(unsafe_code, reason = "there is no safe way to advise on memory")]
-        // SAFETY: the advice covers the whole map of the value, and changes no byte.
-        let _ = unsafe {
-            madvise(self.map.start.as_ptr().cast(), self.map.length, Advice::LinuxHugepage)
-        };
-    }
-
     /// Whether a range is in the map, which is writable.
     fn may_write(&self, offset: usize, length: usize) -> bool {
         self.is_writable && offset.checked_add(length).is_some_and(|end| end <= self.map.length)
     }
 
-    /// Populates all pages of a range at once, much cheaper than page by page at the first write.
-    pub(super) fn populate(&self, offset: usize, length: usize) {
+    /// Populates a range and the rest of its huge pages, much cheaper than page by page at the
+    /// first write. The pages are huge where the kernel permits.
+    pub(crate) fn populate(&self, offset: usize, length: usize) {
         if !self.may_write(offset, length) {
             return;
         }
-        #[expect(unsafe_code, reason = "there is no safe way to advise on memory")]
-        // SAFETY: the range is in the map, and the advice changes no byte. Old kernels ignore the advice.
-        let _ = unsafe {
-            let start = self.map.start.as_ptr().add(offset);
-            madvise(start.cast(), length, Advice::LinuxPopulateWrite)
-        };
+        let first = offset - offset % HUGE_PAGE;
+        let start = self.map.start.as_ptr().wrapping_add(first);
+        let length = offset + length - first;
+        for page in (0..length).step_by(HUGE_PAGE) {
+            advise(start.wrapping_add(page), 1, Advice::Populate);
+        }
+        let huge = length.next_multiple_of(HUGE_PAGE).min(self.map.length - first);
+        advise(start, huge, Advice::Collapse);
+        advise(start, length, Advice::Populate);
     }
 
     /// The word of 8 bytes at an offset in bytes; none outside of the map.

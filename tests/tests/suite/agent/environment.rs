@@ -123,20 +123,24 @@ fn has_read_without_the_cache(ended: Ended) -> Result<()> {
 
 const READ: [&str; 4] = ["--json", "shuffle", "dl://ds", "--read"];
 
-#[test]
-fn without_shared_memory_readers_note_it_and_use_the_servers() -> Result<()> {
-    let scene = Scene::stamped(FILES)?;
-    let dlcmd = scene.dlcmd()?;
+/// A command under a Python program that restricts its process and then becomes the command.
+pub(super) fn restricted(command: &Command, program: &str) -> Command {
     let mut python = Command::new("python3");
-    python.args(["-c", include_str!("without_memfd.py")]).arg(dlcmd.get_program());
-    python.args(dlcmd.get_args()).args(READ);
-    for (name, value) in dlcmd.get_envs() {
+    python.args(["-c", program]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
         match value {
             Some(value) => python.env(name, value),
             None => python.env_remove(name),
         };
     }
-    match run(&mut python) {
+    python
+}
+
+#[test]
+fn without_shared_memory_readers_note_it_and_use_the_servers() -> Result<()> {
+    let scene = Scene::stamped(FILES)?;
+    let mut dlcmd = scene.dlcmd()?;
+    match run(&mut restricted(dlcmd.args(READ), include_str!("without_memfd.py"))) {
         Ok(ended) if !ended.stderr.contains("no filter") => has_read_without_the_cache(ended),
         refused => skip(format_args!("this machine permits no system call filter: {refused:?}")),
     }

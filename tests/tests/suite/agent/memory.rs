@@ -2,11 +2,12 @@
 
 use std::cell::Cell;
 
-use anyhow::{Result, ensure};
-use dl_tests::program::memory;
-use dl_tests::tell;
+use anyhow::{Context, Result, ensure};
+use dl_tests::program::{memory, run};
+use dl_tests::{skip, tell};
 
 use super::Scene;
+use super::environment::restricted;
 
 const MIB: u64 = 1 << 20;
 
@@ -73,4 +74,54 @@ fn an_agent_without_a_cache_reads_all_through_few_slots() -> Result<()> {
     let (fetched, chunks) = (&status["chunks_from_servers"], &status["chunks"]);
     ensure!(fetched.as_u64() >= chunks.as_u64(), "{status}");
     workers.into_iter().try_for_each(|worker| worker.end().map(drop))
+}
+
+/// The reason why this machine denies huge pages for shared memory; none for a machine with huge pages.
+fn no_huge_pages() -> Option<String> {
+    let file = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let setting = std::fs::read_to_string(file).unwrap_or_default();
+    if setting.is_empty() || setting.contains("[deny]") {
+        return Some(format!("{file} is {:?}", setting.trim()));
+    }
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = release.trim();
+    let mut numbers = release.split('.').map_while(|number| number.parse::<u32>().ok());
+    let version = (numbers.next(), numbers.next());
+    (version < (Some(6), Some(1))).then(|| format!("Linux {release} has no MADV_COLLAPSE"))
+}
+
+const START: [&str; 5] = ["agent", "start", "dl://ds", "--memory", "64MiB"];
+
+/// Bytes in memory and in huge pages of a running agent, with all chunks in its memory.
+fn pages_when_full(scene: &Scene) -> Result<[u64; 2]> {
+    run(scene.dlcmd()?.args(["agent", "prefetch", "--wait", "dl://ds"]))?.code(0)?;
+    scene.get_and_compare()?;
+    let status = scene.status()?;
+    ensure!(status["chunks_present"] == status["chunks"], "{status}");
+    let bytes = |name| status["pages"][name].as_u64().context("a number of bytes");
+    Ok([bytes("mapped_bytes")?, bytes("huge_bytes")?])
+}
+
+#[test]
+fn the_arena_is_in_huge_pages_without_a_setting() -> Result<()> {
+    if let Some(why) = no_huge_pages() {
+        return skip(why);
+    }
+    let scene = Scene::new(41)?;
+    run(scene.dlcmd()?.args(START))?.code(0)?;
+    let [mapped, huge] = pages_when_full(&scene)?;
+    ensure!(huge == mapped && huge > 0, "{huge} of {mapped} bytes are in huge pages");
+    let shown = run(scene.dlcmd()?.args(["agent", "status"]))?.code(0)?;
+    ensure!(shown.text().contains(" of them huge (shmem_enabled is "), "{shown:?}");
+    Ok(())
+}
+
+#[test]
+fn an_agent_that_is_denied_huge_pages_takes_small_pages() -> Result<()> {
+    let scene = Scene::new(42)?;
+    let mut start = scene.dlcmd()?;
+    run(&mut restricted(start.args(START), include_str!("without_huge_pages.py")))?.code(0)?;
+    let [mapped, huge] = pages_when_full(&scene)?;
+    ensure!(huge == 0 && mapped > 0, "{huge} of {mapped} bytes are in huge pages");
+    Ok(())
 }
