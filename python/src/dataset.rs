@@ -20,7 +20,7 @@ use crate::classes::Classes;
 use crate::epoch::Epoch;
 use crate::errors::{Raise, invalid, named, not_found};
 use crate::files::{Files, bytes_of, file_path, folder_path, plain_number, python_name};
-use crate::output::OutputBuffer;
+use crate::output::{OutputBuffer, bytes_object};
 use crate::target::{Open, Target};
 use crate::view::{Batch, View};
 use crate::wait::{wait, wait_or};
@@ -109,7 +109,7 @@ impl Dataset {
     /// Bytes of files; waits for files not in memory.
     fn bytes<'py>(&self, py: Python<'py>, files: Files) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let mut read = Vec::new();
-        self.read_files(py, files, &mut |bytes| read.push(PyBytes::new(py, bytes)))?;
+        self.read_files(py, files, &mut |bytes| read.push(bytes_object(py, bytes)))?;
         Ok(read)
     }
 
@@ -164,7 +164,7 @@ impl Dataset {
         let open = open.as_ref().ok_or_else(|| self.is_closed(py))?;
         let mut here = None;
         if let Some(number) = plain_number(file) {
-            open.dataset.lend_present(&[number], |bytes| here = Some(PyBytes::new(py, bytes)));
+            open.dataset.lend_present(&[number], |bytes| here = Some(bytes_object(py, bytes)));
         }
         if let Some(bytes) = here {
             return Ok(bytes);

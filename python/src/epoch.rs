@@ -13,6 +13,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::errors::{Raise, invalid, raised};
 use crate::files::python_name;
+use crate::output::bytes_object;
 use crate::view::View;
 use crate::wait::wait;
 
@@ -216,7 +217,7 @@ impl Epoch {
             }
         };
         let path = self.epoch.snapshot().path(number).or_raise(py)?;
-        let bytes = PyBytes::new(py, &read.or_raise(py)?);
+        let bytes = bytes_object(py, &read.or_raise(py)?);
         Ok(Some((python_name(path.as_bytes()), bytes)))
     }
 

@@ -35,11 +35,20 @@ mod _native {
     #[pymodule_export]
     use super::view::{Batch, View};
 
-    use super::{Bound, PyModule, PyModuleMethods, PyResult, log};
+    use super::{Bound, PyModule, PyModuleMethods, PyResult, keep_freed_memory, log};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        keep_freed_memory();
         log::listen();
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
+}
+
+/// Makes glibc keep up to 64 MiB of freed memory for the next batch, where glibc gives all but
+/// 128 KiB back to the kernel by default. glibc learns from a large block that is freed: the block
+/// has the largest size from which glibc learns, and costs no memory, as no byte is touched.
+fn keep_freed_memory() {
+    const LARGEST_LESSON: usize = (32 << 20) - (8 << 10);
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(LARGEST_LESSON)));
 }

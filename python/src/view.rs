@@ -11,6 +11,8 @@ use pyo3::prelude::*;
 use pyo3::types::slice::PySliceIndices;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PySliceMethods, PyType};
 
+use crate::output::bytes_object;
+
 /// The bytes of a file, without a copy. A view works wherever a buffer does (``memoryview``,
 /// ``numpy.frombuffer``, ``io.BytesIO``, ``bytes``). A view stays valid as long as Python holds it,
 /// even after the dataset is closed. Meanwhile its chunk stays in the memory of the node.
@@ -24,7 +26,7 @@ impl View {
     }
 
     fn __bytes__<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.0)
+        bytes_object(py, &self.0)
     }
 
     /// For ``torch.from_dlpack``: the bytes as a shared tensor of ``uint8``. Never write to the

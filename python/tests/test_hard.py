@@ -272,3 +272,29 @@ def test_a_view_that_is_kept_does_not_keep_its_batch(scene):
         pinned = scene.dlcmd("agent", "status", "--task", "tests").split(f"worker {os.getpid()}: ")[1]
         assert pinned.startswith("1 pinned"), pinned
         assert bytes(one) == expected == dataset.get(3)
+
+
+FAULTS_OF_BATCHES = """
+import resource
+import libdiesel
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+dataset = libdiesel.connect("dl://even", task="tests")
+batch = list(range(256))
+for _ in range(5):
+    dataset.get_many(batch)
+before = faults()
+for _ in range(20):
+    dataset.get_many(batch)
+print(faults() - before)
+"""
+
+
+def test_batches_of_bytes_reuse_the_memory_of_earlier_batches(scene, tmp_path):
+    scene.put("even", {f"{number:03}": bytes(4096) for number in range(256)})
+    command = [sys.executable, "-c", FAULTS_OF_BATCHES]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 500, "page faults of 20 batches of 256 pages"
