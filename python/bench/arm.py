@@ -35,6 +35,7 @@ IMPORTS = {
     "litdata": "litdata",
     "webdataset": "webdataset",
     "lance": "lance",
+    "numpy": "numpy",
 }
 
 

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 
+import numpy
+
 import loops
 
 NAME = "bench"
@@ -80,6 +82,9 @@ class Store:
         if status["chunks_present"] < status["chunks"]:
             raise RuntimeError(f"the agent's memory holds {status['chunks_present']} chunks "
                                f"of {status['chunks']}")
+        pages = status["pages"]
+        print(f"\n{pages['huge_bytes'] >> 20} of {pages['mapped_bytes'] >> 20} MiB of the arena in "
+              f"huge pages, shmem_enabled is {pages['setting']}")
 
     def job(self, **more):
         """Connection parameters of a reading process."""
@@ -121,15 +126,20 @@ def get_by_path(job):
 def get_many(job):
     """Batches of bytes."""
     ds = connect(job)
-    groups = loops.batches(loops.shuffled(len(ds)))
+    groups = loops.batches(loops.shuffled(len(ds)), batch(job))
     return lambda: loops.many(ds.get_many, groups)
 
 
+def batch(job):
+    """Files of a batch."""
+    return job["options"].get("batch", loops.BATCH)
+
+
 def get_into(job):
-    """Batches into one reused buffer."""
+    """Batches into one reused array."""
     ds = connect(job)
-    groups = loops.batches(loops.shuffled(len(ds)))
-    buffer = bytearray(loops.BATCH * job["files"].size)
+    groups = loops.batches(loops.shuffled(len(ds)), batch(job))
+    buffer = numpy.zeros(batch(job) * job["files"].size, numpy.uint8)
     return lambda: loops.places(lambda group: ds.get_many(group, into=buffer), groups)
 
 

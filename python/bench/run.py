@@ -24,6 +24,8 @@ LIBRARIES = (
     "torch", "torchvision", "pillow", "lmdb", "litdata", "mosaicml-streaming", "webdataset",
     "pylance",
 )
+# Bytes of a file.
+SIZES = {"bytes": 4 << 10, "large": 128 << 10, "tiny": 64}
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -40,9 +42,8 @@ class Sources:
             self.files = data.write_tree(tree, count, kind)
             self.source = ("tree", tree)
         else:
-            size = 4096 if kind == "bytes" else 64
-            self.files = data.Bytes(count, size)
-            self.source = ("bytes", (count, size))
+            self.files = data.Bytes(count, SIZES[kind])
+            self.source = ("bytes", (count, SIZES[kind]))
 
     def close(self):
         """Ends the processes, and frees the disk."""
@@ -213,7 +214,8 @@ def bars_told(part, files, results):
             continue
         mine, theirs, stands, met = parts.verdict(bar, results)
         told = {
-            "times": f"{bar.arm} / {beside}: {stands:.2f} x, bar {bar.limit:g} x",
+            "times": f"{bar.arm} / {beside}: {stands:.2f} x, bar {bar.limit:g} x"
+                     + (f" ({bar.goal:g} x wanted with huge pages)" if bar.goal else ""),
             "later": f"{bar.arm}, first batch: {stands:+.2f} s to {beside}, bar +{bar.limit:g} s",
             "seconds": f"{bar.arm}, first batch: {stands:.2f} s, bar {bar.limit:g} s",
         }[bar.kind]

@@ -5,7 +5,7 @@
 use anyhow::{Result, ensure};
 
 use super::memcached::Listener;
-use super::node::{Node, put};
+use super::node::{Node, Pages, put};
 use super::reader::{AgentReader, Answer, BATCH, Command, Kind, ReaderProcess, together};
 use super::{BYTES, runs};
 use crate::measure::{Bar, Bench, Side, add};
@@ -27,12 +27,10 @@ const fn row(name: &'static str, ours: Kind, theirs: Kind, bar: f64) -> Row {
 }
 
 pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
-    let is_huge = has_huge_pages();
-    let (single, many) = if is_huge { (0.50, 0.70) } else { (0.55, 0.85) };
     let small = [
-        row("get by number", Kind::Get, Kind::Plain, single),
+        row("get by number", Kind::Get, Kind::Plain, 0.50),
         row("get by number, beside records", Kind::Get, Kind::Record, 0.85),
-        row("get_many by number", Kind::GetMany, Kind::PlainMany, many),
+        row("get_many by number", Kind::GetMany, Kind::PlainMany, 0.85),
         row("get by path", Kind::Path, Kind::Plain, 0.35),
         row("get_many by path", Kind::PathMany, Kind::PlainMany, 0.50),
         row("view_many", Kind::Views, Kind::Plain, 2.5),
@@ -46,6 +44,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let setup = Setup::new(settings, "small", 4 << 10)?;
     let mut benches = setup.measure(&small, None)?;
     benches.push(setup.two_workers()?);
+    benches.push(setup.pages()?);
     {
         let socket = settings.on_disk("memcached");
         let _server = memcached_at(&socket)?;
@@ -57,13 +56,6 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     benches.extend(setup.measure(&large, None)?);
     setup.check()?;
     Ok(benches)
-}
-
-/// True on a kernel with huge pages for shared memory on request.
-fn has_huge_pages() -> bool {
-    let file = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|mode| text.contains(mode))
 }
 
 struct Setup {
@@ -83,12 +75,10 @@ impl Setup {
         let memory = u64::from(files) * length as u64 * 5 / 4 + (256 << 20);
         let node = Node::start("hot", &server.address, dataset, &folder, memory, "oneshot")?;
         node.wait()?;
-        let pages =
-            if has_huge_pages() { "huge pages where the kernel has them" } else { "4 KiB pages" };
         let text = format!(
-            "{files} files of {} KiB in random order out of a filled cache, all of them read before, batches of {BATCH}, \
-             {pages}; sides change every {MILLISECONDS} ms; memcpy out of an equal memfd, made and \
-             mapped as the agent makes its arena",
+            "{files} files of {} KiB in random order out of a filled cache, all of them read before, batches of {BATCH}; \
+             sides change every {MILLISECONDS} ms; copies by the loop of the library out of an equal memfd, \
+             made and mapped as the agent makes its arena",
             length >> 10
         );
         Ok(Self { node, _server: server, length, runs: runs(settings), settings: text })
@@ -154,6 +144,17 @@ impl Setup {
             add(&mut sides, sums.map(|[alone, both]| 2.0 * both.rate() / alone.rate()));
         }
         Ok(self.bench("two workers", "x", sides, 0.95))
+    }
+
+    /// Bytes of the arena in huge pages, beside all of its bytes in memory. No bar where the machine
+    /// denies huge pages.
+    fn pages(&self) -> Result<Bench> {
+        let Pages { mapped_bytes, huge_bytes, setting } = self.node.pages()?;
+        let bar = if setting == "deny" { Bar::None } else { Bar::AtLeastTimes(1.0) };
+        let mut sides = ["arena in huge pages", "arena in memory"].map(Side::new);
+        add(&mut sides, [huge_bytes, mapped_bytes].map(|bytes| bytes as f64));
+        let settings = format!("shmem_enabled is {setting}");
+        Ok(Bench::new("agent, huge pages", &settings, "bytes", sides, bar))
     }
 
     /// Fails for reads without an answer from the cache.

@@ -43,6 +43,15 @@ pub(crate) struct Status {
     pub(crate) pid: u32,
 }
 
+/// Memory of the agent's arena.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Pages {
+    pub(crate) mapped_bytes: u64,
+    pub(crate) huge_bytes: u64,
+    /// The machine's `shmem_enabled`.
+    pub(crate) setting: String,
+}
+
 impl Status {
     /// Reads of the servers' store so far: chunks, and files that the cache could not provide.
     pub(crate) fn store_reads(&self) -> u64 {
@@ -189,6 +198,15 @@ impl Node {
 
     pub(crate) fn status(&self) -> Result<Status> {
         serde_json::from_str(&self.status_text()?).context("read the status of the agent")
+    }
+
+    pub(crate) fn pages(&self) -> Result<Pages> {
+        #[derive(Deserialize)]
+        struct OfPages {
+            pages: Pages,
+        }
+        let status = serde_json::from_str::<OfPages>(&self.status_text()?);
+        Ok(status.context("read the status of the agent")?.pages)
     }
 
     /// Status as JSON.

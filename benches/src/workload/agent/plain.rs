@@ -1,16 +1,14 @@
-//! Plain memcpy from memory created and mapped like the agent's arena.
+//! Plain copies from memory created and mapped like the agent's arena, by the product's copy loop.
 //!
 //! Must hold: every page is written before a timed copy. Both sides have the same number and length of files.
 
 use std::hint::black_box;
 
 use anyhow::{Context, Result, ensure};
-use libdiesel::agent::{Arena, Shape};
+use libdiesel::agent::{Arena, Shape, copy_bytes};
 
-/// Limit of a segment of an arena in bytes.
-const SEGMENT: usize = 1 << 30;
-
-const STEP: usize = 4 << 20;
+/// Bytes of a slot, as of the agent's slots.
+const SLOT: usize = 4 << 20;
 
 /// A memfd as large as a dataset, with the positions of the files.
 #[derive(Debug)]
@@ -25,14 +23,13 @@ impl Plain {
     /// Memory for files of `length` bytes, a power of two. Record `n` has the address of file
     /// `order[n]`.
     pub(super) fn new(order: &[u32], length: usize) -> Result<Self> {
-        ensure!(length.is_power_of_two() && length <= STEP, "files of {length} bytes");
-        let all = order.len() * length;
-        let shape = Shape { slot_bytes: SEGMENT as u32, slots: all.div_ceil(SEGMENT) as u32 };
-        let (arena, _) = Arena::create(shape)?;
-        let data = vec![1; STEP];
-        for at in (0..all).step_by(STEP) {
-            let is_written = arena.write((at / SEGMENT) as u32, (at % SEGMENT) as u32, &data);
-            ensure!(is_written, "the memory is shorter than {all} bytes");
+        ensure!(length.is_power_of_two() && length <= SLOT, "files of {length} bytes");
+        let slots = (order.len() * length).div_ceil(SLOT) as u32;
+        let (arena, _) = Arena::create(Shape { slot_bytes: SLOT as u32, slots })?;
+        let data = vec![1; SLOT];
+        for slot in 0..slots {
+            arena.populate(slot);
+            ensure!(arena.write(slot, 0, &data), "there is no slot {slot}");
         }
         let record = |file: &u32| [u64::from(*file) * length as u64, length as u64];
         let records = order.iter().map(record).collect();
@@ -41,16 +38,16 @@ impl Plain {
 
     /// A copier of the files.
     pub(super) fn copying(&self) -> Result<Copying<'_>> {
-        let segment = |slot| self.arena.written(slot, 0, SEGMENT).context("a segment is mapped");
-        let segments = (0..self.arena.shape().slots).map(segment).collect::<Result<_>>()?;
-        Ok(Copying { segments, length: self.length, records: &self.records })
+        let slot = |slot| self.arena.written(slot, 0, SLOT).context("a slot is mapped");
+        let slots = (0..self.arena.shape().slots).map(slot).collect::<Result<_>>()?;
+        Ok(Copying { slots, length: self.length, records: &self.records })
     }
 }
 
 /// A copier of files.
 #[derive(Debug)]
 pub(super) struct Copying<'a> {
-    segments: Vec<&'a [u8]>,
+    slots: Vec<&'a [u8]>,
     length: usize,
     records: &'a [[u64; 2]],
 }
@@ -82,7 +79,7 @@ impl Copying<'_> {
 
     #[inline]
     fn copy(&self, at: usize, length: usize, buffer: &mut [u8]) {
-        let from = &self.segments[at / SEGMENT][at % SEGMENT..][..length];
-        buffer[..length].copy_from_slice(from);
+        let from = &self.slots[at / SLOT][at % SLOT..][..length];
+        copy_bytes(from, &mut buffer[..length]);
     }
 }

@@ -57,11 +57,11 @@ pub(crate) enum Kind {
     PathMany,
     /// `view_many` by number, with a read of the first byte of each file.
     Views,
-    /// A memcpy into the buffer of a file.
+    /// A plain copy into the buffer of a file.
     Plain,
-    /// A memcpy into the buffer of a batch.
+    /// A plain copy into the buffer of a batch.
     PlainMany,
-    /// A memcpy whose address comes from a random record.
+    /// A plain copy whose address comes from a random record.
     Record,
     /// A memcached request with a single key.
     Memcached,
@@ -77,9 +77,9 @@ impl Kind {
             Self::Path => "get_into by path",
             Self::PathMany => "get_many_into by path",
             Self::Views => "view_many by number, first bytes",
-            Self::Plain => "memcpy",
-            Self::PlainMany => "memcpy to the buffer of a batch",
-            Self::Record => "memcpy, address from a random record of 16 bytes",
+            Self::Plain => "plain copy",
+            Self::PlainMany => "plain copy to the buffer of a batch",
+            Self::Record => "plain copy, address from a random record of 16 bytes",
             Self::Memcached => "memcached over a unix socket, one key",
             Self::MemcachedMany => "memcached over a unix socket, a batch of keys",
         }
