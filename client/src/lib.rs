@@ -30,7 +30,7 @@ pub use dataset::{AsFile, Dataset, Deleted, Listing};
 pub use dl_format::{
     Attributes, ChunkShape, DatasetName, DirPath, FilePath, FileRecord, InvalidName, InvalidPath,
 };
-pub use dl_proto::{Counts, Dataset as DatasetInfo, ListEntry, StatItem};
+pub use dl_proto::{Counts, Dataset as DatasetInfo, ListEntry, SmallChunks, StatItem};
 pub use epoch::{Epoch, EpochFile, ShuffleOptions};
 pub use error::{Error, Kind};
 pub use order::{DEFAULT_GROUP, OrderSettings, Partition, ResumeToken, Selection, Tail, Worker};

@@ -6,7 +6,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use dl_format::{FileRecord, Stamp};
-use libdiesel::Counts;
+use libdiesel::{Counts, SmallChunks};
 use serde::Serialize;
 
 use crate::time::{exact_text, stamp_text};
@@ -119,6 +119,12 @@ pub(crate) struct Dataset<'a> {
     /// Sum of the files' bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes: Option<u64>,
+    /// Chunks that a purge can merge, at least; of `stat` alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    small_chunks: Option<u64>,
+    /// Bytes of their files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    small_chunk_bytes: Option<u64>,
     /// In bytes.
     chunk_size: u32,
     /// In bytes.
@@ -144,6 +150,8 @@ impl<'a> From<&'a libdiesel::DatasetInfo> for Dataset<'a> {
             objects: Some(info.objects),
             files,
             bytes,
+            small_chunks: None,
+            small_chunk_bytes: None,
             chunk_size: info.shape.size(),
             alignment: info.shape.alignment(),
             problem,
@@ -152,6 +160,13 @@ impl<'a> From<&'a libdiesel::DatasetInfo> for Dataset<'a> {
 }
 
 impl Dataset<'_> {
+    /// With the small chunks, where files were counted.
+    pub(crate) fn with_small(self, small: SmallChunks) -> Self {
+        let of_counted = |count| self.files.map(|_| count);
+        let (small_chunks, small_chunk_bytes) = (of_counted(small.chunks), of_counted(small.bytes));
+        Self { small_chunks, small_chunk_bytes, ..self }
+    }
+
     /// Only the fields known from a snapshot.
     pub(crate) fn by_snapshot(self) -> Self {
         Self { created: None, objects: None, ..self }

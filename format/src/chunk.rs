@@ -87,6 +87,15 @@ impl ChunkWriter {
         self.file_bytes
     }
 
+    /// The used share of the chunk's bytes or of the longest header, in thousandths: the larger share.
+    pub fn fill(&self) -> u64 {
+        let header = self.header_length(0, 0, !self.origins.is_empty(), 0) as u64;
+        let payload = self.buffer.len().saturating_sub(ROOM) as u64;
+        let share = |used: u64, of: u64| used.saturating_mul(1_000).checked_div(of).unwrap_or(0);
+        let of_bytes = share(header.saturating_add(payload), self.shape.size().into());
+        of_bytes.max(share(header, HEADER_MAX as u64))
+    }
+
     /// Whether there is room for a file of `length` bytes.
     pub fn fits(&self, path: &FilePath, length: u64) -> bool {
         self.has_room(path, length, false)

@@ -26,6 +26,17 @@ pub struct Dataset {
     pub version: Version,
     /// The number of files and bytes.
     pub counts: Counts,
+    /// Small chunks that a purge can merge; counted together with the files of a single dataset.
+    pub small: SmallChunks,
+}
+
+/// Chunks of which two fit into one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SmallChunks {
+    /// The number of chunks, at least.
+    pub chunks: u64,
+    /// Bytes of their files.
+    pub bytes: u64,
 }
 
 /// The number of files and bytes of a dataset.
@@ -108,6 +119,8 @@ impl From<Dataset> for pb::Dataset {
             files,
             bytes,
             uncounted,
+            small_chunks: dataset.small.chunks,
+            small_chunk_bytes: dataset.small.bytes,
         }
     }
 }
@@ -130,6 +143,7 @@ impl TryFrom<pb::Dataset> for Dataset {
                 Some(uncounted) if uncounted.problem.is_empty() => Counts::Unasked,
                 Some(uncounted) => Counts::Unknown(uncounted.problem),
             },
+            small: SmallChunks { chunks: wire.small_chunks, bytes: wire.small_chunk_bytes },
         })
     }
 }
@@ -147,6 +161,7 @@ mod tests {
             objects: 3,
             version: Version::default(),
             counts,
+            small: SmallChunks { chunks: 2, bytes: 7 },
         }
     }
 

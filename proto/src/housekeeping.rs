@@ -58,6 +58,8 @@ pub struct PurgeProgress {
     pub checked: u64,
     /// Chunks whose files were moved.
     pub rewritten: u64,
+    /// Small chunks among these, without holes.
+    pub merged: u64,
     /// Chunks written with moved files.
     pub written: u64,
     /// Removed objects.
@@ -98,6 +100,7 @@ impl From<PurgeProgress> for pb::PurgeProgress {
             leased_by: progress.leased_by,
             problems: progress.problems,
             done: progress.done,
+            merged: progress.merged,
         }
     }
 }
@@ -119,6 +122,7 @@ impl From<pb::PurgeProgress> for PurgeProgress {
             leased_by: wire.leased_by,
             problems: wire.problems,
             done: wire.done,
+            merged: wire.merged,
         }
     }
 }

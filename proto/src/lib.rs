@@ -28,7 +28,7 @@ pub use convert::{
     DeleteRequest, ListEntry, ListRequest, PutHead, ReadItem, ReadPiece, ReadRequest, ReadSource,
     RecoverRequest, StatItem, StatRequest,
 };
-pub use dataset::{Counts, Dataset, Listed, UnreadName};
+pub use dataset::{Counts, Dataset, Listed, SmallChunks, UnreadName};
 pub use error::WireError;
 pub use grant::{Grant, InvalidGrant, Pattern, Role};
 pub use housekeeping::{PurgeProgress, PurgeRequest, VerifyRequest};

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use dl_format::{ChunkShape, DatasetName, Stamp};
-use dl_proto::{Counts, Dataset as DatasetInfo};
+use dl_proto::{Counts, Dataset as DatasetInfo, SmallChunks};
 
 use super::Dataset;
 use crate::error::{Error, Kind};
@@ -97,5 +97,6 @@ pub(super) fn info_of(name: &DatasetName, snapshot: &Snapshot) -> DatasetInfo {
         objects: u64::from(snapshot.chunks()),
         version: snapshot.version(),
         counts: Counts::Known { files: u64::from(snapshot.files()), bytes: snapshot.file_bytes() },
+        small: SmallChunks::default(),
     }
 }

@@ -13,7 +13,7 @@ use dl_format::{
 use dl_proto::pb::diesel_server::{Diesel, DieselServer};
 use dl_proto::{
     Counts, Dataset as DatasetInfo, GetChunksRequest, GetSnapshotRequest, ListRequest, ReadRequest,
-    StatItem, StatRequest, pb,
+    SmallChunks, StatItem, StatRequest, pb,
 };
 use futures::stream::{self, BoxStream};
 use tokio_stream::wrappers::TcpListenerStream;
@@ -77,6 +77,7 @@ pub(crate) fn info() -> DatasetInfo {
         objects: 0,
         version: Version::default(),
         counts: Counts::Unasked,
+        small: SmallChunks::default(),
     }
 }
 

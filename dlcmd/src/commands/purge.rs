@@ -18,8 +18,9 @@ use crate::time;
 
 /// Reclaim the space of overwritten and deleted files
 ///
-/// Moves the live files of chunks with many deleted files into full chunks, and removes unneeded
-/// objects, while the dataset is read and written. Objects younger than 70 minutes are left alone.
+/// Moves the live files of chunks with many deleted files, and of small chunks, into full chunks,
+/// and removes unneeded objects, while the dataset is read and written. Objects younger than 70
+/// minutes are left alone.
 /// Recently replaced objects stay for --grace, and about an hour for the snapshots that servers
 /// keep; --grace 0s waits for neither. Run purge again after that time. Versions leased by training
 /// jobs stay as long as these jobs run. A note names the jobs, and --grace 0s is refused without
@@ -74,6 +75,7 @@ struct Purged<'a> {
     dataset: &'a str,
     objects: u64,
     rewritten: u64,
+    merged: u64,
     written: u64,
     removed: u64,
     removed_bytes: u64,
@@ -138,12 +140,14 @@ fn seconds(time: Duration) -> u64 {
 }
 
 fn report(done: &PurgeProgress, is_dry_run: bool, out: &mut Output<'_>) -> Result<(), Failure> {
-    let PurgeProgress { dataset, objects, rewritten, written, removed, removed_bytes, .. } = done;
+    let PurgeProgress { dataset, objects, rewritten, merged, written, .. } = done;
+    let PurgeProgress { removed, removed_bytes, .. } = done;
     if out.is_json() {
         let line = Purged {
             dataset,
             objects: *objects,
             rewritten: *rewritten,
+            merged: *merged,
             written: *written,
             removed: *removed,
             removed_bytes: *removed_bytes,
@@ -157,15 +161,16 @@ fn report(done: &PurgeProgress, is_dry_run: bool, out: &mut Output<'_>) -> Resul
         return out.json("purged", &line);
     }
     let (rewritten, removed) = (counted(*rewritten, "chunk"), counted(*removed, "object"));
+    let small = if *merged > 0 { format!(" ({merged} small)") } else { String::new() };
     let size = sized(*removed_bytes);
     if is_dry_run {
         return out.line(format_args!(
-            "{dataset}: {} to give back; now {removed} of {size} to remove and {rewritten} to rewrite",
+            "{dataset}: {} to give back; now {removed} of {size} to remove and {rewritten}{small} to rewrite",
             sized(done.reclaimable_bytes)
         ));
     }
     out.line(format_args!(
-        "{dataset}: {rewritten} rewritten into {written}, {removed} removed, {size}"
+        "{dataset}: {rewritten}{small} rewritten into {written}, {removed} removed, {size}"
     ))
 }
 

@@ -4,7 +4,7 @@
 
 use clap::Args;
 use dl_format::FileRecord;
-use libdiesel::{Counts, DatasetInfo};
+use libdiesel::{Counts, DatasetInfo, SmallChunks};
 
 use super::file_at;
 use crate::address::Address;
@@ -56,7 +56,13 @@ fn show_dataset(
 ) -> Result<(), Failure> {
     if out.is_json() {
         let fields = json::Dataset::from(info);
-        return out.json("dataset", &if by_snapshot { fields.by_snapshot() } else { fields });
+        return out.json(
+            "dataset",
+            &match by_snapshot {
+                true => fields.by_snapshot(),
+                false => fields.with_small(info.small),
+            },
+        );
     }
     let (files, bytes) = match &info.counts {
         Counts::Known { files, bytes } => (files.to_string(), sized(*bytes)),
@@ -78,8 +84,21 @@ fn show_dataset(
         ("chunk size", &sized(info.shape.size().into())),
         ("alignment", &sized(info.shape.alignment().into())),
     ];
+    let small = small_chunks(info);
     let fields = fields.iter().copied().filter(|(name, _)| !by_snapshot || !of_servers(name));
-    lines(out, &fields.collect::<Vec<_>>())
+    let small = small.as_deref().map(|small| ("small chunks", small));
+    lines(out, &fields.chain(small).collect::<Vec<_>>())
+}
+
+/// The small chunks, their memory in a cache, and the remedy; none where a purge has nothing to merge.
+fn small_chunks(info: &DatasetInfo) -> Option<String> {
+    let SmallChunks { chunks, bytes } = info.small;
+    let memory = chunks.saturating_mul(info.shape.size().into());
+    (chunks > 1).then(|| {
+        let (bytes, memory) = (sized(bytes), sized(memory));
+        let name = &info.name;
+        format!("{chunks} of {bytes} take {memory} in a cache; dlcmd purge dl://{name} merges them")
+    })
 }
 
 fn show_file(path: &[u8], record: &FileRecord, out: &mut Output<'_>) -> Result<(), Failure> {

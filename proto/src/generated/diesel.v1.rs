@@ -28,6 +28,12 @@ pub struct Dataset {
     /// Set when files and bytes were not counted.
     #[prost(message, optional, tag = "10")]
     pub uncounted: ::core::option::Option<Uncounted>,
+    /// Small chunks that a purge can merge, at least, and the bytes of their files; counted by
+    /// GetDataset alone.
+    #[prost(uint64, tag = "11")]
+    pub small_chunks: u64,
+    #[prost(uint64, tag = "12")]
+    pub small_chunk_bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Uncounted {
@@ -549,6 +555,9 @@ pub struct PurgeProgress {
     /// Jobs with a lease on a version of the dataset.
     #[prost(string, repeated, tag = "14")]
     pub leased_by: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Small chunks among the rewritten chunks.
+    #[prost(uint64, tag = "15")]
+    pub merged: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct VerifyRequest {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dl_format::{ChunkShape, DatasetId, DatasetName, NameRecord, NameState, Stamp, Version};
 use dl_meta::{DatasetInfo, DatasetRecord, DatasetState, Outline, Refusal};
-use dl_proto::{Counts, Dataset, DeletedDataset, Kind, Listed, Role, UnreadName};
+use dl_proto::{Counts, Dataset, DeletedDataset, Kind, Listed, Role, SmallChunks, UnreadName};
 use dl_runtime::Deadline;
 use futures::{StreamExt, TryStreamExt, stream};
 
@@ -16,6 +16,7 @@ use crate::auth::Caller;
 use crate::datasets::identity::refuse_lost;
 use crate::datasets::leftovers::{self, Leftovers, forget};
 use crate::datasets::names::{self, Named};
+use crate::datasets::small;
 use crate::error::{Doing, Error};
 use crate::shared::parts::Parts;
 
@@ -148,8 +149,16 @@ async fn known_by_name(
     let Some(record) = parts.meta.record_named(name).await.doing("find dataset", name)? else {
         return Ok(None);
     };
-    let record = if detail == Detail::Counts { trusted(record)? } else { record };
-    describe(parts, record, detail).await
+    if detail != Detail::Counts {
+        return describe(parts, record, detail).await;
+    }
+    let Some(dataset) = describe(parts, trusted(record)?, detail).await? else { return Ok(None) };
+    match small::count(parts, &dataset).await {
+        Ok(small) => Ok(Some(Dataset { small, ..dataset })),
+        // The dataset was dropped meanwhile.
+        Err(error) if error.kind == Kind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// All datasets visible to the caller, by name. Other datasets are not looked at: the duration or a
@@ -550,6 +559,7 @@ fn bare(record: DatasetRecord) -> Dataset {
         objects: 0,
         version: Version::default(),
         counts: Counts::Unasked,
+        small: SmallChunks::default(),
     }
 }
 

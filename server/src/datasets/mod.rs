@@ -7,5 +7,6 @@ pub(crate) mod headers;
 pub(crate) mod identity;
 pub(crate) mod leftovers;
 pub(crate) mod names;
+pub(crate) mod small;
 pub(crate) mod spill;
 pub(crate) mod survey;

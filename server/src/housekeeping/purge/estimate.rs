@@ -26,6 +26,8 @@ impl Purge<'_> {
         self.state.removed = plan.remove.len() as u64;
         self.state.removed_bytes = removed.map(|(_, object)| object.object_length).sum();
         self.state.rewritten = plan.rewrite.len() as u64;
+        let states = plan.rewrite.iter().filter_map(|number| ledger.states.get(*number));
+        self.state.merged = states.filter(|state| !state.has_holes()).count() as u64;
         let all = plan.remove.iter().chain(&plan.rewrite).chain(&plan.waiting).filter_map(object);
         self.state.reclaimable_bytes =
             all.map(|(number, object)| ledger.dead_bytes(number, object)).sum();

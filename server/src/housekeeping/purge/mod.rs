@@ -355,6 +355,7 @@ impl<'a> Purge<'a> {
                 Moved::All => {
                     moved.push(*number);
                     self.state.rewritten += 1;
+                    self.state.merged += u64::from(!state.has_holes());
                 }
                 Moved::NotHidden => {}
                 Moved::Damaged(found) => return Err(self.damaged(&found, "--checksums ")),

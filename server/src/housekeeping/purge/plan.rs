@@ -7,10 +7,10 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
-use dl_format::layout::{ENTRY_LEN, HEADER_MAX, ID_LEN, ORIGIN_LEN, PAGE};
 use dl_format::{ChunkId, Deletions, EntrySet, EntryVersion, ObjectKind, Stamp, Version};
 use dl_meta::ObjectRecord;
 
+use crate::datasets::small::{MOVED_ENTRY, MOVED_MORE, fits_twice};
 use crate::datasets::survey::{DeletedEntries, Row, Survey, Writer, writer};
 use crate::snapshot::Older;
 use crate::write::commit::STANDSTILL_MAX;
@@ -21,9 +21,6 @@ const DEAD_PERCENT: u64 = 30;
 /// Time after the last sign of an upload for which parts without a file are kept: two hours more than an
 /// upload may stand still. Within two hours each sealed object has arrived or is refused.
 const UPLOAD: Duration = STANDSTILL_MAX.saturating_add(Duration::from_secs(2 * 60 * 60));
-
-/// Bytes of a moved entry in the header of its new chunk, beside the path.
-const MOVED_ENTRY: usize = ENTRY_LEN + ORIGIN_LEN + ID_LEN;
 
 /// The rules for the time at which objects may go.
 #[derive(Debug, Clone, Copy)]
@@ -101,11 +98,16 @@ enum Fate {
 }
 
 impl State {
+    /// Whether so much of the chunk is dead that its live files move.
+    pub(super) fn has_holes(&self) -> bool {
+        let dead = self.cost.saturating_sub(self.kept_cost);
+        dead.saturating_mul(100) > self.cost.saturating_mul(DEAD_PERCENT)
+    }
+
     /// Whether two such chunks fit into a chunk of `size` bytes.
     fn is_small(&self, size: u64) -> bool {
-        let half = |whole: u64| (whole / 2).saturating_sub(PAGE as u64);
-        let more = u64::from(self.kept.count()) * (MOVED_ENTRY - ENTRY_LEN) as u64;
-        self.kept_cost + more < half(size) && self.kept_header < half(HEADER_MAX as u64)
+        let more = u64::from(self.kept.count()) * MOVED_MORE as u64;
+        fits_twice(self.kept_cost + more, self.kept_header, size)
     }
 }
 
@@ -220,7 +222,7 @@ impl Ledger {
         rules.fate(object, state.since)
     }
 
-    /// Chunks to rewrite, with holes or several small ones; and chunks with holes that are too young.
+    /// Chunks to rewrite, with holes or several small chunks; and chunks that are too young for a rewrite.
     fn rewrites(&self, survey: &Survey, rules: Rules, is_whole: bool) -> (Vec<usize>, Vec<usize>) {
         let large: HashSet<usize> = survey.extents.iter().map(|(number, _)| *number).collect();
         let may_go = |number: usize, state: &State| {
@@ -229,26 +231,32 @@ impl Ledger {
                 && !survey.unread.contains_key(&number)
                 && (is_whole || !state.is_shadow)
         };
-        let (mut holes, mut small, mut young) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut chosen, mut small) = (Vec::new(), Vec::new());
+        let (mut young, mut young_small) = (Vec::new(), Vec::new());
         for (number, (state, object)) in self.states.iter().zip(survey.objects.iter()).enumerate() {
             if !may_go(number, state) {
                 continue;
             }
-            let dead = state.cost.saturating_sub(state.kept_cost);
-            let has_holes = dead.saturating_mul(100) > state.cost.saturating_mul(DEAD_PERCENT);
-            match (has_holes, rules.settles(object) <= rules.now) {
-                (true, true) => holes.push(number),
-                (true, false) => young.push(number),
-                (false, true) if state.is_small(rules.chunk_size) => small.push(number),
-                (false, _) => {}
-            }
+            let list = match (state.has_holes(), rules.settles(object) <= rules.now) {
+                (true, true) => &mut chosen,
+                (true, false) => &mut young,
+                (false, _) if !state.is_small(rules.chunk_size) => continue,
+                (false, true) => &mut small,
+                (false, false) => &mut young_small,
+            };
+            list.push(number);
         }
-        // Each purge would write a single small chunk again.
-        if small.len() > 1 {
-            holes.append(&mut small);
+        // Each purge would write a single small chunk again. A rewrite of chunks with holes may leave another.
+        if small.len() + usize::from(!chosen.is_empty()) > 1 {
+            chosen.append(&mut small);
         }
-        holes.sort_unstable();
-        (holes, young)
+        let is_rewritten = !chosen.is_empty() || !young.is_empty();
+        if small.len() + young_small.len() + usize::from(is_rewritten) > 1 {
+            young.append(&mut young_small);
+        }
+        // Files keep their neighbours: chunks are read in the order of their ids.
+        chosen.sort_unstable();
+        (chosen, young)
     }
 }
 

@@ -27,10 +27,10 @@ const READ_BYTES: u64 = 4 << 20;
 /// Paths looked up together.
 const PATHS_AT_ONCE: usize = 4_096;
 
-/// The memory of a rewrite in bytes: the open chunk, the chunk in its commit, and the bytes read.
+/// The memory of a rewrite in bytes: two open chunks, the chunk in its commit, and the bytes read.
 pub(super) fn memory(shape: ChunkShape) -> u64 {
     let size = u64::from(shape.size());
-    ChunkWriter::buffer_length(shape) as u64 + size + READ_BYTES.max(size)
+    2 * ChunkWriter::buffer_length(shape) as u64 + size + READ_BYTES.max(size)
 }
 
 /// Packs files into chunks.
@@ -140,10 +140,9 @@ impl<'a> Rewriter<'a> {
                 let why = "its bytes don't match their checksum";
                 return Ok(Err(format!("{key}: {} is damaged: {why}", entry.path)));
             }
-            if let Err(why) = self.add(header, entry, &data).await? {
+            if let Err(why) = self.add(header, entry, &data, seen).await? {
                 return Ok(Err(format!("{key}: {}: {why}", entry.path)));
             }
-            self.seen = Some(self.seen.map_or(seen, |old| old.min(seen)));
         }
         Ok(Ok(()))
     }
@@ -213,28 +212,43 @@ impl<'a> Rewriter<'a> {
         Ok(answers)
     }
 
-    /// Adds a file to the open chunk, or to the next chunk.
+    /// Adds a file, `seen` alive, to the open chunk or to another one. Of two chunks that don't fit into one the
+    /// fuller is committed, and the other stays open: so no committed chunk is small, except for the last.
     async fn add(
         &mut self,
         from: &Committed,
         entry: &Entry,
         data: &[u8],
+        seen: Duration,
     ) -> Result<Result<(), PackError>, Error> {
         let (stamp, chunk) = (from.stamp(), from.header().id());
         let origin = entry.origin.unwrap_or(EntryVersion { stamp, chunk, entry: entry.number });
-        match self.open.rewrite(&entry.path, entry.attributes, data, origin) {
-            Err(PackError::Full) if !self.open.is_empty() => {
-                self.finish().await?;
-                Ok(self.open.rewrite(&entry.path, entry.attributes, data, origin))
+        let mut added = self.open.rewrite(&entry.path, entry.attributes, data, origin);
+        if !self.open.is_empty() && matches!(added, Err(PackError::Full)) {
+            let mut full = fresh_chunk(self.record);
+            added = full.rewrite(&entry.path, entry.attributes, data, origin);
+            let mut full_seen = Some(seen);
+            if full.fill() <= self.open.fill() {
+                std::mem::swap(&mut full, &mut self.open);
+                std::mem::swap(&mut full_seen, &mut self.seen);
             }
-            added => Ok(added),
+            self.commit(full, full_seen).await?;
+        } else {
+            self.seen = Some(self.seen.map_or(seen, |old| old.min(seen)));
         }
+        Ok(added)
     }
 
     /// Commits the open chunk.
     pub(super) async fn finish(&mut self) -> Result<(), Error> {
+        let open = std::mem::replace(&mut self.open, fresh_chunk(self.record));
         let seen = self.seen.take();
-        if self.open.is_empty() {
+        self.commit(open, seen).await
+    }
+
+    /// Commits a chunk, unless the earliest look-up of its files was too long ago.
+    async fn commit(&mut self, chunk: ChunkWriter, seen: Option<Duration>) -> Result<(), Error> {
+        if chunk.is_empty() {
             return Ok(());
         }
         if seen.is_some_and(|seen| self.since(seen) > self.fresh) {
@@ -242,9 +256,8 @@ impl<'a> Rewriter<'a> {
                        look at the chunk store, and run purge again";
             return Err(Error::new(Kind::TimedOut, "move files of dataset", self.record.id, why));
         }
-        let next = fresh_chunk(self.record);
         let id = self.ids.next(self.parts.clock.now());
-        let sealed = std::mem::replace(&mut self.open, next).seal(id, self.record.id);
+        let sealed = chunk.seal(id, self.record.id);
         let object = sealed.as_slice().to_vec();
         drop(sealed);
         commit::put_rewritten(self.parts, object).await?;

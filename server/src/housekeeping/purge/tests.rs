@@ -154,15 +154,43 @@ async fn a_dry_run_says_what_a_purge_gives_back_and_changes_nothing() {
         let request = PurgeRequest { dry_run: true, ..request(Some("ds"), grace) };
         let told = scene.rig.purge(request).await.1.pop().unwrap();
         assert!(told.done && told.problems.is_empty(), "{told:?}");
-        // Chunk 3 goes, the live files of chunks 1 and 2 move together, and chunk 4 stays.
-        assert_eq!((told.removed, told.rewritten, told.written), (1, 2, 0), "{told:?}");
+        // Chunk 3 goes, and the live files of chunks 1 and 2 move together with the small chunk 4.
+        assert_eq!((told.removed, told.rewritten, told.written), (1, 3, 0), "{told:?}");
+        assert_eq!(told.merged, 1, "{told:?}");
         assert!((10_000..20_000).contains(&told.removed_bytes), "{told:?}");
         // Of 55,000 bytes of files 35,000 are dead.
         assert!((35_000..70_000).contains(&told.reclaimable_bytes), "{told:?}");
         assert_eq!(contents().await, before, "it changed something");
     }
     let done = scene.steps_with(Duration::from_secs(900)).await.pop().unwrap();
-    assert_eq!((done.removed, done.rewritten), (1, 2), "{done:?}");
+    assert_eq!((done.removed, done.rewritten, done.merged), (1, 3, 1), "{done:?}");
+}
+
+/// Keeps S-77: small chunks wait until they are settled, and dead chunks are no small chunks.
+#[tokio::test]
+async fn small_chunks_are_counted_until_a_purge_has_merged_them() {
+    let scene = Scene::new().await;
+    for number in 0..5 {
+        scene.put(number, [format!("{number}")]).await;
+    }
+    let small = async || {
+        let name = dataset("ds");
+        let found = catalog::by_name(&scene.rig.parts, &name, &Caller::Everybody, Detail::Counts);
+        let small = found.await.unwrap().small;
+        (small.chunks, small.bytes)
+    };
+    assert_eq!(small().await, (5, 5_000));
+    let young = scene.purge().await;
+    assert_eq!((young.rewritten, young.merged, young.waiting), (0, 0, 5), "{young:?}");
+    scene.rig.clock.advance(young.waiting_for);
+    let grace = Duration::from_secs(900);
+    let done = scene.steps_with(grace).await.pop().unwrap();
+    assert_eq!((done.rewritten, done.merged, done.written, done.removed), (5, 5, 1, 0), "{done:?}");
+    assert!(small().await.0 <= 1, "{:?}", small().await);
+    scene.rig.clock.advance(SETTLED);
+    let last = scene.steps_with(grace).await.pop().unwrap();
+    assert_eq!((last.rewritten, last.removed, last.waiting), (0, 5, 0), "{last:?}");
+    assert_eq!(small().await, (1, 5_000));
 }
 
 /// Keeps S-27 and S-51.
@@ -278,7 +306,8 @@ async fn what_waits_as_the_purge_itself_makes_a_version_older_is_told() {
     scene.snapshot().await;
     let done = scene.steps_with(grace).await.pop().unwrap();
     assert!(!scene.is_logged(gone).await && scene.is_logged(waits).await, "{done:?}");
-    assert_eq!((done.removed, done.waiting, done.waiting_for), (1, 1, snapshot::KEPT_AT_MOST));
+    // Also the two young chunks, which a later purge merges.
+    assert_eq!((done.removed, done.waiting, done.waiting_for), (1, 3, snapshot::KEPT_AT_MOST));
     scene.rig.clock.advance(grace);
     let early = scene.steps_with(grace).await.pop().unwrap();
     assert!(scene.is_logged(waits).await, "{early:?}");

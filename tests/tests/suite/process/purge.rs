@@ -8,6 +8,37 @@ use dl_tests::program::{dl, run};
 use dl_tests::scene::Scene;
 use dl_tests::shift::ClockShift;
 
+/// Keeps S-77: many puts of a file each, their report by `stat`, and the remedy.
+#[test]
+fn stat_names_small_chunks_and_purge_merges_them() -> Result<()> {
+    let scene = Scene::new()?;
+    let past = ClockShift::new(&scene.path(""), "past", -2 * 86_400)?;
+    let server = scene.start_among(&[], &past.variables())?;
+    for number in 0..6 {
+        folder::write(&scene.src(), number.to_string(), "x".repeat(40_000))?;
+        let mut put = server.dlcmd()?;
+        let file = scene.src().join(number.to_string());
+        put.envs(past.variables()).arg("put").arg(file).arg(format!("dl://ds/{number}"));
+        run(&mut put)?.code(0)?;
+    }
+    let told = dl(&server, ["stat", "dl://ds"])?.code(0)?.text();
+    let has = |words: &str| told.contains(words);
+    ensure!(has("small chunks: 6 of 240000 bytes") && has("(24.00 MiB) in a cache"), "{told}");
+    ensure!(has("; dlcmd purge dl://ds merges them"), "{told}");
+    let told = dl(&server, ["--json", "stat", "dl://ds"])?.code(0)?.text();
+    let told: serde_json::Value = serde_json::from_str(&told)?;
+    ensure!(told["small_chunks"] == 6 && told["small_chunk_bytes"] == 240_000, "{told}");
+    past.set(0)?;
+    let told = dl(&server, ["purge", "--dry-run", "dl://ds"])?.code(0)?.text();
+    ensure!(told.contains("6 chunks (6 small) to rewrite"), "{told}");
+    let told = dl(&server, ["purge", "--grace", "0s", "dl://ds"])?.code(0)?.text();
+    let expected = "ds: 6 chunks (6 small) rewritten into 1, 6 objects removed";
+    ensure!(told.starts_with(expected), "{told}");
+    let told = dl(&server, ["stat", "dl://ds"])?.code(0)?.text();
+    ensure!(!told.contains("small"), "{told}");
+    Ok(())
+}
+
 /// Keeps S-27 and S-29: output and exit codes of both commands.
 #[test]
 fn purge_and_verify_report_actions_and_findings() -> Result<()> {

@@ -14,7 +14,8 @@ use dl_tests::rounds;
 use dl_tests::wire::Wire;
 
 use super::scene::{
-    GRACE, NAME, SETTLED, Writer, check, check_files, history, new_clock, purge_all, serve, stored,
+    GRACE, NAME, SETTLED, Writer, check, check_files, history, new_clock, purge_all, serve,
+    small_chunks, stored,
 };
 
 /// The place of the metadata.
@@ -34,6 +35,15 @@ struct World {
     memory: Arc<Memory>,
     file: VolatileFile,
     time: Arc<ManualClock>,
+}
+
+/// The dataset of a purge.
+#[derive(Debug, Clone, Copy)]
+enum Case {
+    /// All work of a purge.
+    Everything,
+    /// Small chunks alone.
+    Small,
 }
 
 /// A running server with its stores.
@@ -105,10 +115,13 @@ impl World {
 
 /// A world after `purges` undisturbed purges: with one purge, the next purge removes objects and
 /// drops tombstones.
-async fn prepare(metadata: Metadata, purges: u32) -> Result<(World, Writer)> {
+async fn prepare(metadata: Metadata, case: Case, purges: u32) -> Result<(World, Writer)> {
     let world = World::new(metadata);
     let life = world.start().await?;
-    let writer = history(&life.client, &world.time).await?;
+    let writer = match case {
+        Case::Everything => history(&life.client, &world.time).await?,
+        Case::Small => small_chunks(&life.client, &world.time).await?,
+    };
     for _ in 0..purges {
         life.client.purge(NAME, GRACE).await?;
         world.time.advance(SETTLED);
@@ -118,8 +131,8 @@ async fn prepare(metadata: Metadata, purges: u32) -> Result<(World, Writer)> {
 }
 
 /// The final state without a cut.
-async fn undisturbed(metadata: Metadata) -> Result<[u64; 3]> {
-    let (world, writer) = prepare(metadata, 0).await?;
+async fn undisturbed(metadata: Metadata, case: Case) -> Result<[u64; 3]> {
+    let (world, writer) = prepare(metadata, case, 0).await?;
     let life = world.start().await?;
     purge_all(&life.client, &world.time).await?;
     check(&life.store, &life.client, &world.time, &writer).await?;
@@ -127,9 +140,15 @@ async fn undisturbed(metadata: Metadata) -> Result<[u64; 3]> {
 }
 
 /// Cuts a purge at `point`; false if the purge ends before the cut.
-async fn cut_at(point: u64, metadata: Metadata, purges: u32, end: [u64; 3]) -> Result<bool> {
+async fn cut_at(
+    point: u64,
+    metadata: Metadata,
+    case: Case,
+    purges: u32,
+    end: [u64; 3],
+) -> Result<bool> {
     let dice = Dice::new(point);
-    let (world, writer) = prepare(metadata, purges).await?;
+    let (world, writer) = prepare(metadata, case, purges).await?;
     let life = world.start().await?;
     world.cut.arm(point);
     let purged = life.client.purge(NAME, GRACE).await;
@@ -150,11 +169,11 @@ async fn cut_at(point: u64, metadata: Metadata, purges: u32, end: [u64; 3]) -> R
     Ok(was_cut)
 }
 
-async fn cut_everywhere(metadata: Metadata, step: usize, least: u64) -> Result<()> {
-    let end = undisturbed(metadata).await?;
+async fn cut_everywhere(metadata: Metadata, case: Case, step: usize, least: u64) -> Result<()> {
+    let end = undisturbed(metadata, case).await?;
     for purges in 0..3 {
         for point in (0..).step_by(step) {
-            let was_cut = cut_at(point, metadata, purges, end).await;
+            let was_cut = cut_at(point, metadata, case, purges, end).await;
             if !was_cut.with_context(|| format!("cut at point {point} of purge {purges}"))? {
                 ensure!(
                     purges > 0 || point >= least,
@@ -173,11 +192,18 @@ async fn cut_everywhere(metadata: Metadata, step: usize, least: u64) -> Result<(
 /// Keeps S-27, S-01 and S-02: I1, I2 and Rule 4.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_purge_cut_at_any_write_loses_and_revives_nothing() -> Result<()> {
-    cut_everywhere(Metadata::Survives, 1, 60).await
+    cut_everywhere(Metadata::Survives, Case::Everything, 1, 60).await
 }
 
 /// Keeps S-27, S-01 and S-02: I1, I2, Rule 4 and Rule 10.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_purge_cut_at_any_write_loses_nothing() -> Result<()> {
-    cut_everywhere(Metadata::OnDisk, rounds(3, 1), 60).await
+    cut_everywhere(Metadata::OnDisk, Case::Everything, rounds(3, 1), 60).await
+}
+
+/// Keeps S-27, S-01 and S-77: small chunks and their copies hold the same files at every moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_merge_of_small_chunks_cut_at_any_write_loses_nothing() -> Result<()> {
+    cut_everywhere(Metadata::Survives, Case::Small, 1, 6).await?;
+    cut_everywhere(Metadata::OnDisk, Case::Small, rounds(2, 1), 6).await
 }

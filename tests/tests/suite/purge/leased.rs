@@ -16,7 +16,7 @@ use super::scene::{Fixture, NAME, SETTLED, Writer, data, serve};
 
 const GRACE: Duration = Duration::from_secs(60);
 
-async fn beat(client: &Wire, writer: &Writer, leaving: bool) -> Result<TaskMembership> {
+pub(super) async fn beat(client: &Wire, writer: &Writer, leaving: bool) -> Result<TaskMembership> {
     let request = JoinTask {
         dataset: writer.dataset,
         version: None,
@@ -35,7 +35,11 @@ async fn beat(client: &Wire, writer: &Writer, leaving: bool) -> Result<TaskMembe
 }
 
 /// The count of files readable by the places of the leased version, with correct bytes.
-async fn readable(client: &Wire, writer: &Writer, of: &[(FilePath, FileRecord)]) -> Result<usize> {
+pub(super) async fn readable(
+    client: &Wire,
+    writer: &Writer,
+    of: &[(FilePath, FileRecord)],
+) -> Result<usize> {
     let item = |record: &FileRecord| ReadItem {
         source: ReadSource::File(*record),
         offset: 0,

@@ -7,6 +7,7 @@ mod cut;
 mod halt;
 mod killed;
 mod leased;
+mod merge;
 mod readers;
 mod scene;
 mod space;

@@ -171,6 +171,16 @@ pub(super) async fn history(client: &Wire, clock: &ManualClock) -> Result<Writer
     Ok(writer)
 }
 
+/// Builds a dataset of small chunks alone. Then two days pass.
+pub(super) async fn small_chunks(client: &Wire, clock: &ManualClock) -> Result<Writer> {
+    let mut writer = Writer::create(client, 9).await?;
+    for number in 0..10 {
+        writer.put(client, clock.now(), &many("s", number * 5, 5)).await?;
+    }
+    clock.advance(48 * HOUR);
+    Ok(writer)
+}
+
 /// The stored chunks and parts, tombstones, and total bytes.
 pub(super) async fn stored(store: &Arc<dyn Store>, dataset: DatasetId) -> Result<[u64; 3]> {
     let objects = store.list_sorted(&dl_store::Prefix::new(dataset.to_string())?).await?;

@@ -121,38 +121,3 @@ async fn parts_of_a_running_upload_stay() -> Result<()> {
     ensure!(done.removed == 3, "a day after the last sign of it: {done:?}");
     scene.check().await
 }
-
-/// Keeps S-27 and S-51: small chunks are merged.
-#[tokio::test(flavor = "multi_thread")]
-async fn small_chunks_are_put_together_once() -> Result<()> {
-    let mut scene = Fixture::empty().await?;
-    for number in 0..30 {
-        scene.put(&[(format!("{number}"), super::scene::data(number, 50_000))]).await?;
-    }
-    scene.time.advance(SETTLED);
-    let done = scene.purge().await?;
-    ensure!((done.rewritten, done.written) == (30, 2), "{done:?}");
-    scene.time.advance(SETTLED);
-    let rest = scene.purge().await?;
-    ensure!((rest.rewritten, done.removed + rest.removed) == (0, 30), "{done:?}, {rest:?}");
-    let again = scene.purge().await?;
-    ensure!((again.rewritten, again.removed, again.waiting) == (0, 0, 0), "{again:?}");
-    ensure!(stored(&scene.store, scene.writer.dataset).await?[0] == 2, "two chunks");
-    scene.check().await
-}
-
-/// Keeps S-27: a chunk of tiny files is full when its header is full.
-#[tokio::test(flavor = "multi_thread")]
-async fn chunks_of_tiny_files_are_put_together_once() -> Result<()> {
-    let mut scene = Fixture::empty().await?;
-    for (chunk, files) in [6_000, 6_000, 6_000, 800, 800, 800].into_iter().enumerate() {
-        let file = |n| (format!("n{chunk:08}/n{chunk:08}_{n:05}.JPEG"), vec![7]);
-        scene.put(&(0..files).map(file).collect::<Vec<_>>()).await?;
-    }
-    for expected in [(3, 1), (0, 0), (0, 0)] {
-        scene.time.advance(SETTLED);
-        let done = scene.purge().await?;
-        ensure!((done.rewritten, done.written) == expected, "{done:?}");
-    }
-    scene.check().await
-}
