@@ -99,6 +99,17 @@ assert ds.unflushed == 1
         assert ("flush" in done.stderr) == is_warned, (rest, done.stderr)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"), [("DIESEL_AGENT", "/nowhere/dlcmd"), ("DIESEL_AGENT_MEMORY", "much")]
+)
+def test_what_keeps_an_agent_from_starting_is_named(scene, caplog, monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    with scene.connect("files", task=f"no-{variable}") as dataset:
+        assert dataset.get(0)
+    [note] = [record.message for record in caplog.records if "node's cache" in record.message]
+    assert variable in note and value in note, note
+
+
 def test_a_server_that_is_away_is_reported_long_before_the_call_fails(scene, caplog):
     with scene.connect("files", task=False, timeout=60.0) as dataset:
         scene.pause()

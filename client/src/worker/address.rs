@@ -109,20 +109,29 @@ fn check(folder: &Path) -> io::Result<()> {
 
 /// Runs the program that starts the agent and then ends, so the agent has no parent.
 fn spawn(task: &TaskOptions, listener: Stdio, lock: Stdio) -> io::Result<()> {
-    let mut command = Command::new(program(task));
+    let program = program(task);
+    let mut command = Command::new(&program);
     command.args(["agent", "spawn", "--task", &task.name]);
     command.args(&task.arguments);
     let variables = ["LD_PRELOAD", "DIESEL_KEY", "DIESEL_TASK"];
     variables.iter().for_each(|variable| _ = command.env_remove(variable));
     command.stdin(listener).stdout(lock).stderr(Stdio::null()).current_dir("/");
-    let mut child = command.spawn()?;
+    let mut child = command.spawn().map_err(|why| {
+        let program = program.display();
+        let why = format!("{program}: {why}; name the program dlcmd in DIESEL_AGENT or PATH");
+        io::Error::other(why)
+    })?;
     let until = since_boot().saturating_add(SPAWN_PATIENCE);
     loop {
         match child.try_wait() {
             Ok(Some(ended)) if ended.success() => return Ok(()),
             Ok(Some(ended)) => {
+                // The program has no terminal for its error, and most errors are of the arguments.
+                let (program, task, arguments) =
+                    (program.display(), &task.name, task.arguments.join(" "));
                 return Err(io::Error::other(format!(
-                    "the agent did not start: {ended}; see `dlcmd agent run`"
+                    "the agent did not start: {ended}; `{program} agent run --task {task} {arguments}` \
+                     shows the cause (DIESEL_AGENT_MEMORY sets --memory)"
                 )));
             }
             // The program ignores SIGCHLD, so the kernel discards exit statuses.

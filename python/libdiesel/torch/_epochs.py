@@ -91,11 +91,22 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:
-        return _Iteration(self)
+        epoch: list[Epoch] = []
+        # The iteration goes on after an error of a sample: unlike a generator, `chain` and `map` do.
+        return itertools.chain.from_iterable(iter(lambda: self._read(epoch), None))
 
-    def read(self, epoch: Epoch) -> Iterator[Any]:
-        """The next samples of the epoch; none at the end. The iterator goes on behind a sample that fails."""
-        numbers, views = epoch.read(min(TOGETHER, max(self.order.batch_size, TOGETHER // 4)))
+    def _read(self, begun: list[Epoch]) -> Iterator[Any] | None:
+        """The next samples of an epoch, which the first call begins; none at the end. An error is raised by the
+        first sample, so that the iteration goes on after an error of the servers too."""
+        try:
+            epoch = begun[0] if begun else self.order.begin()
+            begun[:] = [epoch]
+            numbers, views = epoch.read(min(TOGETHER, max(self.order.batch_size, TOGETHER // 4)))
+        except BaseException as error:
+            return map(_throw, (error,))
+        if not numbers:
+            self.order.end()
+            return None
         targets: Iterable[int | None] = itertools.repeat(None)
         if self.folder is not None:
             targets = self.folder.native.classes_of(numbers)
@@ -162,21 +173,5 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         return f"Epochs({self.dataset!r}): epoch {self.epoch}, rank {ranks.rank} of {ranks.world}"
 
 
-class _Iteration(Iterator[Any]):
-    """An iteration of an epoch, which goes on after an error."""
-
-    def __init__(self, data: Epochs) -> None:
-        self._data = data
-        self._epoch: Epoch | None = None
-        self._made: Iterator[Any] = iter(())
-
-    def __next__(self) -> Any:
-        for made in self._made:
-            return made
-        if self._epoch is None:
-            self._epoch = self._data.order.begin()
-        self._made = self._data.read(self._epoch)
-        for made in self._made:
-            return made
-        self._data.order.end()
-        raise StopIteration
+def _throw(error: BaseException) -> Any:
+    raise error
