@@ -193,7 +193,8 @@ impl State {
                 return Ok(());
             }
             return Err(format!(
-                "its chunks of {chunk} bytes exceed the slots of this task's agent, {slot_bytes} bytes"
+                "its chunks of {chunk} bytes exceed the slots of this task's agent, {slot_bytes} bytes, \
+                 the chunk size of the task's first dataset: open the dataset first, or in another task"
             ));
         }
         let slots = (budget / u64::from(chunk)).min(u64::from(libdiesel::agent::SLOTS_MAX));
