@@ -3,8 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use dl_proto::pb::GetDatasetRequest;
+use dl_runtime::Clock;
+use dl_tests::dice::Dice;
+use dl_tests::rounds;
+use dl_tests::wire::{Files, shape};
 
 use super::scene::{Fixture, NAME, SETTLED, data, stored};
 
@@ -59,6 +63,69 @@ async fn chunks_of_tiny_files_are_put_together_once() -> Result<()> {
         ensure!((done.rewritten, done.written) == expected, "{done:?}");
     }
     scene.check().await
+}
+
+/// Puts, overwrites and deletes, with files of up to seven tenths of a chunk.
+async fn random_history(scene: &mut Fixture, dice: &Dice) -> Result<()> {
+    let size = shape()?.size() as usize;
+    for _ in 0..8 + dice.below(25) {
+        let mut files = Files::new();
+        let mut room = size * 8 / 10;
+        for _ in 0..1 + dice.below(5) {
+            let length = match dice.below(8) {
+                0 => 0,
+                1..5 => dice.below(20_000),
+                5..7 => dice.below(size / 3),
+                _ => size / 2 + dice.below(size / 5),
+            };
+            if length < room {
+                room -= length;
+                let path = format!("{}/{}", dice.below(3), dice.below(60));
+                files.insert(path.into_bytes(), dice.bytes(length));
+            }
+        }
+        let text = |path: Vec<u8>| String::from_utf8(path).context("a path of digits");
+        let files = files.into_iter().map(|(path, data)| Ok((text(path)?, data)));
+        scene.put(&files.collect::<Result<Vec<_>>>()?).await?;
+        match dice.below(10) {
+            0 => {
+                let last = |path: &[u8]| path.last().copied();
+                let digit =
+                    scene.writer.files.keys().nth(dice.below(20)).and_then(|path| last(path));
+                if digit.is_some() {
+                    scene.delete(|path| last(path) == digit).await?;
+                }
+            }
+            1 => {
+                let large = dice.bytes(size / 2 + dice.below(size));
+                let now = scene.time.now();
+                scene.writer.put_large(&scene.client, now, "large", &large).await?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Keeps S-27 and S-77.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_purge_of_any_history_rewrites_nothing() -> Result<()> {
+    for seed in 0..rounds(12, 300) {
+        let (dice, mut scene) = (Dice::new(seed), Fixture::empty().await?);
+        random_history(&mut scene, &dice).await?;
+        scene.time.advance(SETTLED);
+        let first = scene.purge().await?;
+        scene.check().await.with_context(|| format!("seed {seed}, after the first"))?;
+        for _ in 0..2 {
+            scene.time.advance(SETTLED);
+            let next = scene.purge().await?;
+            ensure!(next.problems.is_empty(), "seed {seed}: {next:?}");
+            ensure!(next.rewritten == 0, "seed {seed}: {first:?}, then {next:?}");
+        }
+        ensure!(small_chunks(&scene).await? <= 1, "seed {seed}: small chunks are left");
+        scene.check().await.with_context(|| format!("seed {seed}, at the end"))?;
+    }
+    Ok(())
 }
 
 /// Keeps S-77: later puts meet at most a small chunk of earlier purges.
