@@ -4,15 +4,18 @@
 //! version.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dl_format::DatasetName;
+use dl_runtime::blocking;
 use libdiesel::agent::{
-    ChunkSource, Servers, Table, TaskMembership, Version, at_version, snapshot_file,
+    ChunkSource, DatasetId, Servers, Table, TaskMembership, Version, at_version, by_descriptor,
+    of_cache, snapshot_file,
 };
-use libdiesel::{Client, ConnectOptions, Dataset, Kind, Snapshot, SnapshotCache};
+use libdiesel::{Client, ConnectOptions, Dataset, Error, Kind, Snapshot, SnapshotCache};
 
 use crate::peers::Peers;
+use crate::terms::Terms;
 
 /// Connections to each server: one agent fetches for many processes.
 const CONNECTIONS: usize = 4;
@@ -36,6 +39,7 @@ pub(crate) struct Open {
     pub(crate) dataset: Dataset,
     /// The other agents that read the dataset.
     pub(crate) peers: Peers,
+    terms: Mutex<Terms>,
     /// Descriptors for workers.
     pub(crate) snapshot_file: OwnedFd,
     pub(crate) table_file: OwnedFd,
@@ -54,18 +58,37 @@ impl Refusal {
     }
 }
 
-impl From<libdiesel::Error> for Refusal {
-    fn from(error: libdiesel::Error) -> Self {
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
         Self { is_missing: error.kind() == Kind::NotFound, ..Self::because(&error) }
     }
 }
 
 impl Open {
     /// Finds a dataset on its servers. Blocks.
-    pub(crate) fn find(name: &str, servers: &Servers) -> Result<Dataset, Refusal> {
-        let legal = DatasetName::new(name).map_err(|why| Refusal::because(&why))?;
-        let options = ConnectOptions { connections_per_server: CONNECTIONS, ..servers.options() };
-        Ok(Client::connect(options)?.dataset(&legal)?)
+    pub(crate) fn find(name: &DatasetName, servers: &Servers) -> Result<Dataset, Error> {
+        Client::connect(options(servers))?.dataset(name)
+    }
+
+    /// A handle at a version that a worker already has, by the file of the worker's snapshot, else
+    /// from the user's cache. Asks no server. Blocks.
+    pub(crate) fn handed(
+        name: &DatasetName,
+        servers: &Servers,
+        ids: (DatasetId, Version),
+        handed: Option<OwnedFd>,
+    ) -> Result<Dataset, Refusal> {
+        let (client, cache) = (Client::unconnected(options(servers)), SnapshotCache::of_user());
+        let found = match (handed, &cache) {
+            (Some(file), _) => Some(by_descriptor(&client, name, file, cache.as_ref())?),
+            (None, Some(cache)) => of_cache(&client, name, ids, cache),
+            (None, None) => None,
+        };
+        let is_wanted = |found: &Dataset| (found.info().id, found.info().version) == ids;
+        found.filter(is_wanted).ok_or_else(|| {
+            let reason = format!("the agent has no snapshot of version {}", ids.1);
+            Refusal { is_missing: false, reason }
+        })
     }
 
     /// Opens a dataset at the version read by the task. The newest version is used if the task's
@@ -92,6 +115,12 @@ impl Open {
             Some(opened) => opened?,
             None => dataset.with_snapshot(cache.as_ref())?,
         };
+        Self::of(name, dataset, peers)
+    }
+
+    /// Opens a dataset at the version of a handle with a snapshot. Blocks.
+    pub(crate) fn of(name: &str, dataset: Dataset, peers: Peers) -> Result<Self, Refusal> {
+        let cache = SnapshotCache::of_user();
         let Some(snapshot) = dataset.snapshot().map(Arc::clone) else {
             let reason = "the dataset has no snapshot".to_owned();
             return Err(Refusal { is_missing: false, reason });
@@ -111,6 +140,7 @@ impl Open {
             source,
             dataset,
             peers,
+            terms: Mutex::default(),
             snapshot_file,
             table_file,
         })
@@ -118,15 +148,35 @@ impl Open {
 }
 
 impl Open {
+    /// The dataset and its version.
+    pub(crate) fn ids(&self) -> (DatasetId, Version) {
+        (self.snapshot.dataset(), self.snapshot.version())
+    }
+
+    /// The terms of the registration.
+    pub(crate) fn terms(&self) -> Terms {
+        *self.terms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_terms(&self, terms: Terms) {
+        *self.terms.lock().unwrap_or_else(PoisonError::into_inner) = terms;
+    }
+
     /// Takes the servers' answer for the task; returns whether the members have changed.
     pub(crate) fn apply_membership(&self, joined: &TaskMembership) -> bool {
-        let version = self.snapshot.version();
-        if joined.version != Some(version) {
-            let other = joined.version.map(|version| version.to_string());
-            tracing::warn!(dataset = self.name, version = ?other, "the task reads another version");
-        }
-        self.peers.update(self.snapshot.dataset(), version, joined)
+        self.peers.update(self.snapshot.dataset(), self.snapshot.version(), joined)
     }
+}
+
+fn options(servers: &Servers) -> ConnectOptions {
+    ConnectOptions { connections_per_server: CONNECTIONS, ..servers.options() }
+}
+
+/// Runs blocking work on a thread for blocking work.
+pub(crate) async fn unblocked<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    blocking::run(work).await.map_err(|why| Refusal::because(&why))?
 }
 
 /// An error with its causes, in one line.

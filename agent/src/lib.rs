@@ -14,6 +14,7 @@ mod epochs;
 mod files;
 mod fill;
 mod member;
+mod opening;
 mod orders;
 mod pages;
 mod peer_pins;
@@ -22,10 +23,12 @@ mod peer_server;
 mod peers;
 mod progress;
 mod readiness;
+mod record;
 mod retention;
 mod run;
 mod slots;
 mod status;
+mod terms;
 mod waits;
 mod window;
 mod worker_server;
@@ -48,4 +51,15 @@ pub enum Policy {
     OneShot,
     /// Chunks requested by a waiting worker; no chunk stays for long.
     None,
+}
+
+impl Policy {
+    /// The name in settings and reports: `on-demand`, `oneshot` or `none`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OnDemand => "on-demand",
+            Self::OneShot => "oneshot",
+            Self::None => "none",
+        }
+    }
 }

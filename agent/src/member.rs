@@ -4,11 +4,12 @@
 //! Must hold: the task's version is requested before a dataset is opened; later reads never wait
 //! for this call. While no server answers, the agent continues with its data.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dl_runtime::{Clock, OsRandom, Random, Shutdown, SystemClock, spawn};
+use dl_runtime::{Clock, OsRandom, Random, Shutdown, SystemClock, blocking, spawn};
 use libdiesel::Dataset;
 use libdiesel::agent::{
     JoinTask, MemberId, TaskCounters, TaskMember, TaskMembership, TaskName, join_task,
@@ -19,7 +20,9 @@ use crate::cache::Cache;
 use crate::dataset::{Open, chain};
 use crate::peer_server::PeerListener;
 use crate::peers::{Identity, LocalAgent, PeerConfig, Peers};
+use crate::record::{Record, Records};
 use crate::status;
+use crate::terms::Terms;
 
 /// Interval between two calls while no server answers.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -29,6 +32,9 @@ const AGAIN: Duration = Duration::from_secs(5);
 const SOON: u32 = 3;
 const SOON_PART: u32 = 5;
 const SOON_MEMBERS_MAX: usize = 64;
+
+/// Interval between two records of an unchanged registration.
+const RECORD_INTERVAL: Duration = Duration::from_secs(60 * 60);
 
 /// Minimal interval between two calls.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
@@ -45,6 +51,7 @@ pub(crate) struct Member {
     task: TaskName,
     id: MemberId,
     config: PeerConfig,
+    records: Option<Arc<Records>>,
     endpoint: OnceCell<Endpoint>,
 }
 
@@ -58,10 +65,16 @@ struct Endpoint {
 
 impl Member {
     /// A new member of a task.
-    pub(crate) fn of(task: TaskName, config: PeerConfig) -> Self {
+    pub(crate) fn of(task: TaskName, config: PeerConfig, records: Option<Records>) -> Self {
         let mut id = [0; 16];
         OsRandom.fill(&mut id);
-        Self { task, id: MemberId::from_bytes(id), config, endpoint: OnceCell::new() }
+        let (id, records) = (MemberId::from_bytes(id), records.map(Arc::new));
+        Self { task, id, config, records, endpoint: OnceCell::new() }
+    }
+
+    /// The records of earlier registrations.
+    pub(crate) fn records(&self) -> Option<&Arc<Records>> {
+        self.records.as_ref()
     }
 
     /// Opens the endpoint for other agents, unless already open.
@@ -111,28 +124,34 @@ impl Member {
     }
 
     fn request(&self, cache: &Cache, dataset: usize, open: &Open, leaving: bool) -> JoinTask {
+        let (version, terms) = (open.snapshot.version(), open.terms());
         JoinTask {
-            version: Some(open.snapshot.version()),
+            version: terms.version(version),
+            task: terms.name(&self.task, version),
             leaving,
             counters: status::counters(&cache.state(), dataset),
             ..self.first_request(cache, &open.dataset)
         }
     }
 
-    /// The request of a member before the version is known.
-    fn first_request(&self, cache: &Cache, dataset: &Dataset) -> JoinTask {
+    /// The agent, for others.
+    pub(crate) fn me(&self, cache: &Cache) -> TaskMember {
         let identity = self.endpoint.get().and_then(|endpoint| endpoint.identity.as_ref());
-        let member = TaskMember {
+        TaskMember {
             id: self.id,
             address: self.address().to_owned(),
             key_fingerprint: identity.map(|identity| identity.fingerprint),
             memory: cache.budget(),
-        };
+        }
+    }
+
+    /// The request of a member before the version is known.
+    fn first_request(&self, cache: &Cache, dataset: &Dataset) -> JoinTask {
         JoinTask {
             dataset: dataset.info().id,
             version: None,
             task: self.task.clone(),
-            member,
+            member: self.me(cache),
             leaving: false,
             counters: TaskCounters::default(),
         }
@@ -151,16 +170,32 @@ impl Member {
         }
     }
 
-    /// Registers for a dataset repeatedly.
-    pub(crate) async fn stay(self: Arc<Self>, cache: Arc<Cache>, dataset: usize, open: Arc<Open>) {
+    /// Registers for a dataset repeatedly. `hosts` are the servers, for records.
+    pub(crate) async fn stay(
+        self: Arc<Self>,
+        cache: Arc<Cache>,
+        dataset: usize,
+        open: Arc<Open>,
+        hosts: BTreeSet<String>,
+    ) {
         let clock = SystemClock::new();
         let (mut is_known, mut soon) = (true, SOON);
+        let mut record_after = Duration::ZERO;
         loop {
             let request = self.request(&cache, dataset, &open, false);
-            let pause = match join_task(&open.dataset, request).await {
+            let answer = join_task(&open.dataset, request).await;
+            if self.change_terms(&cache, dataset, &open, &answer).await {
+                continue;
+            }
+            let pause = match answer {
                 Ok(joined) => {
                     is_known = true;
-                    if open.apply_membership(&joined) {
+                    let has_changed = open.apply_membership(&joined);
+                    if has_changed || clock.monotonic() >= record_after {
+                        self.record(&open, &hosts, &joined).await;
+                        record_after = clock.monotonic().saturating_add(RECORD_INTERVAL);
+                    }
+                    if has_changed {
                         soon = SOON;
                         cache.state().owners_changed(dataset);
                         cache.moved.notify_one();
@@ -181,6 +216,43 @@ impl Member {
                 () = clock.sleep(pause.saturating_sub(PAUSE_MIN)) => {}
                 () = open.peers.changed.notified() => {}
             }
+        }
+    }
+
+    /// Whether another version of the task, or a missing snapshot, changes the terms of a dataset.
+    async fn change_terms(
+        &self,
+        cache: &Cache,
+        dataset: usize,
+        open: &Open,
+        answer: &Result<TaskMembership, libdiesel::Error>,
+    ) -> bool {
+        let version = open.snapshot.version();
+        let Some(terms) = open.terms().after(version, answer.as_ref().map_err(|why| why.kind()))
+        else {
+            return false;
+        };
+        let is_of_task = |other: &Arc<Open>| {
+            let is_same = other.snapshot.dataset() == open.snapshot.dataset();
+            is_same && other.snapshot.version() != version && other.terms() == Terms::OfTask
+        };
+        if answer.is_ok() && !cache.state().datasets.iter().any(is_of_task) {
+            // The other agents of the task must not look for chunks of their version here.
+            let _ = join_task(&open.dataset, self.request(cache, dataset, open, true)).await;
+        }
+        tracing::info!(dataset = open.name, %version, ?terms, "register for a version");
+        open.set_terms(terms);
+        true
+    }
+
+    /// Records a registration for a new agent.
+    async fn record(&self, open: &Open, hosts: &BTreeSet<String>, joined: &TaskMembership) {
+        let Some(records) = self.records.clone() else { return };
+        let is_of_task = open.terms() == Terms::OfTask;
+        let record = Record::new(&open.name, hosts.clone(), open.ids(), is_of_task, joined);
+        let saved = blocking::run(move || records.save(&record)).await;
+        if let Ok(Err(why)) = saved {
+            tracing::debug!(%why, "record a registration");
         }
     }
 

@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dl_runtime::{Clock, Shutdown, SystemClock, spawn};
-use libdiesel::agent::{TaskName, accept};
+use libdiesel::agent::{Owner, TaskName, accept};
 use tokio::io::unix::AsyncFd;
 
 use crate::cache::Cache;
 use crate::member::Member;
 use crate::readiness::watch;
+use crate::record::Records;
 use crate::worker_server::WorkerServer;
 use crate::{Budget, PeerConfig, Policy};
 
@@ -65,11 +66,12 @@ pub async fn run(config: Config) -> io::Result<Ended> {
     let lock = File::from(lock);
     name_holder(&lock)?;
     rustix::io::ioctl_fionbio(&listener, true)?;
+    let owner = Owner::of(&listener, task.clone())?;
     let listener = watch(listener)?;
     let cache = Arc::new(Cache::new(policy, memory.0));
     let stop = Shutdown::new();
-    let server =
-        Arc::new(WorkerServer::new(Arc::clone(&cache), stop.clone(), Member::of(task, peers)));
+    let member = Member::of(task, peers, Records::of_user(owner.name()));
+    let server = Arc::new(WorkerServer::new(Arc::clone(&cache), stop.clone(), member, owner, idle));
     let clock = SystemClock::new();
     let driving = spawn(drive(Arc::clone(&cache)));
     let ended = tokio::select! {
@@ -81,7 +83,7 @@ pub async fn run(config: Config) -> io::Result<Ended> {
     driving.abort();
     // Tells other agents about the end.
     stop.request();
-    server.member.leave(&cache).await;
+    server.opener.member.leave(&cache).await;
     drop(lock);
     ended
 }

@@ -2,6 +2,8 @@
 //!
 //! Must hold: counts cover connections that have ended; the text fits into one message.
 
+use std::time::Duration;
+
 use libdiesel::agent::{Gauge, TaskCounters};
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +23,8 @@ pub struct Status {
     pub datasets: Vec<DatasetStatus>,
     /// `on-demand`, `oneshot` or `none`.
     pub policy: String,
+    /// Seconds for which the agent lives without a worker.
+    pub idle_seconds: u64,
     /// Whether memory holds fewer than all chunks of the datasets.
     pub partial: bool,
     /// Memory budget in bytes.
@@ -141,7 +145,7 @@ pub struct WorkerStatus {
 }
 
 /// The state of the agent as JSON. Blocks.
-pub(crate) fn text(cache: &Cache, peer_address: &str) -> String {
+pub(crate) fn text(cache: &Cache, peer_address: &str, idle: Duration) -> String {
     let pages = Pages::now();
     let (mut status, opens) = {
         let state = cache.state();
@@ -161,6 +165,7 @@ pub(crate) fn text(cache: &Cache, peer_address: &str) -> String {
     peers.truncate(SHOWN_MAX);
     status.peers = peers;
     status.peer_address = peer_address.to_owned();
+    status.idle_seconds = idle.as_secs();
     serde_json::to_string(&status).unwrap_or_default()
 }
 
@@ -250,14 +255,6 @@ fn workers(state: &State) -> Vec<WorkerStatus> {
     workers.collect()
 }
 
-fn policy_name(policy: Policy) -> &'static str {
-    match policy {
-        Policy::OnDemand => "on-demand",
-        Policy::OneShot => "oneshot",
-        Policy::None => "none",
-    }
-}
-
 fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
     let datasets = datasets(state);
     let chunks = datasets.iter().map(|dataset| dataset.chunks).sum();
@@ -272,7 +269,8 @@ fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
     Status {
         pid: std::process::id(),
         datasets,
-        policy: policy_name(policy).to_owned(),
+        policy: policy.name().to_owned(),
+        idle_seconds: 0,
         partial: present < chunks,
         memory_bytes: budget,
         memory_used: u64::from(state.used()) * slot,

@@ -3,55 +3,60 @@
 //! Must hold: only processes of the agent's user are served; a connection's pins end with the
 //! connection; an invalid message ends only its own connection.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dl_runtime::{Clock, OsRandom, Random, Shutdown, SystemClock, blocking, since_boot, spawn};
+use dl_runtime::{Clock, OsRandom, Random, Shutdown, SystemClock, blocking, since_boot};
 use libdiesel::agent::{
-    Begin, DESCRIPTORS_MAX, FromAgent, Gauge, Hello, PROTOCOL, PinPage, Servers, Socket, ToAgent,
+    Begin, DESCRIPTORS_MAX, FromAgent, Gauge, Hello, Owner, PROTOCOL, PinPage, Socket, ToAgent,
     Want, Welcome,
 };
 use tokio::io::unix::AsyncFd;
-use tokio::sync::OnceCell;
 
 use crate::cache::{Cache, Connection, Waiter};
 use crate::counts::Counts;
-use crate::dataset::{ChunkKey, Open, Refusal};
+use crate::dataset::{ChunkKey, Refusal};
 use crate::member::Member;
+use crate::opening::Opener;
 use crate::readiness::watch;
-use crate::{Policy, status};
+use crate::status;
 
 /// Interval between two signs of life to a worker whose dataset is being opened.
 const SIGN: Duration = Duration::from_secs(1);
-
-/// The numbers of open datasets, and of datasets being opened.
-type Datasets = HashMap<(String, Servers), Arc<OnceCell<usize>>>;
 
 /// The shared state of all worker connections.
 #[derive(Debug)]
 pub(crate) struct WorkerServer {
     pub(crate) cache: Arc<Cache>,
-    pub(crate) shutdown: Shutdown,
-    pub(crate) member: Arc<Member>,
+    shutdown: Shutdown,
+    pub(crate) opener: Opener,
+    /// How long the agent lives without a worker.
+    idle: Duration,
     /// A random number for each agent process.
     agent: u64,
     /// Number of processes waiting for a dataset being opened.
     opening: AtomicUsize,
-    opened: Mutex<Datasets>,
 }
 
 impl WorkerServer {
-    pub(crate) fn new(cache: Arc<Cache>, shutdown: Shutdown, member: Member) -> Self {
+    pub(crate) fn new(
+        cache: Arc<Cache>,
+        shutdown: Shutdown,
+        member: Member,
+        owner: Owner,
+        idle: Duration,
+    ) -> Self {
         let mut agent = [0; 8];
         OsRandom.fill(&mut agent);
         let agent = u64::from_le_bytes(agent);
-        let (opening, member) = (AtomicUsize::new(0), Arc::new(member));
-        Self { cache, shutdown, member, agent, opening, opened: Mutex::default() }
+        let (of_opener, end) = (Arc::clone(&cache), shutdown.clone());
+        let opener = Opener::new(of_opener, end, Arc::new(member), owner);
+        Self { cache, shutdown, opener, idle, agent, opening: AtomicUsize::new(0) }
     }
 
     /// Whether a process reads, or waits for its dataset.
@@ -88,9 +93,12 @@ impl WorkerServer {
         socket: &Arc<Socket>,
         number: &mut Option<u64>,
     ) -> io::Result<()> {
-        while let Some(message) = next(events, socket).await? {
+        while let Some((message, files)) = next(events, socket).await? {
             match (message, *number) {
-                (ToAgent::Hello(hello), None) => self.greet(socket, hello, number).await?,
+                (ToAgent::Hello(hello), None) => {
+                    let handed = files.into_iter().next();
+                    self.greet(socket, (hello, handed), number).await?;
+                }
                 (ToAgent::Want(want), Some(number)) => self.want(number, want),
                 (ToAgent::WantFiles(want), Some(number)) => self.cache.want_files(number, want),
                 (ToAgent::Begin(begin), Some(number)) => self.begin(number, begin)?,
@@ -101,8 +109,9 @@ impl WorkerServer {
                 }
                 (ToAgent::Status, _) => {
                     let cache = Arc::clone(&self.cache);
-                    let address = self.member.address().to_owned();
-                    let text = move || status::text(&cache, &address);
+                    let address = self.opener.member.address().to_owned();
+                    let idle = self.idle;
+                    let text = move || status::text(&cache, &address, idle);
                     let status = blocking::run(text).await.unwrap_or_default();
                     socket.send(&FromAgent::Status(status), &[], Duration::ZERO)?;
                 }
@@ -130,14 +139,14 @@ impl WorkerServer {
     async fn greet(
         &self,
         socket: &Arc<Socket>,
-        hello: Hello,
+        (hello, handed): (Hello, Option<OwnedFd>),
         number: &mut Option<u64>,
     ) -> io::Result<()> {
         let (pid, protocol) = (hello.pid, hello.protocol);
         let opened = match protocol {
             PROTOCOL => {
                 self.opening.fetch_add(1, Ordering::Relaxed);
-                let opened = self.open_with_signs(socket, hello).await;
+                let opened = self.open_with_signs(socket, hello, handed).await;
                 self.opening.fetch_sub(1, Ordering::Relaxed);
                 opened?
             }
@@ -185,8 +194,9 @@ impl WorkerServer {
         &self,
         socket: &Socket,
         hello: Hello,
+        handed: Option<OwnedFd>,
     ) -> io::Result<Result<usize, Refusal>> {
-        let mut opening = pin!(self.open(hello));
+        let mut opening = pin!(self.opener.open(hello, handed));
         loop {
             tokio::select! {
                 opened = &mut opening => return Ok(opened),
@@ -195,57 +205,6 @@ impl WorkerServer {
                 }
             }
         }
-    }
-
-    /// The number of a dataset, which is opened unless already open.
-    async fn open(&self, hello: Hello) -> Result<usize, Refusal> {
-        let key = (hello.dataset.clone(), hello.servers.clone());
-        let cell = {
-            let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(opened.entry(key).or_default())
-        };
-        let open = async || {
-            let Hello { dataset: name, servers, .. } = hello;
-            let (of_name, addresses) = (name.clone(), servers.addresses.clone());
-            let dataset = unblocked(move || Open::find(&of_name, &servers)).await?;
-            self.member.open_endpoint(&self.cache, &addresses, &self.shutdown).await;
-            let joined = self.member.join(&self.cache, &dataset).await;
-            let version = joined.as_ref().and_then(|joined| joined.version);
-            let peers = self.member.peers();
-            let open = unblocked(move || Open::new(&name, &dataset, version, peers)).await?;
-            joined.iter().for_each(|joined| _ = open.apply_membership(joined));
-            let mut state = self.cache.state();
-            // The same dataset may already be open under another name or address.
-            let is_same = |other: &Arc<Open>| {
-                let (one, other) = (&open.snapshot, &other.snapshot);
-                (one.dataset(), one.version()) == (other.dataset(), other.version())
-            };
-            if let Some(number) = state.datasets.iter().position(is_same) {
-                return Ok(number);
-            }
-            let chunk = open.snapshot.shape().size();
-            state
-                .arena_for(chunk, self.cache.budget())
-                .map_err(|reason| Refusal { is_missing: false, reason })?;
-            state.orders.slots = state.slots();
-            let (open, number) = (Arc::new(open), state.datasets.len());
-            state.datasets.push(Arc::clone(&open));
-            state.counts.push(Counts::default());
-            if self.cache.policy == Policy::OneShot {
-                state.backlog.add_all(number, open.snapshot.holders());
-            }
-            state.beat();
-            drop(state);
-            spawn(Arc::clone(&self.member).stay(Arc::clone(&self.cache), number, open));
-            Ok(number)
-        };
-        let opened = cell.get_or_try_init(open).await.copied();
-        if opened.is_err() {
-            // Names of missing datasets must not accumulate.
-            let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-            opened.retain(|_, cell| cell.initialized() || Arc::strong_count(cell) > 2);
-        }
-        opened
     }
 
     fn want(&self, connection: u64, want: Want) {
@@ -295,13 +254,6 @@ impl WorkerServer {
     }
 }
 
-/// Runs blocking work on a thread for blocking work.
-async fn unblocked<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
-) -> Result<T, Refusal> {
-    blocking::run(work).await.map_err(|why| Refusal::because(&why))?
-}
-
 /// Sends the descriptors of the arena, in packets.
 fn send_segments(socket: &Socket, segments: &[OwnedFd]) -> io::Result<()> {
     let mut packets = segments.chunks(DESCRIPTORS_MAX).peekable();
@@ -313,12 +265,15 @@ fn send_segments(socket: &Socket, segments: &[OwnedFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// The next message of a process; none at its end.
-async fn next(events: &AsyncFd<Arc<Socket>>, socket: &Socket) -> io::Result<Option<ToAgent>> {
+/// The next message of a process, with its descriptors; none at the end of the process.
+async fn next(
+    events: &AsyncFd<Arc<Socket>>,
+    socket: &Socket,
+) -> io::Result<Option<(ToAgent, Vec<OwnedFd>)>> {
     loop {
         let mut ready = events.readable().await?;
         if let Ok(received) = ready.try_io(|_| socket.try_receive::<ToAgent>()) {
-            return Ok(received?.map(|(message, _)| message));
+            return received;
         }
     }
 }

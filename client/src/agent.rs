@@ -18,14 +18,15 @@ use crate::error::Error;
 pub use crate::remote::ChunkSource;
 pub use crate::snapshot::HUGE_PAGE;
 pub use crate::worker::copying::{copy_bytes, copy_to_new};
+pub use crate::worker::handover::snapshot_file;
 pub use crate::worker::layout::{Arena, Gauge, PinPage, SLOTS_MAX, Shape, Table, Word};
 pub use crate::worker::message::{
     Begin, FromAgent, HINTS_MAX, Hello, NO_FILE, PROTOCOL, Servers, ToAgent, Want, WantFiles,
-    Welcome,
+    WantedVersion, Welcome,
 };
 pub use crate::worker::socket::{DESCRIPTORS_MAX, Socket, accept};
-pub use node::{Claim, claim, close_on_exec, snapshot_file, start, status, stop};
-pub use tasks::{at_version, join_task};
+pub use node::{Claim, Owner, claim, close_on_exec, is_running, start, status, stop};
+pub use tasks::{at_version, by_descriptor, join_task, of_cache};
 
 impl ChunkSource {
     /// The chunks of the dataset of a handle, for the current process.

@@ -82,9 +82,12 @@ impl Dataset {
         &self.0.remote
     }
 
-    /// A handle of the same dataset that answers from a snapshot.
+    /// A handle of the same dataset that answers from a snapshot. With a task, the agent of the node
+    /// gives the files of the snapshot's version.
     pub(crate) fn answering(&self, snapshot: Snapshot) -> Self {
-        Self::with(self.0.remote.at_version(snapshot.version()), Some(Arc::new(snapshot)), None)
+        let (remote, snapshot) = (self.0.remote.at_version(snapshot.version()), Arc::new(snapshot));
+        let worker = task::reader_of(&remote, &snapshot);
+        Self::with(remote, Some(snapshot), worker)
     }
 
     /// The snapshot that answers for the handle; none if the servers do.

@@ -14,6 +14,7 @@ use clap::Args;
 use dl_runtime::{Clock, Shutdown};
 use libdiesel::{
     Client, ClientCertificate, ConnectOptions, Counts, Dataset, Kind, SnapshotCache, TaskOptions,
+    agent,
 };
 
 use crate::address::Address;
@@ -72,9 +73,9 @@ pub(crate) struct Global {
     #[arg(long, global = true)]
     plain_text_key: bool,
 
-    /// The training job whose cache on this machine serves get, cat and shuffle --read, and the job
-    /// of `dlcmd agent` and `why` (otherwise the environment variable DIESEL_TASK; otherwise files
-    /// come from the servers)
+    /// The training job whose cache on this machine serves get, cat and shuffle --read, whose version
+    /// ls, stat and du show, and the job of `dlcmd agent` and `why` (otherwise the environment variable
+    /// DIESEL_TASK; otherwise files come from the servers)
     #[arg(long, global = true, value_name = "NAME")]
     task: Option<String>,
 
@@ -305,21 +306,45 @@ impl Context {
             }
             _ => error.into(),
         })?;
-        let file = shown(file);
+        self.check_stale(address, &dataset, &shown(file).to_string())?;
+        Ok(dataset)
+    }
+
+    /// Opens the dataset of an address for its metadata: at the version of the task if an agent runs.
+    pub(crate) fn for_metadata(&self, address: &Address) -> Result<Dataset, Failure> {
+        let task = self.task.as_ref().filter(|_| self.snapshot.is_none());
+        let Some(task) = task.filter(|task| agent::is_running(&self.options, task)) else {
+            return self.dataset(address);
+        };
+        let options = ConnectOptions { task: Some(task.clone()), ..self.options.clone() };
+        let dataset = Client::connect(options)?.dataset(&address.dataset)?;
+        self.check_stale(address, &dataset, &format!("the version of task {}", task.name))?;
+        Ok(dataset)
+    }
+
+    /// Notes that the snapshot of a dataset is stale, or that no server says so. `subject` is the
+    /// source of the snapshot.
+    fn check_stale(
+        &self,
+        address: &Address,
+        dataset: &Dataset,
+        subject: &str,
+    ) -> Result<(), Failure> {
         let connect_timeout = self.options.connect_timeout.min(LOOK);
         let request_timeout = self.options.request_timeout.min(LOOK);
         let options = ConnectOptions {
             connect_timeout,
             request_timeout,
             on_retry: None,
+            task: None,
             ..self.options.clone()
         };
         let now = Client::connect(options).and_then(|client| client.dataset(&address.dataset));
-        let unknown = |why| format!("whether {file} is stale is not known: {why}");
+        let unknown = |why| format!("whether {subject} is stale is not known: {why}");
         let note = match now {
             Ok(now) if now.info().id != dataset.info().id => {
                 return Err(Failure::failed(format!(
-                    "{file} is a snapshot of another dataset than dl://{}",
+                    "{subject} is a snapshot of another dataset than dl://{}",
                     address.dataset
                 )));
             }
@@ -327,14 +352,14 @@ impl Context {
                 unknown("its metadata is being rebuilt")
             }
             Ok(now) if now.info().version != dataset.info().version => {
-                format!("{file} is stale: dl://{} has changed since it was saved", address.dataset)
+                format!("{subject} is stale: dl://{} has changed since then", address.dataset)
             }
-            Ok(_) => return Ok(dataset),
+            Ok(_) => return Ok(()),
             Err(error) if error.kind().is_retryable() => unknown("no server says"),
             Err(error) => return Err(error.into()),
         };
         self.notes.note(note);
-        Ok(dataset)
+        Ok(())
     }
 }
 

@@ -2,21 +2,23 @@
 //!
 //! Must hold: every wait ends.
 
-use std::fs::{self, File};
+use std::ffi::OsStr;
+use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
-use dl_format::DatasetName;
+use dl_format::{DatasetName, TaskName};
 use dl_runtime::since_boot;
+use rustix::net::{SocketAddrUnix, getsockname};
 
 use crate::error::{Error, Kind};
 use crate::remote::ConnectOptions;
-use crate::snapshot::{Advice, Snapshot, SnapshotCache, advise};
 use crate::task::TaskOptions;
 use crate::worker::Attacher;
 use crate::worker::address::AgentAddress;
-use crate::worker::memory::{Access, SharedMemory};
 use crate::worker::message::{FromAgent, Servers, ToAgent};
 use crate::worker::socket::Socket;
 
@@ -44,6 +46,38 @@ pub fn claim(options: &ConnectOptions, task: &TaskOptions) -> Result<Option<Clai
     Ok(claimed.map_err(failed)?.map(|(listener, lock)| Claim { listener, lock }))
 }
 
+/// The task, the user and the key of an agent.
+#[derive(Debug)]
+pub struct Owner {
+    task: TaskName,
+    /// The hash in the name of the socket: the agent itself gets no key.
+    name: String,
+}
+
+impl Owner {
+    /// The owner of an agent by its listener.
+    ///
+    /// # Errors
+    /// For a listener without a path.
+    pub fn of(listener: impl AsFd, task: TaskName) -> io::Result<Self> {
+        let address = SocketAddrUnix::try_from(getsockname(listener)?)?;
+        let path = address.path_bytes().map(|path| Path::new(OsStr::from_bytes(path)));
+        let name = path.and_then(Path::file_stem).and_then(OsStr::to_str);
+        let name = name.ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+        Ok(Self { task, name })
+    }
+
+    /// A name that differs between tasks, users and keys.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether a worker belongs to the user, and has the same key.
+    pub fn owns(&self, worker: &Servers) -> bool {
+        AgentAddress::name_of(self.task.as_str(), worker) == self.name
+    }
+}
+
 /// Starts the agent of a task unless the agent runs already, and lets the agent open a dataset.
 ///
 /// # Errors
@@ -54,8 +88,13 @@ pub fn start(
     dataset: &DatasetName,
 ) -> Result<(), Error> {
     let dataset = dataset.as_str().to_owned();
-    Attacher::new(task.clone(), Servers::of(options), dataset).attach()?;
+    Attacher::new(task.clone(), Servers::of(options), dataset, None).attach()?;
     Ok(())
+}
+
+/// Whether the agent of a task accepts connections on this machine.
+pub fn is_running(options: &ConnectOptions, task: &TaskOptions) -> bool {
+    address(options, task).connect().is_ok()
 }
 
 /// The status report of the agent of a task, as JSON.
@@ -147,24 +186,6 @@ fn address(options: &ConnectOptions, task: &TaskOptions) -> AgentAddress {
 
 fn failed(task: &TaskOptions, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::new(Kind::Local, "ask the agent of", format!("task {}", task.name), why)
-}
-
-/// A descriptor for another process to map a snapshot: of its file in the cache, else of a copy in
-/// memory.
-///
-/// # Errors
-/// Errors of the memory for the copy.
-pub fn snapshot_file(snapshot: &Snapshot, cache: Option<&SnapshotCache>) -> io::Result<OwnedFd> {
-    if let Some(file) = cache.and_then(|cache| cache.file_of(snapshot)) {
-        let bytes = snapshot.bytes();
-        advise(bytes.as_ptr(), bytes.len(), Advice::Collapse);
-        return Ok(File::into(file));
-    }
-    let bytes = snapshot.bytes();
-    let (memory, file) = SharedMemory::create("diesel-snapshot", bytes.len(), Access::Maker)?;
-    memory.populate(0, bytes.len());
-    memory.write(0, bytes);
-    Ok(file)
 }
 
 /// Closes all descriptors but the standard ones when the process starts a program.

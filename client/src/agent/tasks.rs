@@ -3,13 +3,15 @@
 //! Must hold: a single call registers the member, renews its heartbeat, and leases the job's
 //! version.
 
-use dl_format::Version;
+use std::os::fd::OwnedFd;
+
+use dl_format::{DatasetId, DatasetName, Version};
 use dl_proto::{JoinTask, TaskMembership};
 
 use crate::dataset::Dataset;
 use crate::error::Error;
-use crate::remote;
-use crate::snapshot::SnapshotCache;
+use crate::remote::{self, Client};
+use crate::snapshot::{SnapshotCache, UserFile};
 
 /// Registers a member of a training job on a dataset at any server, or renews its heartbeat. The
 /// answer names the job's version, its members, and the time until the next call. A member with a
@@ -23,6 +25,33 @@ use crate::snapshot::SnapshotCache;
 pub async fn join_task(dataset: &Dataset, request: JoinTask) -> Result<TaskMembership, Error> {
     let remote = dataset.remote();
     remote::tasks::join_task(remote.session()?, remote.info(), request).await
+}
+
+/// A handle that answers from a snapshot handed over by another process, without a request. Every
+/// byte is checked, unless the cache has the same snapshot.
+///
+/// # Errors
+/// [`Kind::Corrupt`](crate::Kind::Corrupt) for a damaged snapshot and other kinds of files,
+/// [`Kind::Local`](crate::Kind::Local) for an unreadable file.
+pub fn by_descriptor(
+    client: &Client,
+    name: &DatasetName,
+    file: OwnedFd,
+    cache: Option<&SnapshotCache>,
+) -> Result<Dataset, Error> {
+    let file = UserFile::of_file(file.into(), "the snapshot of a process".as_ref())?;
+    Ok(client.answering(name, client.load(&file, cache)?))
+}
+
+/// A handle that answers from a snapshot in the cache that the servers gave, without a request; none
+/// if the cache lacks the snapshot.
+pub fn of_cache(
+    client: &Client,
+    name: &DatasetName,
+    ids: (DatasetId, Version),
+    cache: &SnapshotCache,
+) -> Option<Dataset> {
+    Some(client.answering(name, client.kept(ids, cache)?))
 }
 
 /// A handle that answers from the snapshot of a training job's version, which may be old.

@@ -11,7 +11,7 @@ use dl_proto::{Counts, Dataset as DatasetInfo, SmallChunks};
 use super::Dataset;
 use crate::error::{Error, Kind};
 use crate::remote::{Client, ConnectOptions};
-use crate::snapshot::{Snapshot, SnapshotCache};
+use crate::snapshot::{Snapshot, SnapshotCache, UserFile};
 
 impl Dataset {
     /// Connects to an existing dataset, with usual settings (paper, DL_connect). The handle reads
@@ -61,8 +61,9 @@ impl Client {
         })
     }
 
-    /// A dataset by a snapshot file. Only reads of files send requests to the servers. `name` is
-    /// the name of the dataset at the servers.
+    /// A dataset by a snapshot file. Only reads of files send requests to the servers. With a
+    /// [task](ConnectOptions::task), the agent of the node gives the files of the snapshot's version.
+    /// `name` is the name of the dataset at the servers.
     ///
     /// # Errors
     /// As for [`Dataset::load_meta`].
@@ -72,9 +73,13 @@ impl Client {
         file: &Path,
         cache: Option<&SnapshotCache>,
     ) -> Result<Dataset, Error> {
-        let snapshot = self.load(file, cache)?;
+        Ok(self.answering(name, self.load(&UserFile::open(file)?, cache)?))
+    }
+
+    /// A dataset by a snapshot, without a request.
+    pub(crate) fn answering(&self, name: &DatasetName, snapshot: Snapshot) -> Dataset {
         let info = info_of(name, &snapshot);
-        Ok(Dataset::new(self.described(info)).answering(snapshot))
+        Dataset::new(self.described(info)).answering(snapshot)
     }
 
     /// The dataset with a name: a new dataset with chunks of the given shape, or the existing

@@ -12,7 +12,7 @@ use super::Dataset;
 use crate::epoch::{Epoch, ShuffleOptions};
 use crate::error::{Error, Kind};
 use crate::remote;
-use crate::snapshot::{Snapshot, SnapshotCache};
+use crate::snapshot::{Snapshot, SnapshotCache, UserFile};
 use crate::worker;
 
 impl Dataset {
@@ -59,7 +59,8 @@ impl Dataset {
     /// [`Kind::Local`] for an unreadable or irregular file, [`Kind::Corrupt`] for a damaged
     /// snapshot or another kind of file, [`Kind::Conflict`] for a snapshot of another dataset.
     pub fn load_meta(&self, file: &Path, cache: Option<&SnapshotCache>) -> Result<Self, Error> {
-        let snapshot = remote::load(file, cache, &self.0.remote.session()?)?;
+        let given = UserFile::open(file)?;
+        let snapshot = remote::load(&given, cache, &self.0.remote.session()?)?;
         if snapshot.dataset() == self.info().id {
             return Ok(self.answering(snapshot));
         }
@@ -67,7 +68,8 @@ impl Dataset {
         Err(Error::new(Kind::Conflict, "load the snapshot", file.display(), why))
     }
 
-    /// Writes a snapshot of the current version into a file (paper, DL_save_meta). The new file
+    /// Writes the snapshot of the handle into a file (paper, DL_save_meta), without a request. A
+    /// handle without a snapshot has the servers make a snapshot of the current version. The new file
     /// replaces an old file only when complete. Until then the new file has the suffix `.partial`;
     /// the next call for `file` takes over the rest of a killed call.
     ///
@@ -76,7 +78,10 @@ impl Dataset {
     /// followed), or while another process saves into the file. Also errors of the servers and of the
     /// connection.
     pub fn save_meta(&self, file: &Path) -> Result<Snapshot, Error> {
-        self.0.remote.save_snapshot(file)
+        match self.snapshot() {
+            Some(snapshot) => snapshot.save(file),
+            None => self.0.remote.save_snapshot(file),
+        }
     }
 
     /// Begins or resumes an epoch (paper, DL_shuffle): a shuffled order, read in whole chunks.

@@ -10,7 +10,7 @@ use dl_format::DatasetName;
 use super::Dataset;
 use super::open::info_of;
 use crate::error::{Error, Kind};
-use crate::remote::{Client, ClientCertificate, ConnectOptions};
+use crate::remote::{Client, ClientCertificate, ConnectOptions, RemoteDataset};
 use crate::snapshot::{Snapshot, SnapshotCache};
 use crate::worker::message::{Servers, milliseconds};
 use crate::worker::{AgentReader, Attacher};
@@ -18,36 +18,55 @@ use crate::worker::{AgentReader, Attacher};
 impl Client {
     /// A dataset as held by the agent of the node; none without a task.
     pub(super) fn of_task(&self, name: &DatasetName) -> Result<Option<Dataset>, Error> {
-        let Some(task) = &self.options().task else { return Ok(None) };
-        let servers = Servers::of(self.options());
-        let attacher = Attacher::new(task.clone(), servers, name.as_str().to_owned());
-        let (attached, file) = match attacher.attach() {
-            Ok(attached) => attached,
+        let Some(attacher) = attacher(self.options(), name) else { return Ok(None) };
+        let (snapshot, attached) = match attacher.attach() {
+            Ok((attached, snapshot)) => (snapshot, Some(attached)),
             Err(error) if error.kind() == Kind::NotFound => return Err(error),
             Err(error) => {
-                let why = error.chain();
-                tracing::warn!(%name, why, "reading without the node's cache");
-                self.options().on_uncached.as_ref().inspect(|tell| tell(&why));
-                return self.until_attached(name, attacher).map(Some);
+                note_uncached(self.options(), name, &error);
+                let found = self.find(name)?;
+                let cache = attacher.cache();
+                // Without a snapshot the servers answer all reads for good.
+                let Ok(snapshot) = found.snapshot_of(found.info().version, false, cache) else {
+                    return Ok(Some(Dataset::new(found)));
+                };
+                (Arc::new(snapshot), None)
             }
         };
-        let snapshot = Arc::new(Snapshot::map_shared(&file, "the agent's snapshot".as_ref())?);
         let remote = self.described(info_of(name, &snapshot));
-        let worker = AgentReader::new(attacher, Arc::clone(&snapshot), Some(attached));
+        let worker = AgentReader::new(attacher, Arc::clone(&snapshot), attached);
         Ok(Some(Dataset::with(remote, Some(snapshot), Some(Arc::new(worker)))))
     }
+}
 
-    /// A dataset by its newest snapshot, read from the servers until an agent with the same version
-    /// runs. Without a snapshot the servers answer all reads for good.
-    fn until_attached(&self, name: &DatasetName, attacher: Attacher) -> Result<Dataset, Error> {
-        let dataset = Dataset::new(self.find(name)?);
-        let cache = self.options().snapshots.clone().or_else(SnapshotCache::of_user);
-        let Ok(dataset) = dataset.with_snapshot(cache.as_ref()) else { return Ok(dataset) };
-        let Some(snapshot) = dataset.snapshot().map(Arc::clone) else { return Ok(dataset) };
-        let worker = AgentReader::new(attacher, Arc::clone(&snapshot), None);
-        let remote = self.described(info_of(name, &snapshot));
-        Ok(Dataset::with(remote, Some(snapshot), Some(Arc::new(worker))))
-    }
+/// A reader of the version of a snapshot through the agent of the node; none without a task. Without
+/// an agent the servers give all files until an agent runs.
+pub(super) fn reader_of(
+    remote: &RemoteDataset,
+    snapshot: &Arc<Snapshot>,
+) -> Option<Arc<AgentReader>> {
+    let (options, name) = (remote.options(), &remote.info().name);
+    let attacher = attacher(options, name)?.of_version(Arc::clone(snapshot));
+    let attached = match attacher.attach() {
+        Ok((attached, _)) => Some(attached),
+        Err(error) => {
+            note_uncached(options, name, &error);
+            None
+        }
+    };
+    Some(Arc::new(AgentReader::new(attacher, Arc::clone(snapshot), attached)))
+}
+
+fn attacher(options: &ConnectOptions, name: &DatasetName) -> Option<Attacher> {
+    let task = options.task.clone()?;
+    let cache = options.snapshots.clone().or_else(SnapshotCache::of_user);
+    Some(Attacher::new(task, Servers::of(options), name.as_str().to_owned(), cache))
+}
+
+fn note_uncached(options: &ConnectOptions, name: &DatasetName, error: &Error) {
+    let why = error.chain();
+    tracing::warn!(%name, why, "reading without the node's cache");
+    options.on_uncached.as_ref().inspect(|tell| tell(&why));
 }
 
 impl Servers {

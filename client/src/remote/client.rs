@@ -4,11 +4,10 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dl_format::{ChunkShape, DatasetName};
+use dl_format::{ChunkShape, DatasetId, DatasetName, Version};
 use dl_proto::pb;
 use dl_proto::{Dataset as DatasetInfo, DeletedDataset, Listed, RecoverProgress, RecoverRequest};
 use tonic::{Response, Status, Streaming};
@@ -20,7 +19,7 @@ use crate::remote::lookup::{address_of, dataset_address, get_dataset, info};
 use crate::remote::options::ConnectOptions;
 use crate::remote::session::Shared;
 use crate::remote::snapshot::load;
-use crate::snapshot::{Snapshot, SnapshotCache};
+use crate::snapshot::{Key, Origin, Snapshot, SnapshotCache, UserFile};
 
 /// The servers, for a single user. A clone is cheap. Usable from any thread and, after a fork, from
 /// any process.
@@ -94,10 +93,20 @@ impl Client {
     /// A snapshot from a file, as in [`load`].
     pub(crate) fn load(
         &self,
-        file: &Path,
+        file: &UserFile,
         cache: Option<&SnapshotCache>,
     ) -> Result<Snapshot, Error> {
         load(file, cache, &self.shared.session()?)
+    }
+
+    /// A snapshot from the servers, if a cache has the snapshot.
+    pub(crate) fn kept(
+        &self,
+        (dataset, version): (DatasetId, Version),
+        cache: &SnapshotCache,
+    ) -> Option<Snapshot> {
+        let now = self.shared.session().ok()?.process.clock.now();
+        cache.find(Key { origin: Origin::Servers, dataset, version }, now)
     }
 
     pub(crate) fn options(&self) -> &ConnectOptions {

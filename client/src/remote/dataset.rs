@@ -11,6 +11,7 @@ use dl_proto::{Counts, Dataset as DatasetInfo, DeleteRequest, StatItem, pb};
 use crate::error::{Error, Kind};
 use crate::process::PerProcess;
 use crate::remote::lookup::{dataset_address, get_dataset};
+use crate::remote::options::ConnectOptions;
 use crate::remote::session::{Session, Shared};
 use crate::remote::stats::Stats;
 use crate::remote::writer::Writer;
@@ -33,6 +34,10 @@ impl RemoteDataset {
     pub(crate) fn at_version(&self, version: Version) -> Self {
         let info = DatasetInfo { version, ..self.info.clone() };
         Self::new(Arc::clone(&self.shared), info)
+    }
+
+    pub(crate) fn options(&self) -> &ConnectOptions {
+        &self.shared.options
     }
 
     /// The description from the time of opening.

@@ -290,16 +290,15 @@ fn lock(dataset: DatasetId, session: &Session, cache: &SnapshotCache) -> Result<
 
 /// A snapshot from a file, checked; from the cache if there is a copy.
 pub(crate) fn load(
-    file: &Path,
+    file: &UserFile,
     cache: Option<&SnapshotCache>,
     session: &Session,
 ) -> Result<Snapshot, Error> {
-    let file = UserFile::open(file)?;
     let Some(cache) = cache else { return file.read() };
-    if let Some(kept) = kept(&file, cache, session) {
+    if let Some(kept) = kept(file, cache, session) {
         return Ok(kept);
     }
-    match keep(&file, cache, session) {
+    match keep(file, cache, session) {
         Ok(kept) => kept,
         Err(why) => {
             let why = why.chain();
@@ -312,7 +311,7 @@ pub(crate) fn load(
 /// The cached copy of a snapshot file.
 fn kept(file: &UserFile, cache: &SnapshotCache, session: &Session) -> Option<Snapshot> {
     let (of, now) = (file.of(), session.process.clock.now());
-    [Origin::Servers, Origin::File].into_iter().find_map(|origin| {
+    Origin::ALL.into_iter().find_map(|origin| {
         let key = Key { origin, dataset: of.dataset, version: of.version };
         cache.find(key, now).filter(|kept| file.is(kept))
     })

@@ -20,6 +20,7 @@ use crate::snapshot::index::Snapshot;
 use crate::snapshot::local_folder;
 use crate::snapshot::lock::Lock;
 use crate::snapshot::marker::{MARKER, Marker};
+use crate::snapshot::user_file::UserFile;
 
 /// The default quota of a user's snapshots, in bytes.
 const QUOTA: u64 = 16 << 30;
@@ -44,6 +45,9 @@ pub(crate) enum Origin {
 }
 
 impl Origin {
+    /// Snapshots from servers come first.
+    pub(crate) const ALL: [Self; 2] = [Self::Servers, Self::File];
+
     /// The suffixes of complete files and of partial files.
     const fn endings(self) -> (&'static str, &'static str) {
         match self {
@@ -146,12 +150,13 @@ impl SnapshotCache {
         }
     }
 
-    /// The cached file of a snapshot, if there is such a file.
+    /// The cached file with the bytes of a snapshot, if any.
     pub(crate) fn file_of(&self, snapshot: &Snapshot) -> Option<File> {
         let (dataset, version) = (snapshot.dataset(), snapshot.version());
-        let key = Key { origin: Origin::Servers, dataset, version };
-        let file = file::open(&self.whole(key)).ok()?;
-        (file.metadata().ok()?.len() == snapshot.length()).then_some(file)
+        Origin::ALL.into_iter().find_map(|origin| {
+            let file = UserFile::open(&self.whole(Key { origin, dataset, version })).ok()?;
+            file.is(snapshot).then(|| file.into_file())
+        })
     }
 
     /// The right to write snapshots of a dataset; none while another process or thread has the
@@ -291,15 +296,11 @@ impl CachedFile {
     }
 
     fn is_whole(&self) -> bool {
-        [Origin::Servers, Origin::File]
-            .map(|origin| Some(origin.endings().0))
-            .contains(&self.ending())
+        Origin::ALL.map(|origin| Some(origin.endings().0)).contains(&self.ending())
     }
 
     fn is_partial(&self) -> bool {
-        [Origin::Servers, Origin::File]
-            .map(|origin| Some(origin.endings().1))
-            .contains(&self.ending())
+        Origin::ALL.map(|origin| Some(origin.endings().1)).contains(&self.ending())
     }
 
     /// The dataset in the name of a snapshot. Ids have a fixed length, and may hold dashes.

@@ -12,22 +12,22 @@ use rustix::fs::OFlags;
 /// Opens a file for reading; a link is followed.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     // The mere opening of a device may have effects.
-    regular(&fs::metadata(path)?)?;
+    check_regular(&fs::metadata(path)?)?;
     let file = without_waiting(OFlags::empty()).read(true).open(path)?;
-    regular(&file.metadata()?)?;
+    check_regular(&file.metadata()?)?;
     Ok(file)
 }
 
 /// Opens a file for reading and writing, or makes the file; a link is not followed.
 pub(crate) fn open_or_make(path: &Path) -> io::Result<File> {
     match fs::symlink_metadata(path) {
-        Ok(there) => regular(&there)?,
+        Ok(there) => check_regular(&there)?,
         Err(why) if why.kind() == io::ErrorKind::NotFound => {}
         Err(why) => return Err(why),
     }
     let mut options = without_waiting(OFlags::NOFOLLOW);
     let file = options.create(true).truncate(false).read(true).write(true).open(path)?;
-    regular(&file.metadata()?)?;
+    check_regular(&file.metadata()?)?;
     Ok(file)
 }
 
@@ -37,7 +37,8 @@ fn without_waiting(flags: OFlags) -> OpenOptions {
     options
 }
 
-fn regular(there: &Metadata) -> io::Result<()> {
+/// Fails unless a file is a regular file.
+pub(crate) fn check_regular(there: &Metadata) -> io::Result<()> {
     let why = match there.file_type() {
         is if is.is_file() => return Ok(()),
         is if is.is_dir() => "the path is a folder",
@@ -51,7 +52,7 @@ fn regular(there: &Metadata) -> io::Result<()> {
 pub(crate) fn check_replaceable(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
-        there => regular(&there?),
+        there => check_regular(&there?),
     }
 }
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dl_format::snapshot::{Entries, FileNumber, Snapshot as Format, SnapshotEntry};
+use dl_format::snapshot::{Entries, FileNumber, Snapshot as Format, SnapshotEntry, SnapshotOf};
 use dl_format::{
     ChunkId, Crc32c, DatasetId, DecodeError, DirPath, EntryVersion, FilePath, FileRecord, Stamp,
     Version,
@@ -117,6 +117,13 @@ impl Snapshot {
         let why =
             format!("the file holds version {} of dataset {}", self.version(), self.dataset());
         Err(Error::new(Kind::Corrupt, "check the snapshot", &self.name, why))
+    }
+
+    /// Whether another snapshot has the same bytes, by length and by the checksums of all sections.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let head =
+            |snapshot: &Self| snapshot.bytes().get(..SnapshotOf::HEAD_LENGTH).map(<[u8]>::to_vec);
+        self.length() == other.length() && head(self) == head(other)
     }
 
     /// The dataset.

@@ -4,12 +4,14 @@
 //! the partial file of a killed save of the same name, and no other file.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use dl_format::layout::SNAPSHOT_MAGIC;
 
+use crate::error::Error;
 use crate::snapshot::file;
+use crate::snapshot::index::{Snapshot, local};
 use crate::snapshot::lock::Lock;
 
 /// A file in writing, under a partial name until complete. The drop removes a partial file.
@@ -60,6 +62,19 @@ impl Target {
         self.lock.file().sync_all()?;
         file::check_replaceable(&self.path)?;
         fs::rename(&self.partial, &self.path)
+    }
+}
+
+impl Snapshot {
+    /// Writes the snapshot into a file; gives the snapshot of the file.
+    pub(crate) fn save(&self, path: &Path) -> Result<Self, Error> {
+        let failed = |why| local("write", path, why);
+        let mut target = Target::begin(path).map_err(failed)?;
+        let written = target.clear().and_then(|()| target.file().write_all(self.bytes()));
+        written.map_err(failed)?;
+        let saved = Self::check(target.partial())?;
+        target.end().map_err(failed)?;
+        Ok(saved)
     }
 }
 

@@ -26,11 +26,19 @@ pub(crate) struct UserFile {
 impl UserFile {
     /// Opens a file and checks its beginning.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        let file = file::open(path).map_err(|why| local("open the snapshot", path, why))?;
+        Self::of_file(file, path)
+    }
+
+    /// The same for an open file; `path` is for errors.
+    pub(crate) fn of_file(file: File, path: &Path) -> Result<Self, Error> {
         let failed = |why| local("open the snapshot", path, why);
-        let file = file::open(path).map_err(failed)?;
-        let length = file.metadata().map_err(failed)?.len();
+        let there = file.metadata().map_err(failed)?;
+        file::check_regular(&there).map_err(failed)?;
+        let length = there.len();
         let mut head = Vec::new();
         let beginning = SnapshotOf::HEAD_LENGTH as u64;
+        (&file).rewind().map_err(failed)?;
         (&file).take(beginning).read_to_end(&mut head).map_err(failed)?;
         let of = SnapshotOf::read(&head, length);
         let of = of.map_err(|why| damaged(&path.display().to_string(), why))?;
@@ -44,6 +52,10 @@ impl UserFile {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    pub(crate) fn into_file(self) -> File {
+        self.file
     }
 
     /// Whether the file holds the given snapshot, by length and by the checksums of all sections.

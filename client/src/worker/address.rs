@@ -36,11 +36,15 @@ pub(crate) struct AgentAddress {
 impl AgentAddress {
     /// The address for a task. Workers with different keys have different agents.
     pub(crate) fn of(task: &TaskOptions, servers: &Servers) -> Self {
-        let key = servers.key.as_deref().unwrap_or_default();
-        let words =
-            [task.name.as_str(), &servers.user, key].map(|word| word.len().to_string() + word);
-        let name = format!("{:032x}", xxh3_128(words.concat().as_bytes()));
+        let name = Self::name_of(&task.name, servers);
         Self { folder: task.folder.clone(), name }
+    }
+
+    /// The name of the files for a task, and for a user with a key.
+    pub(crate) fn name_of(task: &str, servers: &Servers) -> String {
+        let key = servers.key.as_deref().unwrap_or_default();
+        let words = [task, &servers.user, key].map(|word| word.len().to_string() + word);
+        format!("{:032x}", xxh3_128(words.concat().as_bytes()))
     }
 
     fn path(&self, ending: &str) -> PathBuf {

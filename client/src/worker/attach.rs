@@ -3,21 +3,22 @@
 //! Must hold: every wait ends. After a failure the next attempt follows after a while, so a missing
 //! agent costs little.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use dl_runtime::since_boot;
 
 use super::address::AgentAddress;
+use super::handover::snapshot_file;
 use super::layout::{Arena, Gauge, Maps, PinPage, Pinned, Shape, Table};
-use super::message::{FromAgent, Hello, PROTOCOL, Servers, ToAgent, Welcome};
+use super::message::{FromAgent, Hello, PROTOCOL, Servers, ToAgent, WantedVersion, Welcome};
 use super::socket::Socket;
 use crate::error::{Error, Kind};
 use crate::process::{Owned, PerProcess, locked};
+use crate::snapshot::{Snapshot, SnapshotCache};
 use crate::task::TaskOptions;
 
 /// Time for a new agent to begin to listen.
@@ -36,6 +37,10 @@ pub(crate) struct Attacher {
     address: AgentAddress,
     servers: Servers,
     dataset: String,
+    /// The snapshot of the wanted version; none for the version of the task.
+    wanted: Option<Arc<Snapshot>>,
+    /// The folder with the files of snapshots.
+    cache: Option<SnapshotCache>,
 }
 
 /// A connection to an agent, with the maps of its memory.
@@ -75,23 +80,43 @@ pub(super) enum ChildPins {
 }
 
 impl Attacher {
-    pub(crate) fn new(task: TaskOptions, servers: Servers, dataset: String) -> Self {
-        Self { address: AgentAddress::of(&task, &servers), task, servers, dataset }
+    /// For the version of the task.
+    pub(crate) fn new(
+        task: TaskOptions,
+        servers: Servers,
+        dataset: String,
+        cache: Option<SnapshotCache>,
+    ) -> Self {
+        let address = AgentAddress::of(&task, &servers);
+        Self { address, task, servers, dataset, wanted: None, cache }
     }
 
-    /// Attaches, and starts a missing agent; also gives the file of the snapshot.
-    pub(crate) fn attach(&self) -> Result<(Attached, File), Error> {
+    /// For the version of a snapshot. A new agent then serves this version.
+    pub(crate) fn of_version(self, snapshot: Arc<Snapshot>) -> Self {
+        Self { wanted: Some(snapshot), ..self }
+    }
+
+    pub(crate) fn cache(&self) -> Option<&SnapshotCache> {
+        self.cache.as_ref()
+    }
+
+    /// Attaches, and starts a missing agent; also gives the snapshot.
+    pub(crate) fn attach(&self) -> Result<(Attached, Arc<Snapshot>), Error> {
         self.attach_within(START_PATIENCE, WELCOME_PATIENCE)
     }
 
     /// The same within the patience of the task, for a read with another source. A slower agent
     /// opens the dataset in the background.
-    pub(super) fn attach_again(&self) -> Result<(Attached, File), Error> {
+    pub(super) fn attach_again(&self) -> Result<(Attached, Arc<Snapshot>), Error> {
         let half = self.task.patience / 2;
         self.attach_within(half, half)
     }
 
-    fn attach_within(&self, start: Duration, welcome: Duration) -> Result<(Attached, File), Error> {
+    fn attach_within(
+        &self,
+        start: Duration,
+        welcome: Duration,
+    ) -> Result<(Attached, Arc<Snapshot>), Error> {
         let failed = |why: io::Error| {
             let subject = format!("the agent of task {}", self.task.name);
             Error::new(Kind::Local, "attach to", subject, why)
@@ -126,13 +151,28 @@ impl Attacher {
     }
 
     /// Asks for the dataset, and maps the memory of the agent.
-    fn greet(&self, socket: Socket, most: Duration) -> io::Result<Result<(Attached, File), Error>> {
+    fn greet(
+        &self,
+        socket: Socket,
+        most: Duration,
+    ) -> io::Result<Result<(Attached, Arc<Snapshot>), Error>> {
         let patience = self.task.patience.min(most);
-        let (welcome, files) = match self.say_hello(&socket, patience, most)? {
+        let wanted = self.wanted.as_ref();
+        let handed = wanted.map(|wanted| snapshot_file(wanted, self.cache.as_ref())).transpose()?;
+        let (welcome, files) = match self.say_hello(&socket, handed, patience, most)? {
             Ok(welcomed) => welcomed,
             Err(refused) => return Ok(Err(refused)),
         };
         let [snapshot, table, pins] = files;
+        let snapshot = match Snapshot::map_shared(&snapshot.into(), "the agent's snapshot".as_ref())
+        {
+            Ok(snapshot) => Arc::new(snapshot),
+            Err(damaged) => return Ok(Err(damaged)),
+        };
+        if wanted.is_some_and(|wanted| !wanted.is_same(&snapshot)) {
+            return Err(io::Error::other("the agent serves another snapshot"));
+        }
+        let snapshot = wanted.map_or(snapshot, Arc::clone);
         let Welcome { agent, slot_bytes, slots, chunks } = welcome;
         let mut segments = Vec::new();
         loop {
@@ -157,19 +197,21 @@ impl Attacher {
             socket: descriptor,
             child_pins: PerProcess::new(),
             views: (0..slots).map(|_| AtomicU32::new(0)).collect(),
-            attacher: self.clone(),
+            attacher: self.clone().of_version(Arc::clone(&snapshot)),
             agent,
             patience: self.task.patience,
             paused_until: AtomicU64::new(0),
         };
-        Ok(Ok((attached, File::from(snapshot))))
+        Ok(Ok((attached, snapshot)))
     }
 
-    /// Sends the introduction; gives the answer with the descriptors of snapshot, table and pin
-    /// page. `patience` limits the wait for each sign of life, `most` the whole wait.
+    /// Sends the introduction, with the descriptor of the wanted snapshot for an agent without the
+    /// snapshot; gives the answer with the descriptors of snapshot, table and pin page. `patience`
+    /// limits the wait for each sign of life, `most` the whole wait.
     fn say_hello(
         &self,
         socket: &Socket,
+        handed: Option<OwnedFd>,
         patience: Duration,
         most: Duration,
     ) -> io::Result<Welcomed> {
@@ -178,8 +220,10 @@ impl Attacher {
             pid: std::process::id(),
             dataset: self.dataset.clone(),
             servers: self.servers.clone(),
+            version: self.wanted.as_deref().map(WantedVersion::of),
         });
-        socket.send(&hello, &[], patience)?;
+        let handed: Vec<BorrowedFd<'_>> = handed.iter().map(AsFd::as_fd).collect();
+        socket.send(&hello, &handed, patience)?;
         let until = since_boot().saturating_add(most);
         loop {
             let left = until.saturating_sub(since_boot());
@@ -304,7 +348,7 @@ impl Attached {
     /// Opens another connection to the same agent.
     fn connect_for_child(&self, patience: Duration) -> io::Result<(PinPage, Socket)> {
         let socket = self.attacher.address.connect()?;
-        let welcomed = self.attacher.say_hello(&socket, patience, patience)?;
+        let welcomed = self.attacher.say_hello(&socket, None, patience, patience)?;
         let (Welcome { agent, slots, .. }, [_, _, pins]) = welcomed.map_err(io::Error::other)?;
         if agent != self.agent {
             return Err(io::Error::other("another agent answers"));

@@ -7,13 +7,15 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use dl_format::{DatasetId, DecodeError, Version};
 use wincode::{SchemaRead, SchemaWrite};
 
 use crate::order::{Order, OrderSettings, Partition, Tail};
+use crate::snapshot::Snapshot;
 
 /// The version of the messages and of the memory layout. A worker of another version reads from the
 /// servers.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// Bytes of a message, at most: less than the default buffer of a socket.
 pub(super) const MESSAGE_BYTES_MAX: usize = 128 << 10;
@@ -57,6 +59,31 @@ pub struct Hello {
     pub dataset: String,
     /// The access to the servers.
     pub servers: Servers,
+    /// The version that the worker already has; none for the version of the task. The descriptor of
+    /// the worker's snapshot may come along.
+    pub version: Option<WantedVersion>,
+}
+
+/// A version of a dataset, by the ids in a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaWrite, SchemaRead)]
+pub struct WantedVersion {
+    dataset: [u8; 16],
+    version: [u8; Version::LENGTH],
+}
+
+impl WantedVersion {
+    pub(super) fn of(snapshot: &Snapshot) -> Self {
+        let dataset = *snapshot.dataset().as_bytes();
+        Self { dataset, version: snapshot.version().to_bytes() }
+    }
+
+    /// The dataset and its version.
+    ///
+    /// # Errors
+    /// For bytes that are no version.
+    pub fn ids(&self) -> Result<(DatasetId, Version), DecodeError> {
+        Ok((DatasetId::from_bytes(self.dataset), Version::from_bytes(&self.version)?))
+    }
 }
 
 /// The access to the servers: the part of [`ConnectOptions`](crate::ConnectOptions) that another

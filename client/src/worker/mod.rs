@@ -9,6 +9,7 @@ mod attach;
 pub(crate) mod copying;
 mod fork;
 mod gather;
+pub(crate) mod handover;
 mod large;
 pub(crate) mod layout;
 pub(crate) mod memory;

@@ -81,6 +81,7 @@ impl AgentReader {
         snapshot: Arc<Snapshot>,
         attached: Option<Attached>,
     ) -> Self {
+        let attacher = attacher.of_version(Arc::clone(&snapshot));
         let worker = Self { attacher, snapshot, state: PerProcess::new() };
         if let Ok(state) = worker.state() {
             let again = since_boot().saturating_add(AGAIN);
@@ -121,13 +122,8 @@ impl AgentReader {
         if again > now || state.again.compare_exchange(again, next, order, order).is_err() {
             return Guard::from_inner(None);
         }
-        let attached = self.attacher.attach_again().and_then(|(attached, file)| {
-            let snapshot = Snapshot::map_shared(&file, "the agent's snapshot".as_ref())?;
-            snapshot.check_is(self.snapshot.dataset(), self.snapshot.version())?;
-            Ok(attached)
-        });
-        match attached {
-            Ok(attached) => {
+        match self.attacher.attach_again() {
+            Ok((attached, _)) => {
                 let begun = locked(&state.begun).clone();
                 if let Some(begun) = begun {
                     let position = state.position.load(Ordering::Relaxed);

@@ -205,7 +205,8 @@ fn messages_survive_encoding_and_a_hello_shows_no_key() {
         connect_timeout: 5_000,
         request_timeout: 60_000,
     };
-    let hello = Hello { protocol: PROTOCOL, pid: 7, dataset: "ds".to_owned(), servers };
+    let (dataset, version) = ("ds".to_owned(), None);
+    let hello = Hello { protocol: PROTOCOL, pid: 7, dataset, servers, version };
     assert!(!format!("{hello:?}").contains("sesame"));
     let hello = ToAgent::Hello(hello);
     assert_eq!(decode::<ToAgent>(&encode(&hello).unwrap()).unwrap(), hello);

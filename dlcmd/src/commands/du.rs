@@ -43,7 +43,7 @@ pub(crate) fn run(
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
     let address = arguments.folder;
-    let dataset = context.dataset(&address)?;
+    let dataset = context.for_metadata(&address)?;
     let (mut bytes, mut files) = (0u64, 0u64);
     if let Some((_, record)) = file_at("du", &dataset, &address)? {
         (bytes, files) = (record.length, 1);

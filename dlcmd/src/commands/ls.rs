@@ -61,7 +61,7 @@ pub(crate) fn run(
 ) -> Result<Exit, Failure> {
     let Arguments { folder, long, recursive, null } = arguments;
     let shape = Shape { is_long: long, is_recursive: recursive, is_raw: null };
-    let dataset = context.dataset(&folder)?;
+    let dataset = context.for_metadata(&folder)?;
     if let Some((path, record)) = file_at("ls", &dataset, &folder)? {
         print(shape, &ListEntry::File(path.clone(), Some(record)), out)?;
         return Ok(Exit::Done);

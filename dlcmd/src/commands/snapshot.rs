@@ -36,6 +36,7 @@ enum Action {
 
 /// Write a snapshot of the current contents of a dataset into a file
 ///
+/// While an agent of --task runs on this machine, the snapshot has the version of the task.
 /// The file is an argument for --snapshot. The file is replaced once the new file is complete.
 /// Until then the data is in FILE.partial, which the next save continues after an interruption.
 /// Only regular files are replaced: links are not followed.
@@ -71,7 +72,7 @@ pub(crate) fn run(
     match arguments.action {
         Action::Save(Save { dataset, file }) => {
             whole_dataset("snapshot save", &dataset)?;
-            let saved = context.dataset(&dataset)?.save_meta(&file)?;
+            let saved = context.for_metadata(&dataset)?.save_meta(&file)?;
             if out.is_json() {
                 out.json("snapshot", &json::Snapshot::from(&saved))?;
             } else {

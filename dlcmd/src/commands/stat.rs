@@ -33,7 +33,7 @@ pub(crate) fn run(
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
     let address = arguments.address;
-    let dataset = context.dataset(&address)?;
+    let dataset = context.for_metadata(&address)?;
     let Some(path) = &address.path else {
         let by_snapshot = dataset.snapshot().is_some();
         let info = if by_snapshot { dataset.info().clone() } else { dataset.count()? };

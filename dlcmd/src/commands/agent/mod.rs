@@ -6,6 +6,7 @@
 mod prefetch;
 mod serve;
 mod show;
+mod started;
 
 use std::time::Duration;
 
@@ -75,9 +76,9 @@ struct Settings {
     memory: Option<String>,
 
     /// When chunks are fetched: ahead along the order, all at once as far as memory goes, or only
-    /// for a waiting process
-    #[arg(long, value_name = "POLICY", value_enum, default_value = "on-demand")]
-    policy: PolicyName,
+    /// for a waiting process [default: on-demand]
+    #[arg(long, value_name = "POLICY", value_enum)]
+    policy: Option<PolicyName>,
 
     /// Address for the agents of other machines, as HOST or HOST:PORT; none for no connections
     /// between agents [default: the address of this machine on the route to the servers]
@@ -138,9 +139,9 @@ impl Settings {
             })
         });
         let policy = match self.policy {
-            PolicyName::Oneshot => Policy::OneShot,
-            PolicyName::OnDemand => Policy::OnDemand,
-            PolicyName::None => Policy::None,
+            Some(PolicyName::Oneshot) => Policy::OneShot,
+            Some(PolicyName::OnDemand) | None => Policy::OnDemand,
+            Some(PolicyName::None) => Policy::None,
         };
         let address = match &self.peer_address {
             None => PeerAddress::default(),
@@ -163,12 +164,11 @@ impl Settings {
 
     /// The settings as arguments of another process.
     fn arguments(&self, idle: Option<&str>) -> Vec<String> {
-        let name = |value: Option<PossibleValue>| {
-            value.map(|value| value.get_name().to_owned()).unwrap_or_default()
-        };
+        let name = |value: PossibleValue| value.get_name().to_owned();
+        let policy = self.policy.as_ref().and_then(PolicyName::to_possible_value);
         let given = [
-            ("--policy", Some(name(self.policy.to_possible_value()))),
-            ("--peer-tls", Some(name(self.peer_tls.to_possible_value()))),
+            ("--policy", policy.map(name)),
+            ("--peer-tls", self.peer_tls.to_possible_value().map(name)),
             ("--memory", self.memory.clone()),
             ("--idle", idle.map(str::to_owned)),
             ("--peer-address", self.peer_address.clone()),
@@ -191,7 +191,7 @@ pub(crate) fn run(
             let idle = format!("{}s", settings.plan()?.idle.unwrap_or(IDLE).as_secs());
             let task = TaskOptions { arguments: settings.arguments(Some(&idle)), ..task };
             agent::start(&context.options, &task, &dataset.dataset)?;
-            Ok(Exit::Done)
+            started::report(&settings, context, &task, out)
         }
         Action::Run(settings) => serve::in_foreground(settings.plan()?, context, &task),
         Action::Spawn(settings) => serve::spawn(&settings, &task),

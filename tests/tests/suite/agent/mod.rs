@@ -6,10 +6,12 @@ mod changes;
 mod environment;
 mod memory;
 mod nodes;
+mod offline;
 mod peers;
 mod shared;
 mod status;
 mod torture;
+mod versions;
 mod worker;
 
 use std::path::{Path, PathBuf};
@@ -47,6 +49,10 @@ impl Scene {
 
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    fn server(&self) -> Result<&Server> {
+        self.server.as_ref().context("a server runs")
     }
 
     /// `dlcmd` with the usual task.

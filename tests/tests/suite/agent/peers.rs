@@ -16,13 +16,13 @@ use super::shared::open_at;
 use super::{FILES, LONGEST, Scene, agent_of, bytes_of, read_epoch, status_of, wait_for_end};
 
 /// A dataset with an agent on each node.
-struct Nodes {
-    scene: Scene,
-    names: Vec<String>,
+pub(super) struct Nodes {
+    pub(super) scene: Scene,
+    pub(super) names: Vec<String>,
 }
 
 impl Nodes {
-    fn new(seed: u64, count: usize, arguments: &[&str]) -> Result<Self> {
+    pub(super) fn new(seed: u64, count: usize, arguments: &[&str]) -> Result<Self> {
         let mut nodes = Self { scene: Scene::new(seed)?, names: Vec::new() };
         for _ in 0..count {
             nodes.add(arguments)?;
@@ -32,26 +32,26 @@ impl Nodes {
     }
 
     /// Adds a node with an agent.
-    fn add(&mut self, arguments: &[&str]) -> Result<()> {
+    pub(super) fn add(&mut self, arguments: &[&str]) -> Result<()> {
         self.names.push((self.names.len() + 1).to_string());
         self.start(self.names.len() - 1, arguments)
     }
 
-    fn start(&self, node: usize, arguments: &[&str]) -> Result<()> {
+    pub(super) fn start(&self, node: usize, arguments: &[&str]) -> Result<()> {
         let mut command = self.dlcmd(node)?;
         run(command.args(["agent", "start", "dl://ds"]).args(arguments))?.code(0)?;
         Ok(())
     }
 
-    fn dlcmd(&self, node: usize) -> Result<Command> {
+    pub(super) fn dlcmd(&self, node: usize) -> Result<Command> {
         self.scene.dlcmd_at(self.names.get(node).context("a node")?, "job")
     }
 
-    fn status(&self, node: usize) -> Result<Value> {
+    pub(super) fn status(&self, node: usize) -> Result<Value> {
         status_of(self.dlcmd(node)?)
     }
 
-    fn agent(&self, node: usize) -> Result<Pid> {
+    pub(super) fn agent(&self, node: usize) -> Result<Pid> {
         agent_of(&self.status(node)?)
     }
 
@@ -60,12 +60,12 @@ impl Nodes {
         read_epoch(self.dlcmd(node)?, "2", &["--epoch", &epoch.to_string()])
     }
 
-    fn get_and_compare(&self, node: usize) -> Result<()> {
+    pub(super) fn get_and_compare(&self, node: usize) -> Result<()> {
         self.scene.get_with(self.dlcmd(node)?, "dl://ds")
     }
 
     /// Waits up to 30 seconds until `shows` accepts the status of a node.
-    fn wait_until(&self, node: usize, shows: impl Fn(&Value) -> bool) -> Result<()> {
+    pub(super) fn wait_until(&self, node: usize, shows: impl Fn(&Value) -> bool) -> Result<()> {
         for _ in 0..1_500 {
             if shows(&self.status(node)?) {
                 return Ok(());
