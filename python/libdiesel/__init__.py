@@ -123,7 +123,7 @@ def connect(
     :param key: the key of the user; otherwise the content of ``key_file``, otherwise DIESEL_KEY
     :param ca: a file with the certificates (PEM) to trust; otherwise DIESEL_CA
     :param plain_text_key: send the key unencrypted to other machines
-    :param snapshot: read metadata from a file of :meth:`Dataset.save_meta`, and use no agent
+    :param snapshot: read the version of a file of :meth:`Dataset.save_meta`
     :param task: the training job whose processes share one cache on each machine; True or None to find its
         name from DIESEL_TASK, SLURM, torchrun or PMIx, otherwise from the session of the terminal; False to
         read from the servers. The first process of a task starts the agent of its machine.
@@ -143,7 +143,7 @@ def connect(
         raise InvalidError("create and snapshot exclude each other: leave out one of the two")
     name: str | None
     if task is None or task is True:
-        name = None if create or snapshot is not None else ""
+        name = None if create else ""
     else:
         name = task or None
     servers = [server] if isinstance(server, str) else list(server or [])

@@ -300,13 +300,16 @@ impl Dataset {
         Ok(python_name(snapshot.path(number).or_raise(py)?.as_bytes()))
     }
 
-    /// Writes the metadata of all files into a snapshot file for ``connect(..., snapshot=FILE)``.
+    /// Writes the metadata of all files, at the version of the handle, into a snapshot file for
+    /// ``connect(..., snapshot=FILE)``. Without a snapshot, the handle asks the servers for the current
+    /// version.
     fn save_meta(&self, py: Python<'_>, file: PathBuf) -> PyResult<()> {
         let open = self.open(py)?;
         wait(py, move || open.dataset.save_meta(&file))?.or_raise(py).map(|_| ())
     }
 
-    /// Returns a handle with metadata from a snapshot file; files are read from the servers.
+    /// Returns a handle with metadata from a snapshot file. With a task, the cache of the node gives
+    /// the files.
     fn load_meta(&self, py: Python<'_>, file: PathBuf) -> PyResult<Self> {
         let open = self.open(py)?;
         let target = self.target.with_snapshot(file.clone());

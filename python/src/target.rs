@@ -55,9 +55,9 @@ impl Target {
         self.task.is_some()
     }
 
-    /// The same dataset with a snapshot file, without an agent.
+    /// The same dataset with a snapshot file.
     pub(crate) fn with_snapshot(&self, file: PathBuf) -> Self {
-        Self { snapshot: Some(absolute(file)), task: None, ..self.clone() }
+        Self { snapshot: Some(absolute(file)), ..self.clone() }
     }
 
     /// The arguments of `libdiesel.connect` to open the dataset again.

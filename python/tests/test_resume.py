@@ -1,6 +1,7 @@
 """States at boundaries: between epochs, before the first batch, of resumed runs, of persistent workers."""
 
 import itertools
+import json
 import os
 import pickle
 import signal
@@ -8,13 +9,13 @@ import threading
 import time
 
 import pytest
-from scene import Scene
-from test_torch import BATCH, collate, epochs, folder
+from scene import Scene, bytes_of
+from test_torch import BATCH, collate, epochs, folder, name_of
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from libdiesel.errors import ConflictError, InvalidError
-from libdiesel.torch import ChunkSampler, resume
+from libdiesel.torch import ChunkSampler, Epochs, resume
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated", "ignore:This DataLoader")
 
@@ -127,6 +128,36 @@ def test_what_can_not_go_on_exactly_is_refused(scene, orders):
         pass
     with pytest.raises(InvalidError, match="batch_size"):
         resume(loader.state_dict())
+
+
+def test_a_run_resumed_by_its_saved_snapshot_reads_from_the_cache(tmp_path, monkeypatch):
+    own = Scene(tmp_path)
+    for name, value in own.environment().items():
+        monkeypatch.setenv(name, value)
+    try:
+        paths = [f"{number % 3}/{number:03}" for number in range(200)]
+        own.put("run", {path: bytes_of(path, 30_000) for path in paths}, chunk_size=1 << 20)
+        options = {"batch_size": BATCH, "seed": 3, "group": 2, "loader": name_of, "server": own.address}
+        data = Epochs("dl://run", task="first", **options)
+        loader = DataLoader(data, batch_size=BATCH, collate_fn=collate)
+        whole = list(loader)
+        state = data.state_dict(batches=3)
+        file = tmp_path / "run.snapshot"
+        with own.connect("run", task="first") as dataset:
+            own.put("run", {"later": b"later#"})
+            # The version of the handle, not the current version.
+            dataset.save_meta(file)
+        again = Epochs("dl://run", task="second", snapshot=file, resume=resume(state), **options)
+        loader = DataLoader(again, batch_size=BATCH, num_workers=2, collate_fn=collate)
+        assert list(loader) == whole[3:]
+        status = json.loads(own.dlcmd("--json", "agent", "status", "--task", "second"))
+        assert status["hits"] == sum(map(len, whole[3:])) and status["fallbacks"] == 0
+        own.stop()
+        again.set_epoch(1)
+        assert sorted(itertools.chain(*loader)) == paths
+        own.start()
+    finally:
+        own.end()
 
 
 def test_a_call_that_is_interrupted_loses_no_file_of_an_epoch(scene, contents, monkeypatch):
