@@ -6,8 +6,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    agent, cat, completions, datasets, delete_dataset, du, get, ls, man, purge, put, recover, rm,
-    shuffle, snapshot, stat, user, verify, why,
+    agent, cat, completions, datasets, delete_dataset, du, get, lease, ls, man, purge, put,
+    recover, rm, shuffle, snapshot, stat, user, verify, why,
 };
 use crate::context::Global;
 
@@ -42,7 +42,9 @@ Exit codes:
   3    the dataset or file is not there
   4    partly done; what is missing is listed on stderr
   5    no server can be reached
-  130  stopped by Ctrl-C"
+  129  stopped by SIGHUP
+  130  stopped by Ctrl-C
+  143  stopped by SIGTERM"
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -75,6 +77,7 @@ impl Command {
             | Self::Purge(_)
             | Self::Recover(_)
             | Self::User(_)
+            | Self::Lease(_)
             | Self::Agent(_)
             | Self::Why(_)
             | Self::Verify(_)
@@ -99,6 +102,7 @@ pub(crate) enum Command {
     Shuffle(shuffle::Arguments),
     Agent(agent::Arguments),
     Why(why::Arguments),
+    Lease(lease::Arguments),
     DeleteDataset(delete_dataset::Arguments),
     Purge(purge::Arguments),
     Recover(recover::Arguments),

@@ -250,7 +250,7 @@ pub(crate) struct Context {
     /// Output of notes and errors.
     pub(crate) notes: Arc<Notes>,
     pub(crate) clock: Arc<dyn Clock>,
-    /// The stop signal of Ctrl-C.
+    /// The request to stop by a signal.
     pub(crate) shutdown: Shutdown,
     /// The snapshot that replaces the servers.
     pub(crate) snapshot: Option<PathBuf>,

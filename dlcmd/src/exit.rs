@@ -24,8 +24,12 @@ pub(crate) enum Exit {
     Partly = 4,
     /// No server answers.
     Unreachable = 5,
+    /// Stopped by SIGHUP.
+    HungUp = 129,
     /// Stopped by Ctrl-C.
     Interrupted = 130,
+    /// Stopped by SIGTERM.
+    Terminated = 143,
 }
 
 impl From<Exit> for ExitCode {

@@ -1,12 +1,14 @@
-//! Ctrl-C: first a request to stop, then the end of the process.
+//! Ctrl-C, SIGTERM and SIGHUP: first a request to stop, then the end of the process.
 //!
 //! Must hold: acknowledged data stays, so nothing is undone. A command that checks the request
 //! between two files leaves no temporary file. A hanging command ends after a grace period, or at
-//! once with a second Ctrl-C, with the same exit code.
+//! once with a second Ctrl-C, with the same exit code. An agent takes leave.
 
+use std::fs;
 use std::io;
 use std::process;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -49,25 +51,51 @@ pub(crate) fn or_given_up<T>(
     })
 }
 
-/// Installs the handler of Ctrl-C: calls `tell` once, requests a shutdown, and ends the process
-/// after the grace period.
-pub(crate) fn watch(announce: impl Fn() + Send + 'static) -> io::Result<Shutdown> {
+/// The request to stop the command.
+#[derive(Debug)]
+pub(crate) struct Interrupt {
+    pub(crate) shutdown: Shutdown,
+    exit: Arc<OnceLock<Exit>>,
+}
+
+impl Interrupt {
+    /// The exit code for the first signal.
+    pub(crate) fn exit(&self) -> Exit {
+        self.exit.get().copied().unwrap_or(Exit::Interrupted)
+    }
+}
+
+/// Installs the signal handlers: the first signal calls `announce` with its name and requests a
+/// shutdown. The process ends after the grace period.
+pub(crate) fn watch(announce: impl Fn(&str) + Send + 'static) -> io::Result<Interrupt> {
     let shutdown = Shutdown::new().with_grace(GRACE);
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut interrupt = {
+    // Before the handler hides the setting of `nohup`.
+    let is_hangup_ignored = is_ignored(HANGUP);
+    let (mut interrupt, mut terminate, mut hangup) = {
         let _inside = runtime.enter();
-        signal(SignalKind::interrupt())?
+        let terminate = signal(SignalKind::terminate())?;
+        (signal(SignalKind::interrupt())?, terminate, signal(SignalKind::hangup())?)
     };
-    let requested = shutdown.clone();
+    let (requested, exit) = (shutdown.clone(), Arc::new(OnceLock::new()));
+    let first = Arc::clone(&exit);
     thread::Builder::new().name("interrupt".to_owned()).spawn(move || {
         runtime.block_on(async {
             let clock = SystemClock::new();
             let ask = async {
-                while interrupt.recv().await.is_some() {
-                    if !requested.is_requested() {
-                        announce();
+                loop {
+                    let (exit, name) = tokio::select! {
+                        _ = interrupt.recv() => (Exit::Interrupted, "Ctrl-C"),
+                        _ = terminate.recv() => (Exit::Terminated, "SIGTERM"),
+                        _ = hangup.recv(), if !is_hangup_ignored => (Exit::HungUp, "SIGHUP"),
+                    };
+                    if first.set(exit).is_ok() {
+                        announce(name);
+                        requested.request();
+                    } else if exit == Exit::Interrupted {
+                        // Service managers repeat the other signals without a person in a hurry.
+                        requested.request();
                     }
-                    requested.request();
                 }
             };
             tokio::select! {
@@ -75,7 +103,18 @@ pub(crate) fn watch(announce: impl Fn() + Send + 'static) -> io::Result<Shutdown
                 () = ask => {}
             }
         });
-        process::exit(Exit::Interrupted as i32);
+        process::exit(first.get().copied().unwrap_or(Exit::Interrupted) as i32);
     })?;
-    Ok(shutdown)
+    Ok(Interrupt { shutdown, exit })
+}
+
+/// The number of SIGHUP.
+const HANGUP: u32 = 1;
+
+/// Whether the process was started with a signal ignored.
+fn is_ignored(signal: u32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    (ignored.unwrap_or(0) >> (signal - 1)) & 1 == 1
 }

@@ -113,13 +113,14 @@ fn print_help(help: &clap::Error) -> Exit {
 fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failure> {
     let goes_on =
         matches!(cli.command, Command::Put(_) | Command::Get(_)).then(|| Arc::clone(&notes));
-    let announce = move || {
+    let announce = move |signal: &str| {
         if let Some(notes) = &goes_on {
-            notes.note("stopped by Ctrl-C; the same command goes on from here");
+            notes.note(format_args!("stopped by {signal}; the same command goes on from here"));
         }
     };
-    let shutdown = interrupt::watch(announce)
-        .map_err(|why| Failure::local("prepare to be stopped by Ctrl-C", why))?;
+    let interrupt = interrupt::watch(announce)
+        .map_err(|why| Failure::local("prepare to be stopped by a signal", why))?;
+    let shutdown = interrupt.shutdown.clone();
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let task = cli.global.task()?;
     let uncached_notes = Arc::clone(&notes);
@@ -145,7 +146,7 @@ fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failur
     // A stopped command may fail in many ways; the user knows the reason.
     match ended {
         Err(Failure::StdoutClosed) => Err(Failure::StdoutClosed),
-        _ if context.shutdown.is_requested() => Ok(Exit::Interrupted),
+        _ if context.shutdown.is_requested() => Ok(interrupt.exit()),
         ended => ended,
     }
 }
@@ -164,6 +165,7 @@ fn execute(command: Command, context: &Context, out: &mut Output<'_>) -> Result<
         Command::Shuffle(arguments) => commands::shuffle::run(arguments, context, out),
         Command::Agent(arguments) => commands::agent::run(arguments, context, out),
         Command::Why(arguments) => commands::why::run(arguments, context, out),
+        Command::Lease(arguments) => commands::lease::run(arguments, context, out),
         Command::Rm(arguments) => commands::rm::run(arguments, context, out),
         Command::Datasets(arguments) => commands::datasets::run(arguments, context, out),
         Command::DeleteDataset(arguments) => commands::delete_dataset::run(arguments, context, out),

@@ -46,7 +46,9 @@ pub use pb::{
 pub use put_frames::PutFrames;
 pub use reply_frames::{PiecedReply, ReplyFrames};
 pub use snapshot::{GetSnapshotRequest, SnapshotPiece};
-pub use tasks::{JoinTask, TASK_MEMBERS_MAX, TaskMember, TaskMembership, task_id};
+pub use tasks::{
+    EndLeases, JoinTask, TASK_MEMBERS_MAX, TaskLease, TaskMember, TaskMembership, task_id,
+};
 pub use users::{InvalidUserName, InvalidUsers, USERS_FILE_BYTES_MAX, User, UserName, Users};
 
 /// Wire types, client and server generated from `diesel.proto`.

@@ -223,6 +223,85 @@ impl TryFrom<pb::JoinTaskReply> for TaskMembership {
     }
 }
 
+/// The lease of a training job on a version of a dataset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskLease {
+    /// The id of the job.
+    pub id: TaskId,
+    /// The name of the job; `None` if the lease is damaged.
+    pub task: Option<TaskName>,
+    /// The user of the job; empty if the servers have no users.
+    pub user: String,
+    /// The leased version.
+    pub version: Version,
+    /// The end of the lease.
+    pub until: Stamp,
+    /// Whether the job has living members.
+    pub in_use: bool,
+}
+
+impl From<TaskLease> for pb::TaskLease {
+    fn from(lease: TaskLease) -> Self {
+        let TaskLease { id, task, user, version, until, in_use } = lease;
+        Self {
+            task_id: id_bytes(id.as_bytes()),
+            task: task.map(|task| task.to_string()).unwrap_or_default(),
+            user,
+            version: version_bytes(Some(version)),
+            until: until.get(),
+            in_use,
+        }
+    }
+}
+
+impl TryFrom<pb::TaskLease> for TaskLease {
+    type Error = WireError;
+
+    fn try_from(wire: pb::TaskLease) -> Result<Self, WireError> {
+        let task = match wire.task.as_str() {
+            "" => None,
+            name => Some(name.parse().map_err(|why| WireError::invalid("task", why))?),
+        };
+        Ok(Self {
+            id: task_of(&wire.task_id)?,
+            task,
+            user: wire.user,
+            version: version(&wire.version)?,
+            until: Stamp::new(wire.until),
+            in_use: wire.in_use,
+        })
+    }
+}
+
+/// The job whose leases end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndLeases {
+    /// The dataset.
+    pub dataset: DatasetId,
+    /// The job.
+    pub task: TaskId,
+}
+
+impl From<EndLeases> for pb::EndLeasesRequest {
+    fn from(request: EndLeases) -> Self {
+        let EndLeases { dataset, task } = request;
+        Self { dataset: id_bytes(dataset.as_bytes()), task_id: id_bytes(task.as_bytes()) }
+    }
+}
+
+impl TryFrom<pb::EndLeasesRequest> for EndLeases {
+    type Error = WireError;
+
+    fn try_from(wire: pb::EndLeasesRequest) -> Result<Self, WireError> {
+        Ok(Self { dataset: dataset_id(&wire.dataset)?, task: task_of(&wire.task_id)? })
+    }
+}
+
+fn task_of(bytes: &[u8]) -> Result<TaskId, WireError> {
+    let id = bytes.try_into().map_err(|_| WireError::invalid("task_id", "an id has 16 bytes"))?;
+    Ok(TaskId::from_bytes(id))
+}
+
 fn version_bytes(version: Option<Version>) -> Bytes {
     version.map(|version| Bytes::copy_from_slice(&version.to_bytes())).unwrap_or_default()
 }
@@ -292,6 +371,28 @@ mod tests {
             let error = JoinTask::try_from(wire).expect_err(field);
             assert!(error.to_string().contains(field), "{error}");
         }
+    }
+
+    #[test]
+    fn a_lease_survives_the_wire_also_damaged() {
+        let id = TaskId::from_bytes([4; 16]);
+        let whole = TaskLease {
+            id,
+            task: Some("train".parse().expect("legal")),
+            user: "ada".to_owned(),
+            version: Version::default(),
+            until: Stamp::new(9),
+            in_use: true,
+        };
+        let damaged = TaskLease { task: None, user: String::new(), ..whole.clone() };
+        for sent in [whole, damaged] {
+            assert_eq!(TaskLease::try_from(pb::TaskLease::from(sent.clone())), Ok(sent));
+        }
+        let request = EndLeases { dataset: DatasetId::from_bytes([9; 16]), task: id };
+        let wire = pb::EndLeasesRequest::from(request);
+        assert_eq!(EndLeases::try_from(wire.clone()), Ok(request));
+        let short = pb::EndLeasesRequest { task_id: Bytes::from_static(b"short"), ..wire };
+        assert!(EndLeases::try_from(short).is_err());
     }
 
     #[test]

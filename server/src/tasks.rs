@@ -6,9 +6,11 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use dl_format::{Lease, Stamp, TaskName, Version};
+use dl_format::{Lease, MemberId, Stamp, TaskId, TaskName, Version};
 use dl_meta::{DatasetRecord, Heartbeat, TaskGroup, TaskKey, TaskTerms};
-use dl_proto::{JoinTask, Kind, TASK_MEMBERS_MAX, TaskMember, TaskMembership, task_id};
+use dl_proto::{
+    JoinTask, Kind, Role, TASK_MEMBERS_MAX, TaskLease, TaskMember, TaskMembership, task_id,
+};
 use dl_runtime::Deadline;
 
 use crate::auth::Caller;
@@ -71,6 +73,79 @@ pub(crate) async fn join(
     };
     metrics.heard(key, labels, member.id, counters);
     Ok(job.membership(group))
+}
+
+/// The leases on a dataset: all for its admins, else the caller's own.
+pub(crate) async fn leases(
+    parts: &Parts,
+    caller: &Caller,
+    record: &DatasetRecord,
+) -> Result<Vec<TaskLease>, Error> {
+    let mut found = Vec::new();
+    for (task, leased) in leases::last_of_each(leases::living(parts, record.id).await?) {
+        let Some(lease) = leases::read(parts, record.id, leased).await? else { continue };
+        let (task_name, user) = match lease {
+            Ok(lease) => (Some(lease.task), lease.user),
+            Err(_) => (None, String::new()),
+        };
+        let Leased { version, until, .. } = leased;
+        let in_use = has_members(parts, TaskKey { dataset: record.id, task }).await?;
+        let lease = TaskLease { id: task, task: task_name, user, version, until, in_use };
+        if is_own(caller, &lease) || caller.may(Role::Admin, &record.name) {
+            found.push(lease);
+        }
+    }
+    Ok(found)
+}
+
+/// Ends the leases of a job without living members; returns their number.
+pub(crate) async fn end_leases(
+    parts: &Parts,
+    caller: &Caller,
+    record: &DatasetRecord,
+    task: TaskId,
+) -> Result<u64, Error> {
+    let visible = leases(parts, caller, record).await?;
+    let failed = |kind, why| Error::new(kind, "end the lease of", task, why);
+    let Some(lease) = visible.into_iter().find(|lease| lease.id == task) else {
+        let why = "the task leases no version of the dataset, or belongs to another user";
+        return Err(failed(Kind::NotFound, why));
+    };
+    if lease.in_use {
+        let why = "the task has living agents; stop them with `dlcmd agent stop`: the last one ends the lease";
+        return Err(failed(Kind::Conflict, why));
+    }
+    let mut ended = 0;
+    for leased in leases::living(parts, record.id).await? {
+        if leased.task == task {
+            leases::remove(parts, record.id, leased).await?;
+            ended += 1;
+        }
+    }
+    tracing::info!(%task, %caller, dataset = %record.name, "the lease of a training job was ended");
+    Ok(ended)
+}
+
+fn is_own(caller: &Caller, lease: &TaskLease) -> bool {
+    lease.task.as_ref().is_some_and(|task| task_id(caller.user(), task) == lease.id)
+}
+
+/// Whether a job has living members.
+async fn has_members(parts: &Parts, task: TaskKey) -> Result<bool, Error> {
+    // No member fits into a job of at most none, so a living job refuses, and nothing changes.
+    let heartbeat = Heartbeat {
+        task,
+        member: MemberId::from_bytes([0; 16]),
+        record: Bytes::new(),
+        now: Stamp::at(parts.clock.now()),
+        dead_after: DEAD_AFTER,
+        most: 0,
+    };
+    match parts.meta.join(&heartbeat, None).await {
+        Ok(_) => Ok(false),
+        Err(error) if error.kind == dl_meta::Kind::Full => Ok(true),
+        error => error.doing("find the members of task", task.task).map(|_| false),
+    }
 }
 
 #[derive(Clone, Copy)]

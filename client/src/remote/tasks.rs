@@ -1,12 +1,15 @@
-//! Registration of a member of a training job with the servers.
+//! Registration of a member of a training job with the servers, and the leases of jobs.
 //!
 //! Must hold: a call can be repeated through any server. The caller may have its own async runtime.
 
-use dl_proto::{Dataset as DatasetInfo, JoinTask, TaskMembership, pb};
+use bytes::Bytes;
+use dl_format::{DatasetName, TaskId};
+use dl_proto::{Dataset as DatasetInfo, EndLeases, JoinTask, TaskLease, TaskMembership, pb};
 
 use crate::error::{Error, Kind};
+use crate::remote::client::Client;
 use crate::remote::connections::{Connection, Try};
-use crate::remote::lookup::dataset_address;
+use crate::remote::lookup::{dataset_address, get_dataset};
 use crate::remote::session::Session;
 
 const ACTION: &str = "join a task on";
@@ -32,6 +35,52 @@ pub(crate) async fn join_task(
     let joined = dl_runtime::spawn_on(runtime, call).await;
     joined
         .unwrap_or_else(|error| Err(Error::new(Kind::Internal, ACTION, address, error.to_string())))
+}
+
+impl Client {
+    /// The leases of training jobs on versions of a dataset: all leases for an admin of the
+    /// dataset, else the caller's own.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] for an unknown dataset. Otherwise errors of the connection.
+    pub fn leases(&self, name: &DatasetName) -> Result<Vec<TaskLease>, Error> {
+        let session = self.shared.session()?;
+        let connections = &session.connections;
+        session.wait(async {
+            let id = get_dataset(connections, name, false).await?.id;
+            let message = pb::ListLeasesRequest { dataset: Bytes::copy_from_slice(id.as_bytes()) };
+            let attempt = |mut server: Connection, this: Try| {
+                let request = this.request(message.clone());
+                async move {
+                    let reply = this.answer(server.list_leases(request)).await?;
+                    let leases = reply.leases.into_iter().map(TaskLease::try_from);
+                    Ok(leases.collect::<Result<Vec<_>, _>>()?)
+                }
+            };
+            let of = || dataset_address(name);
+            connections.call("list the leases of", of, connections.usual(), attempt).await
+        })
+    }
+
+    /// Ends the leases of a training job without living members; gives their number.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] for a job without a lease or of another user, [`Kind::Conflict`] for a
+    /// job with living members. Otherwise as for [`Client::leases`].
+    pub fn end_leases(&self, name: &DatasetName, task: TaskId) -> Result<u64, Error> {
+        let session = self.shared.session()?;
+        let connections = &session.connections;
+        session.wait(async {
+            let dataset = get_dataset(connections, name, false).await?.id;
+            let message = pb::EndLeasesRequest::from(EndLeases { dataset, task });
+            let attempt = |mut server: Connection, this: Try| {
+                let request = this.request(message.clone());
+                async move { Ok(this.answer(server.end_leases(request)).await?.ended) }
+            };
+            let of = || dataset_address(name);
+            connections.call("end a lease on", of, connections.usual(), attempt).await
+        })
+    }
 }
 
 #[cfg(test)]

@@ -277,6 +277,21 @@ impl Diesel for Fake {
         Ok(Response::new(pb::JoinTaskReply { version, members, ..Default::default() }))
     }
 
+    /// No job leases a version.
+    async fn list_leases(
+        &self,
+        _: Request<pb::ListLeasesRequest>,
+    ) -> Result<Response<pb::ListLeasesReply>, Status> {
+        Ok(Response::new(pb::ListLeasesReply::default()))
+    }
+
+    async fn end_leases(
+        &self,
+        _: Request<pb::EndLeasesRequest>,
+    ) -> Result<Response<pb::EndLeasesReply>, Status> {
+        Err(Status::not_found("no lease"))
+    }
+
     async fn recover(
         &self,
         _: Request<pb::RecoverRequest>,

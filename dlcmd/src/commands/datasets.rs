@@ -41,7 +41,7 @@ pub(crate) fn run(_: Arguments, context: &Context, out: &mut Output<'_>) -> Resu
 }
 
 /// Reports unreadable names; returns the exit code if there are any.
-fn tell_unread(unread: &[UnreadName], context: &Context) -> Option<Exit> {
+pub(super) fn tell_unread(unread: &[UnreadName], context: &Context) -> Option<Exit> {
     for UnreadName { name, problem } in unread {
         context.notes.error(format_args!("list dl://{name}: {problem}"));
     }

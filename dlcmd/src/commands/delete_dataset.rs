@@ -3,7 +3,7 @@
 //! Must hold: an address with a path is refused, so a typing error deletes nothing.
 
 use clap::Args;
-use libdiesel::admin::DeletedDataset;
+use libdiesel::admin::{DeletedDataset, TaskLease};
 use serde::Serialize;
 
 use super::whole_dataset;
@@ -26,12 +26,22 @@ pub(crate) struct Arguments {
     dataset: Address,
 }
 
+/// A job in words.
+fn job(lease: &TaskLease) -> String {
+    match (&lease.task, lease.user.as_str()) {
+        (None, _) => format!("task {}", lease.id),
+        (Some(task), "") => format!("task {task}"),
+        (Some(task), user) => format!("task {task} of user {user}"),
+    }
+}
+
 /// The line of `--json`.
 #[derive(Debug, Serialize)]
 struct Summary<'a> {
     dataset: &'a str,
     objects: u64,
     more_left: bool,
+    read_by: Vec<String>,
 }
 
 /// Deletes the dataset.
@@ -42,12 +52,22 @@ pub(crate) fn run(
 ) -> Result<Exit, Failure> {
     let address = arguments.dataset;
     whole_dataset("delete-dataset", &address)?;
-    let DeletedDataset { removed: objects, more_left } =
-        context.client()?.delete_dataset(&address.dataset)?;
+    let client = context.client()?;
+    // Datasets with lost metadata have no list of leases, and can be deleted all the same.
+    let leases = client.leases(&address.dataset).unwrap_or_default().into_iter();
+    let leases = leases.filter(|lease| lease.in_use);
+    let read_by: Vec<_> = leases.map(|lease| job(&lease)).collect();
+    let DeletedDataset { removed: objects, more_left } = client.delete_dataset(&address.dataset)?;
+    if !read_by.is_empty() {
+        context.notes.note(format_args!(
+            "training jobs were reading {address}, and fail at files that their agents lack: {}",
+            read_by.join(", ")
+        ));
+    }
     if out.is_json() {
         out.json(
             "delete-dataset",
-            &Summary { dataset: address.dataset.as_str(), objects, more_left },
+            &Summary { dataset: address.dataset.as_str(), objects, more_left, read_by },
         )?;
     } else {
         let objects = counted(objects, "object");

@@ -10,6 +10,7 @@ pub(crate) mod datasets;
 pub(crate) mod delete_dataset;
 pub(crate) mod du;
 pub(crate) mod get;
+pub(crate) mod lease;
 pub(crate) mod ls;
 pub(crate) mod man;
 pub(crate) mod purge;

@@ -386,6 +386,48 @@ pub struct TaskMember {
     pub memory: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListLeasesRequest {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub dataset: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListLeasesReply {
+    #[prost(message, repeated, tag = "1")]
+    pub leases: ::prost::alloc::vec::Vec<TaskLease>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskLease {
+    /// The id of the job, from the names of user and job.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub task_id: ::prost::bytes::Bytes,
+    /// The names; empty if the lease is damaged. Without users on the servers, the user is empty.
+    #[prost(string, tag = "2")]
+    pub task: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub user: ::prost::alloc::string::String,
+    #[prost(bytes = "bytes", tag = "4")]
+    pub version: ::prost::bytes::Bytes,
+    /// Microseconds since 1970.
+    #[prost(uint64, tag = "5")]
+    pub until: u64,
+    /// Whether the job has living members.
+    #[prost(bool, tag = "6")]
+    pub in_use: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EndLeasesRequest {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub dataset: ::prost::bytes::Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub task_id: ::prost::bytes::Bytes,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EndLeasesReply {
+    /// Number of ended leases.
+    #[prost(uint64, tag = "1")]
+    pub ended: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatRequest {
     #[prost(bytes = "bytes", tag = "1")]
     pub dataset: ::prost::bytes::Bytes,
@@ -1005,6 +1047,53 @@ pub mod diesel_client {
             req.extensions_mut().insert(GrpcMethod::new("diesel.v1.Diesel", "JoinTask"));
             self.inner.unary(req, path, codec).await
         }
+        /// The leases of training jobs on versions of a dataset: all for its admins, else the caller's own.
+        pub async fn list_leases(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListLeasesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListLeasesReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::ProtobufCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/diesel.v1.Diesel/ListLeases",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("diesel.v1.Diesel", "ListLeases"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Ends the leases of a job without living members.
+        pub async fn end_leases(
+            &mut self,
+            request: impl tonic::IntoRequest<super::EndLeasesRequest>,
+        ) -> std::result::Result<tonic::Response<super::EndLeasesReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::ProtobufCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/diesel.v1.Diesel/EndLeases",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("diesel.v1.Diesel", "EndLeases"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Rebuilds metadata from the chunk store, while readers and writers go on.
         pub async fn recover(
             &mut self,
@@ -1183,6 +1272,16 @@ pub mod diesel_server {
             &self,
             request: tonic::Request<super::JoinTaskRequest>,
         ) -> std::result::Result<tonic::Response<super::JoinTaskReply>, tonic::Status>;
+        /// The leases of training jobs on versions of a dataset: all for its admins, else the caller's own.
+        async fn list_leases(
+            &self,
+            request: tonic::Request<super::ListLeasesRequest>,
+        ) -> std::result::Result<tonic::Response<super::ListLeasesReply>, tonic::Status>;
+        /// Ends the leases of a job without living members.
+        async fn end_leases(
+            &self,
+            request: tonic::Request<super::EndLeasesRequest>,
+        ) -> std::result::Result<tonic::Response<super::EndLeasesReply>, tonic::Status>;
         /// Server streaming response type for the Recover method.
         type RecoverStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::RecoverProgress, tonic::Status>,
@@ -1816,6 +1915,92 @@ pub mod diesel_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = JoinTaskSvc(inner);
+                        let codec = crate::ProtobufCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/diesel.v1.Diesel/ListLeases" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListLeasesSvc<T: Diesel>(pub Arc<T>);
+                    impl<T: Diesel> tonic::server::UnaryService<super::ListLeasesRequest>
+                    for ListLeasesSvc<T> {
+                        type Response = super::ListLeasesReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListLeasesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Diesel>::list_leases(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListLeasesSvc(inner);
+                        let codec = crate::ProtobufCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/diesel.v1.Diesel/EndLeases" => {
+                    #[allow(non_camel_case_types)]
+                    struct EndLeasesSvc<T: Diesel>(pub Arc<T>);
+                    impl<T: Diesel> tonic::server::UnaryService<super::EndLeasesRequest>
+                    for EndLeasesSvc<T> {
+                        type Response = super::EndLeasesReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::EndLeasesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Diesel>::end_leases(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = EndLeasesSvc(inner);
                         let codec = crate::ProtobufCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

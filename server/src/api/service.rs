@@ -9,7 +9,7 @@ use bytes::Bytes;
 use dl_format::{ChunkShape, DatasetId, DatasetName};
 use dl_proto::pb::{self, diesel_server::Diesel};
 use dl_proto::{
-    DeleteRequest, GetChunksRequest, GetSnapshotRequest, JoinTask, Kind, ListRequest,
+    DeleteRequest, EndLeases, GetChunksRequest, GetSnapshotRequest, JoinTask, Kind, ListRequest,
     MESSAGE_BYTES_MAX, PurgeRequest, PutHead, REQUEST_BYTES_MAX, ReadRequest, RecoverRequest,
     StatRequest, VerifyRequest, WireError,
 };
@@ -377,6 +377,32 @@ impl Diesel for Service {
             tasks::join(&parts, &snapshots, &tasks, &admitted.caller, &record, request).await
         };
         Ok(Response::new(whole(join).await?.into()))
+    }
+
+    #[tracing::instrument(name = "list_leases", skip_all)]
+    async fn list_leases(
+        &self,
+        request: Request<pb::ListLeasesRequest>,
+    ) -> Result<Response<pb::ListLeasesReply>, Status> {
+        let admitted = Admitted::of(&request)?;
+        let id = dataset_id(&request.get_ref().dataset)?;
+        let record = gate::by_id(&self.parts, &admitted, id).await?;
+        let leases = tasks::leases(&self.parts, &admitted.caller, &record).await?;
+        let leases = leases.into_iter().map(Into::into).collect();
+        Ok(Response::new(pb::ListLeasesReply { leases }))
+    }
+
+    #[tracing::instrument(name = "end_leases", skip_all)]
+    async fn end_leases(
+        &self,
+        request: Request<pb::EndLeasesRequest>,
+    ) -> Result<Response<pb::EndLeasesReply>, Status> {
+        let admitted = Admitted::of(&request)?;
+        let EndLeases { dataset, task } = request.into_inner().try_into().map_err(invalid)?;
+        let record = gate::by_id(&self.parts, &admitted, dataset).await?;
+        let parts = self.parts.clone();
+        let end = async move { tasks::end_leases(&parts, &admitted.caller, &record, task).await };
+        Ok(Response::new(pb::EndLeasesReply { ended: whole(end).await? }))
     }
 
     #[tracing::instrument(name = "stat", skip_all, fields(paths = request.get_ref().paths.len()))]

@@ -17,7 +17,7 @@ pub(crate) enum Rule {
 }
 
 /// All methods.
-pub(crate) const RULES: [(&str, Rule); 15] = [
+pub(crate) const RULES: [(&str, Rule); 17] = [
     ("CreateDataset", Rule::On(Role::Write)),
     ("GetDataset", Rule::On(Role::Read)),
     ("ListDatasets", Rule::Key),
@@ -30,6 +30,8 @@ pub(crate) const RULES: [(&str, Rule); 15] = [
     ("List", Rule::On(Role::Read)),
     ("GetSnapshot", Rule::On(Role::Read)),
     ("JoinTask", Rule::On(Role::Read)),
+    ("ListLeases", Rule::On(Role::Read)),
+    ("EndLeases", Rule::On(Role::Read)),
     ("Recover", Rule::On(Role::Admin)),
     ("Purge", Rule::On(Role::Admin)),
     ("Verify", Rule::On(Role::Admin)),
@@ -41,7 +43,8 @@ pub(crate) fn rule(method: &str) -> Option<Rule> {
 }
 
 /// Methods that change datasets, refused while the servers are read-only; a recovery changes none.
-const CHANGES: [&str; 5] = ["CreateDataset", "DeleteDataset", "PutChunk", "Delete", "Purge"];
+const CHANGES: [&str; 6] =
+    ["CreateDataset", "DeleteDataset", "PutChunk", "Delete", "EndLeases", "Purge"];
 
 /// Whether a method changes datasets.
 pub(crate) fn is_change(method: &str) -> bool {

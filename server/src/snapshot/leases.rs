@@ -90,8 +90,7 @@ pub(crate) async fn remove_ended(
 
 /// The jobs with leases on a dataset, in words.
 pub(crate) async fn holders(parts: &Parts, dataset: DatasetId) -> Result<Vec<String>, Error> {
-    let leased = living(parts, dataset).await?;
-    let tasks: BTreeMap<TaskId, Leased> = leased.iter().map(|one| (one.task, *one)).collect();
+    let tasks = last_of_each(living(parts, dataset).await?);
     let mut holders = BTreeSet::new();
     for leased in tasks.values().take(NAMED_MAX) {
         holders.extend(holder(parts, dataset, *leased).await?);
@@ -103,25 +102,44 @@ pub(crate) async fn holders(parts: &Parts, dataset: DatasetId) -> Result<Vec<Str
     Ok(holders)
 }
 
+/// The last lease of each job.
+pub(crate) fn last_of_each(mut leased: Vec<Leased>) -> BTreeMap<TaskId, Leased> {
+    leased.sort_unstable_by_key(|leased| leased.until);
+    leased.into_iter().map(|leased| (leased.task, leased)).collect()
+}
+
+/// A lease as stored, or the reason for its damage; none when the lease was removed meanwhile.
+pub(crate) async fn read(
+    parts: &Parts,
+    dataset: DatasetId,
+    leased: Leased,
+) -> Result<Option<Result<Lease, String>>, Error> {
+    let key = stored::key_of(dataset, leased.version, leased.object());
+    let bytes = if_found(parts.store.read_all(&key).await, "read a lease", &key)?;
+    Ok(bytes.map(|bytes| match Lease::decode(&bytes) {
+        Ok(lease) if lease.dataset == dataset && lease.version == leased.version => Ok(lease),
+        Ok(_) => Err("it is a copy of another one".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }))
+}
+
 /// The job of a lease; none when the lease was removed meanwhile.
 async fn holder(
     parts: &Parts,
     dataset: DatasetId,
     leased: Leased,
 ) -> Result<Option<String>, Error> {
-    let key = stored::key_of(dataset, leased.version, leased.object());
-    let bytes = if_found(parts.store.read_all(&key).await, "read a lease", &key)?;
-    let Some(bytes) = bytes else { return Ok(None) };
-    let why = match Lease::decode(&bytes) {
-        Ok(lease) if lease.dataset == dataset && lease.version == leased.version => {
+    let why = match read(parts, dataset, leased).await? {
+        None => return Ok(None),
+        Some(Ok(lease)) => {
             return Ok(Some(match lease.user.as_str() {
                 "" => format!("task {}", lease.task),
                 user => format!("task {} of user {user}", lease.task),
             }));
         }
-        Ok(_) => "it is a copy of another one".to_owned(),
-        Err(error) => error.to_string(),
+        Some(Err(why)) => why,
     };
+    let key = stored::key_of(dataset, leased.version, leased.object());
     let hours = leased.until.time().duration_since(parts.clock.now()).unwrap_or_default().as_secs();
     let hours = hours.div_ceil(3_600);
     tracing::warn!(%key, why, hours, "the lease of a training job is damaged; it counts until it ends");

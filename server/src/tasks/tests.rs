@@ -25,7 +25,11 @@ struct Scene {
 }
 
 fn user(name: &str) -> Caller {
-    let grants = vec!["read:*".parse().unwrap()];
+    user_with(name, "read:*")
+}
+
+fn user_with(name: &str, grant: &str) -> Caller {
+    let grants = vec![grant.parse().unwrap()];
     let users = [(name.parse().unwrap(), User::new(KeyHash::of_nobody(), grants))];
     let people = People::parse(&Users(users.into_iter().collect()).to_string()).unwrap();
     Caller::Known(people.person(name).unwrap())
@@ -84,6 +88,20 @@ impl Scene {
     async fn leave(&self, member: u8) {
         let request = JoinTask { leaving: true, ..self.request(member) };
         self.ask(&Caller::Everybody, request).await.unwrap();
+    }
+
+    /// The users of the jobs whose leases a caller sees.
+    async fn seen_by(&self, caller: &Caller) -> Vec<(String, bool)> {
+        let record = catalog::by_id(&self.rig.parts, self.id).await.unwrap();
+        let seen = leases(&self.rig.parts, caller, &record).await.unwrap();
+        seen.into_iter().map(|lease| (lease.user, lease.in_use)).collect()
+    }
+
+    async fn end(&self, caller: &Caller, of: &str) -> Result<u64, Kind> {
+        let record = catalog::by_id(&self.rig.parts, self.id).await.unwrap();
+        let task = task_id(of, &"train".parse().unwrap());
+        let ended = end_leases(&self.rig.parts, caller, &record, task).await;
+        ended.map_err(|error| error.kind)
     }
 
     async fn leases(&self) -> Vec<Leased> {
@@ -202,6 +220,33 @@ async fn two_users_with_one_task_name_have_two_tasks() {
         leases::holders(&scene.rig.parts, scene.id).await.unwrap(),
         ["task train of user ada", "task train of user bob"]
     );
+}
+
+#[tokio::test]
+async fn a_lease_is_ended_by_its_user_or_an_admin_once_no_member_lives() {
+    let scene = Scene::new().await;
+    scene.change(1).await;
+    let [ada, bob, root] = [user("ada"), user("bob"), user_with("root", "admin:pets")];
+    for (member, caller) in [(1, &ada), (2, &bob)] {
+        scene.ask(caller, scene.request(member)).await.unwrap();
+    }
+    let ada_in_use = |in_use| ("ada".to_owned(), in_use);
+    assert_eq!(scene.seen_by(&ada).await, [ada_in_use(true)]);
+    assert_eq!(scene.seen_by(&root).await.len(), 2);
+    assert_eq!(scene.end(&ada, "ada").await, Err(Kind::Conflict));
+    // The look at the members registers none and removes none.
+    let request = JoinTask { version: None, ..scene.request(1) };
+    assert_eq!(scene.ask(&ada, request).await.unwrap().members.len(), 1);
+    scene.rig.clock.advance(DEAD_AFTER);
+    assert_eq!(scene.seen_by(&ada).await, [ada_in_use(false)]);
+    assert_eq!(scene.end(&bob, "ada").await, Err(Kind::NotFound));
+    assert_eq!(scene.end(&ada, "ada").await, Ok(1));
+    assert_eq!(scene.end(&ada, "ada").await, Err(Kind::NotFound));
+    assert_eq!(scene.end(&root, "bob").await, Ok(1));
+    assert_eq!(scene.leases().await, []);
+    // The next job of the name reads the newest version.
+    let newest = scene.change(2).await;
+    assert_eq!(scene.ask(&ada, scene.request(1)).await.unwrap().version, Some(newest));
 }
 
 /// Keeps S-45: the sweep keeps a leased version, and removes a lease that has ended.
