@@ -8,6 +8,7 @@ mod network;
 mod options;
 mod program;
 mod redis;
+mod signals;
 mod slow;
 mod tree;
 

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use tempfile::TempDir;
 
+use super::signals::end_with_all;
 use super::{Tree, TreeShape};
 
 /// Options of all workloads.
@@ -66,6 +67,9 @@ impl Settings {
             made.with_context(|| format!("make a folder in {}", dir.display()))
         };
         let (disk, tmpfs, plots) = (fresh(dir)?, fresh(tmpfs)?, plots.clone());
+        // Folders of single programs are removed with the folder of the bench.
+        let _ = tempfile::env::override_temp_dir(disk.path());
+        end_with_all(vec![disk.path().to_owned(), tmpfs.path().to_owned()])?;
         Ok(Self { scale: *scale, runs: *runs, disk, tmpfs, plots })
     }
 
