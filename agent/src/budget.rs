@@ -13,11 +13,25 @@ use dl_runtime::since_boot;
 pub struct Budget(pub u64);
 
 impl Default for Budget {
-    /// Half of the memory available to processes of this cgroup; 64 MiB where it is unknown.
+    /// Half of the memory available to processes of this cgroup; 64 MiB where it is unknown. Where
+    /// no cgroup is visible, an eighth of the machine's free memory up to 2 GiB, because a hidden
+    /// limit may be lower.
     fn default() -> Self {
         let free = levels().map(|level| level.free).min();
-        Self(free.map_or(64 << 20, |free| free / 2))
+        let of_free = |free: u64| match is_cgroup_visible() {
+            true => free / 2,
+            false => (free / 8).min(HIDDEN_MAX),
+        };
+        Self(free.map_or(64 << 20, of_free))
     }
+}
+
+/// Most bytes of the default where no cgroup is visible.
+const HIDDEN_MAX: u64 = 2 << 30;
+
+/// Whether limits of the cgroup can be read.
+pub fn is_cgroup_visible() -> bool {
+    VERSIONS.iter().any(|version| Path::new(version.root).join("cgroup.procs").exists())
 }
 
 /// Bytes available until only a tenth of the memory of the cgroup or the machine is free.

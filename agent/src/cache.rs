@@ -458,8 +458,7 @@ impl State {
             Retention::Copy => self.copies += 1,
             Retention::Kept => self.kept += 1,
         }
-        self.staying_generation =
-            self.staying_generation.wrapping_add((stay != Retention::Transient).into());
+        self.staying_generation = self.staying_generation.wrapping_add(1);
         self.chunks.insert(key, ChunkState::Full { slot, stay, span });
         if let Some(open) = self.datasets.get(key.dataset).map(Arc::clone) {
             self.show(&open, key, slot);
@@ -474,6 +473,7 @@ impl State {
         let filling = self.chunks.remove(&key);
         let Some(ChunkState::Filling { slot, waiters, progress, .. }) = filling else { return };
         self.unreserve(&progress);
+        self.staying_generation = self.staying_generation.wrapping_add(1);
         if let Some(counts) = self.counts.get_mut(key.dataset) {
             counts.failed_fetches += 1;
         }

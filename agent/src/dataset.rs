@@ -9,12 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use dl_format::DatasetName;
 use dl_runtime::blocking;
 use libdiesel::agent::{
-    ChunkSource, DatasetId, Servers, Table, TaskMembership, Version, at_version, by_descriptor,
-    of_cache, snapshot_file,
+    ChunkSource, DatasetId, Servers, Table, TaskMembership, TaskName, Version, at_version,
+    by_descriptor, of_cache, snapshot_file,
 };
 use libdiesel::{Client, ConnectOptions, Dataset, Error, Kind, Snapshot, SnapshotCache};
 
 use crate::peers::Peers;
+use crate::registration::Registration;
 use crate::terms::Terms;
 
 /// Connections to each server: one agent fetches for many processes.
@@ -40,6 +41,7 @@ pub(crate) struct Open {
     /// The other agents that read the dataset.
     pub(crate) peers: Peers,
     terms: Mutex<Terms>,
+    pub(crate) registration: Registration,
     /// Descriptors for workers.
     pub(crate) snapshot_file: OwnedFd,
     pub(crate) table_file: OwnedFd,
@@ -141,6 +143,7 @@ impl Open {
             dataset,
             peers,
             terms: Mutex::default(),
+            registration: Registration::default(),
             snapshot_file,
             table_file,
         })
@@ -162,8 +165,15 @@ impl Open {
         *self.terms.lock().unwrap_or_else(PoisonError::into_inner) = terms;
     }
 
+    /// Facts that a user of the task should know.
+    pub(crate) fn notes(&self, task: &TaskName) -> Vec<String> {
+        let is_beside = self.terms() == Terms::Beside;
+        self.registration.notes(&self.name, self.snapshot.version(), task, is_beside)
+    }
+
     /// Takes the servers' answer for the task; returns whether the members have changed.
     pub(crate) fn apply_membership(&self, joined: &TaskMembership) -> bool {
+        self.registration.answered(joined);
         self.peers.update(self.snapshot.dataset(), self.snapshot.version(), joined)
     }
 }

@@ -18,7 +18,7 @@ use libdiesel::{Error, FilePlace, Kind};
 
 use crate::cache::{Cache, Fetch, Filled, Origin};
 use crate::dataset::{ChunkKey, Open, chain};
-use crate::peers::{ChunkOutcome, Incoming};
+use crate::peers::{ASKED_MAX, ChunkOutcome, Incoming, Link};
 use crate::progress::Progress;
 
 /// Delay of the next fetch ahead after a fetch without an answer from any server.
@@ -151,26 +151,40 @@ async fn fill(
     wanted.progress.length.store((span.end - span.start).into(), Ordering::Relaxed);
     arena.populate(wanted.slot);
     let (mut right, mut origin) = (0, Origin::Servers);
-    if !wanted.is_for_peer && !span.is_empty() {
+    if !span.is_empty() {
         (right, origin) = wanted.ask_peers(cache, open, arena).await;
     }
-    wanted.progress.asks(None);
+    if origin == Origin::Peer {
+        return Ok(Filled { span: (span.start, span.end), origin });
+    }
+    cache.state().ask_servers(&wanted.progress);
     wanted.ask_servers(cache, open, arena, right).await?;
     Ok(Filled { span: (span.start, span.end), origin })
 }
 
 impl Wanted {
     /// Asks other agents for the chunk. Returns the number of correct files, and the origin of the
-    /// chunk if the servers deliver the rest.
+    /// chunk if the servers deliver the rest. A chunk for another agent comes only from agents that
+    /// keep the chunk, so no two agents wait for each other.
     async fn ask_peers(&self, cache: &Cache, open: &Open, arena: &Arc<Arena>) -> (usize, Origin) {
-        let can_keep = cache.state().reserve(&self.progress);
-        let sources = open.peers.sources(self.key.chunk, can_keep).await;
-        if !sources.is_mine {
-            cache.state().unreserve(&self.progress);
-        }
-        let mut has_failed = false;
-        for link in sources.links {
-            self.progress.asks(Some(&link.address));
+        let (mut asked, mut has_failed) = (Vec::new(), false);
+        loop {
+            // Members may come and go during each request.
+            let can_keep = cache.state().reserve(&self.progress);
+            let mut sources = open.peers.sources(self.key.chunk, can_keep).await;
+            if self.is_for_peer {
+                sources.links.truncate(sources.holders);
+            } else if !sources.is_mine {
+                cache.state().unreserve(&self.progress);
+            }
+            let is_new = |(_, link): &(usize, &Arc<Link>)| !asked.contains(&link.member);
+            let next = sources.links.iter().enumerate().find(is_new);
+            let Some((number, link)) = next.filter(|_| asked.len() < ASKED_MAX) else {
+                let is_mine = (sources.is_mine || self.is_for_peer) && !has_failed;
+                return (0, if is_mine { Origin::Servers } else { Origin::ServersInstead });
+            };
+            asked.push(link.member);
+            self.progress.asks(&link.address, number < sources.holders);
             let (files, progress) = (Arc::clone(&self.files), Arc::clone(&self.progress));
             let incoming = Incoming::new(Arc::clone(arena), self.slot, files, progress);
             let is_right = |right| self.hand_over_first(cache, right);
@@ -189,8 +203,6 @@ impl Wanted {
                 }
             }
         }
-        let is_mine = sources.is_mine && !has_failed;
-        (0, if is_mine { Origin::Servers } else { Origin::ServersInstead })
     }
 
     /// Answers the workers waiting for the first needed file, once the file is among the first

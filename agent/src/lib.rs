@@ -10,6 +10,7 @@ mod budget;
 mod cache;
 mod counts;
 mod dataset;
+mod descriptors;
 mod epochs;
 mod files;
 mod fill;
@@ -24,6 +25,7 @@ mod peers;
 mod progress;
 mod readiness;
 mod record;
+mod registration;
 mod retention;
 mod run;
 mod slots;
@@ -33,12 +35,12 @@ mod waits;
 mod window;
 mod worker_server;
 
-pub use budget::Budget;
+pub use budget::{Budget, is_cgroup_visible};
 pub use epochs::EpochStatus;
 pub use pages::Pages;
 pub use peers::{InvalidPeerAddress, PeerAddress, PeerConfig, PeerStatus, PeerTls};
 pub use run::{Config, Ended, run};
-pub use status::{DatasetStatus, OrderStatus, Status, WorkerStatus};
+pub use status::{About, DatasetStatus, OrderStatus, Status, WorkerStatus};
 pub use waits::{Doing, PeerWait, Wait};
 
 /// When the agent fetches chunks.

@@ -1,11 +1,13 @@
 //! The agent as a member of its training job. A single call registers the agent, reports its
 //! counts, and leases the version read by the job.
 //!
-//! Must hold: the task's version is requested before a dataset is opened; later reads never wait
-//! for this call. While no server answers, the agent continues with its data.
+//! Must hold: the task's version is requested before a dataset is opened. No read waits long for
+//! this call. While no server answers, the agent continues with its data.
 
 use std::collections::BTreeSet;
+use std::future::ready;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,11 +19,12 @@ use libdiesel::agent::{
 use tokio::sync::OnceCell;
 
 use crate::cache::Cache;
-use crate::dataset::{Open, chain};
+use crate::dataset::{Open, Refusal, chain, unblocked};
+use crate::descriptors::Descriptors;
 use crate::peer_server::PeerListener;
 use crate::peers::{Identity, LocalAgent, PeerConfig, Peers};
 use crate::record::{Record, Records};
-use crate::status;
+use crate::status::{self, About};
 use crate::terms::Terms;
 
 /// Interval between two calls while no server answers.
@@ -39,6 +42,9 @@ const RECORD_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// Minimal interval between two calls.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 
+/// How long the first reads wait for the registration, which names the version of the task.
+const JOIN_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Prefix of the names of jobs on a single machine.
 const OF_SESSION: &str = "session:";
 
@@ -52,6 +58,9 @@ pub(crate) struct Member {
     id: MemberId,
     config: PeerConfig,
     records: Option<Arc<Records>>,
+    about: About,
+    /// For connections to other agents.
+    descriptors: Descriptors,
     endpoint: OnceCell<Endpoint>,
 }
 
@@ -65,11 +74,17 @@ struct Endpoint {
 
 impl Member {
     /// A new member of a task.
-    pub(crate) fn of(task: TaskName, config: PeerConfig, records: Option<Records>) -> Self {
+    pub(crate) fn of(
+        task: TaskName,
+        config: PeerConfig,
+        records: Option<Records>,
+        about: About,
+    ) -> Self {
         let mut id = [0; 16];
         OsRandom.fill(&mut id);
         let (id, records) = (MemberId::from_bytes(id), records.map(Arc::new));
-        Self { task, id, config, records, endpoint: OnceCell::new() }
+        let descriptors = Descriptors::for_one_direction();
+        Self { task, id, config, records, about, descriptors, endpoint: OnceCell::new() }
     }
 
     /// The records of earlier registrations.
@@ -120,7 +135,8 @@ impl Member {
     /// The other agents of a dataset, with an empty member list.
     pub(crate) fn peers(&self) -> Peers {
         let identity = self.endpoint.get().and_then(|endpoint| endpoint.identity.clone());
-        Peers::new(LocalAgent { me: self.id, is_open: !self.address().is_empty(), identity })
+        let (is_open, descriptors) = (!self.address().is_empty(), self.descriptors.clone());
+        Peers::new(LocalAgent { me: self.id, is_open, identity, descriptors })
     }
 
     fn request(&self, cache: &Cache, dataset: usize, open: &Open, leaving: bool) -> JoinTask {
@@ -157,17 +173,66 @@ impl Member {
         }
     }
 
-    /// Registers for a dataset. The answer names the version read by the task: the version of other
-    /// members, else the version leased before, else the newest. None if no server answers.
-    pub(crate) async fn join(&self, cache: &Cache, dataset: &Dataset) -> Option<TaskMembership> {
-        match join_task(dataset, self.first_request(cache, dataset)).await {
-            Ok(joined) => Some(joined),
-            Err(why) => {
-                let why = chain(&why);
-                tracing::warn!(dataset = %dataset.info().name, why, "register for a dataset: the version of the task is unknown");
-                None
-            }
+    /// Facts about the agent.
+    pub(crate) fn about(&self) -> &About {
+        &self.about
+    }
+
+    /// The task.
+    pub(crate) fn task(&self) -> &TaskName {
+        &self.task
+    }
+
+    /// Registers for a dataset and opens it at the version read by the task: the version of other
+    /// members, else the version leased before, else the newest. If the servers don't answer the
+    /// registration in time, the newest version is opened, and stays open.
+    pub(crate) async fn join(
+        &self,
+        cache: &Cache,
+        name: &str,
+        dataset: Dataset,
+    ) -> Result<Open, Refusal> {
+        let clock = SystemClock::new();
+        let mut joining = pin!(join_task(&dataset, self.first_request(cache, &dataset)));
+        let joined = tokio::select! {
+            joined = &mut joining => Some(joined),
+            () = clock.sleep(JOIN_PATIENCE) => None,
+        };
+        let is_pending = joined.is_none();
+        let why = match joined {
+            Some(Ok(joined)) => return self.open_at(name, &dataset, joined).await,
+            Some(Err(why)) => chain(&why),
+            None => format!("no answer within {} s", JOIN_PATIENCE.as_secs()),
+        };
+        tracing::warn!(name, why, "register for a dataset: the version of the task is unknown");
+        let (of_name, newest, peers) = (name.to_owned(), dataset.clone(), self.peers());
+        let open = unblocked(move || Open::new(&of_name, &newest, None, peers)).await?;
+        open.registration.began_late(&why);
+        // Until now no process reads the newest version.
+        tokio::select! {
+            biased;
+            Ok(joined) = joining, if is_pending => self.open_at(name, &dataset, joined).await,
+            () = ready(()) => Ok(open),
         }
+    }
+
+    /// Opens a dataset at the version of an answer of the servers.
+    async fn open_at(
+        &self,
+        name: &str,
+        dataset: &Dataset,
+        joined: TaskMembership,
+    ) -> Result<Open, Refusal> {
+        let (of_name, of_task, peers) = (name.to_owned(), dataset.clone(), self.peers());
+        let open = unblocked(move || Open::new(&of_name, &of_task, joined.version, peers)).await?;
+        open.registration.began(&joined, dataset.info().version);
+        open.apply_membership(&joined);
+        let (version, members) = (open.snapshot.version(), joined.members.len());
+        tracing::info!(name, %version, members, "opened a dataset");
+        for note in open.notes(&self.task) {
+            tracing::warn!("{note}");
+        }
+        Ok(open)
     }
 
     /// Registers for a dataset repeatedly. `hosts` are the servers, for records.
@@ -197,6 +262,12 @@ impl Member {
                     }
                     if has_changed {
                         soon = SOON;
+                        let members = joined.members.len();
+                        tracing::info!(
+                            dataset = open.name,
+                            members,
+                            "the agents of the task changed"
+                        );
                         cache.state().owners_changed(dataset);
                         cache.moved.notify_one();
                     }
@@ -205,8 +276,10 @@ impl Member {
                     joined.call_again / if may_be_soon { SOON_PART } else { 1 }
                 }
                 Err(why) => {
+                    let why = chain(&why);
+                    open.registration.failed(&why);
                     if std::mem::take(&mut is_known) {
-                        tracing::warn!(dataset = open.name, %why, "register for a dataset again");
+                        tracing::warn!(dataset = open.name, why, "register for a dataset again");
                     }
                     AGAIN
                 }

@@ -143,11 +143,7 @@ impl Opener {
             Err(error) => return self.open_recorded(hello, error).await,
         };
         self.member.open_endpoint(&self.cache, &hello.servers.addresses, &self.shutdown).await;
-        let joined = self.member.join(&self.cache, &dataset).await;
-        let version = joined.as_ref().and_then(|joined| joined.version);
-        let (name, peers) = (hello.dataset.clone(), self.member.peers());
-        let open = unblocked(move || Open::new(&name, &dataset, version, peers)).await?;
-        joined.iter().for_each(|joined| _ = open.apply_membership(joined));
+        let open = self.member.join(&self.cache, &hello.dataset, dataset).await?;
         self.add(open, hello)
     }
 

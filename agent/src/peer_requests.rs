@@ -13,6 +13,7 @@ use crate::cache::{Cache, ChunkState, Fetch, Retention, State};
 use crate::dataset::ChunkKey;
 use crate::peer_pins::{ChunkReply, PeerWaiter, PinnedFiles};
 use crate::peers::FILES_BYTES_MAX;
+use crate::progress::Progress;
 
 impl Cache {
     /// Pins a chunk for another agent, or starts its fetch.
@@ -31,13 +32,15 @@ impl State {
         let (sender, receiver) = oneshot::channel();
         let peer_waiter = PeerWaiter { sender, member, since: since_boot() };
         let can_keep = self.can_keep();
+        // Agents with the same list agree on the owner, who waits for none of them.
+        let is_own = self.datasets.get(key.dataset).is_some_and(|open| open.peers.owns(key.chunk));
         match self.chunks.get_mut(&key) {
             Some(ChunkState::Full { slot, span, .. }) => {
                 let (slot, span) = (*slot, *span);
                 let pinned = self.pin_chunk(key.dataset, slot, span);
                 (pinned.map_or(ChunkReply::Elsewhere, ChunkReply::Here), None)
             }
-            Some(ChunkState::Filling { progress, .. }) if !progress.is_of_servers() => {
+            Some(ChunkState::Filling { progress, .. }) if !is_own && !progress.may_be_awaited() => {
                 (ChunkReply::Elsewhere, None)
             }
             Some(ChunkState::Filling { peer_waiters, .. }) => {
@@ -113,8 +116,15 @@ impl State {
         }
     }
 
+    /// Notes that a chunk comes from the servers, for other agents that look for the chunk.
+    pub(crate) fn ask_servers(&mut self, progress: &Progress) {
+        progress.asks_servers();
+        self.staying_generation = self.staying_generation.wrapping_add(1);
+    }
+
     /// The current generation of kept chunks, and whether there is room for more. A bit for each
-    /// chunk of the dataset says whether the chunk is kept; no bits if the generation is `known`.
+    /// chunk of the dataset says whether the chunk is kept, or on its way from the servers; no bits
+    /// if the generation is `known`.
     pub(crate) fn kept_bits(&self, dataset: usize, known: u32) -> (u32, bool, Vec<u8>) {
         // An agent without a list sends 0.
         let now = self.staying_generation.wrapping_add(1).max(1);
@@ -124,8 +134,10 @@ impl State {
         let chunks = self.datasets.get(dataset).map_or(0, |open| open.snapshot.holders());
         let mut bits = vec![0; (chunks as usize).div_ceil(8)];
         for (key, held) in &self.chunks {
-            let stays =
-                matches!(held, ChunkState::Full { stay: Retention::Kept | Retention::Copy, .. });
+            let stays = match held {
+                ChunkState::Full { stay, .. } => *stay != Retention::Transient,
+                ChunkState::Filling { progress, .. } => progress.is_of_servers(),
+            };
             if stays && key.dataset == dataset {
                 let byte = bits.get_mut(key.chunk as usize / 8);
                 byte.into_iter().for_each(|byte| *byte |= 1 << (key.chunk % 8));

@@ -12,11 +12,12 @@ use dl_runtime::{Clock, Shutdown, SystemClock, spawn};
 use libdiesel::agent::MemberId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
 use crate::cache::Cache;
 use crate::dataset::ChunkKey;
+use crate::descriptors::Descriptors;
 use crate::peer_pins::{ChunkReply, PinnedFiles};
 use crate::peers::PeerAddress;
 use crate::peers::frame::{
@@ -58,6 +59,7 @@ impl PeerListener {
     pub(crate) async fn serve(self, cache: Arc<Cache>, me: MemberId, end: Shutdown) {
         let server = Arc::new(PeerServer { cache, me, end, sessions: Mutex::default() });
         let mut connecting_tasks = VecDeque::new();
+        let descriptors = Descriptors::for_one_direction();
         loop {
             let stream = match self.listener.accept().await {
                 Ok((stream, _)) => stream,
@@ -66,6 +68,10 @@ impl PeerListener {
                     SystemClock::new().sleep(Duration::from_millis(100)).await;
                     continue;
                 }
+            };
+            let Some(descriptor) = descriptors.take() else {
+                tracing::debug!("a connection of another agent was closed for lack of descriptors");
+                continue;
             };
             connecting_tasks.retain(|one: &AbortHandle| !one.is_finished());
             if connecting_tasks.len() == UNAUTHENTICATED_MAX
@@ -76,7 +82,7 @@ impl PeerListener {
             let server = Arc::clone(&server);
             let connecting = spawn(async move {
                 match server.authenticate(stream).await {
-                    Ok((ends, peer)) => server.start_session(ends, peer),
+                    Ok((ends, peer)) => server.start_session(ends, peer, descriptor),
                     Err(why) => tracing::debug!(%why, "an unauthenticated connection was closed"),
                 }
             });
@@ -147,9 +153,18 @@ impl PeerServer {
     }
 
     /// Answers a member from now on; the member's earlier connection ends.
-    fn start_session(self: Arc<Self>, ends: (Reader, Writer), peer: Peer) {
+    fn start_session(
+        self: Arc<Self>,
+        ends: (Reader, Writer),
+        peer: Peer,
+        descriptor: OwnedSemaphorePermit,
+    ) {
         let key = (peer.dataset, peer.member);
-        let serving = spawn(Arc::clone(&self).serve(ends, peer));
+        let served = Arc::clone(&self).serve(ends, peer);
+        let serving = spawn(async move {
+            served.await;
+            drop(descriptor);
+        });
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.retain(|_, server| !server.is_finished());
         if let Some(before) = sessions.insert(key, serving.abort_handle()) {
@@ -266,10 +281,16 @@ impl Session {
 
     /// Reports the chunks of a dataset kept by this agent.
     async fn kept(&self, cache: &Cache, dataset: usize, generation: u32) -> io::Result<()> {
-        let (now, can_keep, bits) = cache.state().kept_bits(dataset, generation);
+        let (is_known, (now, can_keep, bits)) = {
+            let state = cache.state();
+            let open = state.datasets.get(dataset);
+            // Before the list: a member that is known loses no chunk to a fetch after the list.
+            let is_known = open.is_some_and(|open| open.peers.knows(self.member));
+            (is_known, state.kept_bits(dataset, generation))
+        };
         let bits = if bits.len() > KEPT_MAX { Vec::new() } else { bits };
         let length = bits.len() as u32;
-        self.send(Answer::Kept { generation: now, can_keep, length }, &bits).await
+        self.send(Answer::Kept { generation: now, can_keep, is_known, length }, &bits).await
     }
 
     /// Sends a chunk piece by piece; answers to other requests may come in between.

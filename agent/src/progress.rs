@@ -17,7 +17,9 @@ pub(crate) struct Progress {
     pub(crate) bytes: AtomicU64,
     /// Requested bytes.
     pub(crate) length: AtomicU64,
-    /// Whether the source is a server.
+    /// Whether other agents may wait for the chunk: its source does not wait for them.
+    may_be_awaited: AtomicBool,
+    /// Whether the servers send the chunk.
     is_of_servers: AtomicBool,
     /// Whether room to keep the chunk is reserved.
     pub(crate) is_reserved: AtomicBool,
@@ -26,15 +28,24 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    pub(crate) fn new(is_of_servers: bool) -> Self {
-        let is_of_servers = AtomicBool::new(is_of_servers);
-        Self { since: since_boot(), is_of_servers, ..Self::default() }
+    /// `may_be_awaited`: other agents wait for a chunk of this agent.
+    pub(crate) fn new(may_be_awaited: bool) -> Self {
+        let may_be_awaited = AtomicBool::new(may_be_awaited);
+        Self { since: since_boot(), may_be_awaited, ..Self::default() }
     }
 
-    /// Sets the source to another agent, or with none to the servers.
-    pub(crate) fn asks(&self, peer: Option<&str>) {
-        self.is_of_servers.store(peer.is_none(), Ordering::Relaxed);
-        *self.peer.lock().unwrap_or_else(PoisonError::into_inner) = peer.map(str::to_owned);
+    /// Sets the source to another agent. An agent that keeps the chunk waits for no other agent.
+    pub(crate) fn asks(&self, peer: &str, keeps: bool) {
+        self.may_be_awaited.store(keeps, Ordering::Relaxed);
+        *self.peer.lock().unwrap_or_else(PoisonError::into_inner) = Some(peer.to_owned());
+        self.bytes.store(0, Ordering::Relaxed);
+    }
+
+    /// Sets the source to the servers.
+    pub(crate) fn asks_servers(&self) {
+        self.may_be_awaited.store(true, Ordering::Relaxed);
+        self.is_of_servers.store(true, Ordering::Relaxed);
+        *self.peer.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.bytes.store(0, Ordering::Relaxed);
     }
 
@@ -43,7 +54,12 @@ impl Progress {
         self.peer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether the source is a server and not another agent.
+    /// Whether other agents may wait for the chunk.
+    pub(crate) fn may_be_awaited(&self) -> bool {
+        self.may_be_awaited.load(Ordering::Relaxed)
+    }
+
+    /// Whether the servers send the chunk.
     pub(crate) fn is_of_servers(&self) -> bool {
         self.is_of_servers.load(Ordering::Relaxed)
     }

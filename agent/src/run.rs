@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dl_runtime::{Clock, Shutdown, SystemClock, spawn};
-use libdiesel::agent::{Owner, TaskName, accept};
+use libdiesel::agent::{AgentFiles, Owner, TaskName, accept};
 use tokio::io::unix::AsyncFd;
 
 use crate::cache::Cache;
 use crate::member::Member;
 use crate::readiness::watch;
 use crate::record::Records;
+use crate::status::About;
 use crate::worker_server::WorkerServer;
 use crate::{Budget, PeerConfig, Policy};
 
@@ -46,6 +47,8 @@ pub struct Config {
     pub idle: Duration,
     /// Ends the agent.
     pub shutdown: Shutdown,
+    /// Facts for the status report.
+    pub about: About,
 }
 
 /// The reason for an agent's end.
@@ -62,7 +65,7 @@ pub enum Ended {
 /// # Errors
 /// When the listener fails.
 pub async fn run(config: Config) -> io::Result<Ended> {
-    let Config { task, listener, lock, memory, policy, peers, idle, shutdown } = config;
+    let Config { task, listener, lock, memory, policy, peers, idle, shutdown, about } = config;
     let lock = File::from(lock);
     name_holder(&lock)?;
     rustix::io::ioctl_fionbio(&listener, true)?;
@@ -70,7 +73,9 @@ pub async fn run(config: Config) -> io::Result<Ended> {
     let listener = watch(listener)?;
     let cache = Arc::new(Cache::new(policy, memory.0));
     let stop = Shutdown::new();
-    let member = Member::of(task, peers, Records::of_user(owner.name()));
+    let process = std::process::id();
+    tracing::info!(%task, process, memory = memory.0, ?policy, "the agent begins");
+    let member = Member::of(task, peers, Records::of_user(owner.name()), about);
     let server = Arc::new(WorkerServer::new(Arc::clone(&cache), stop.clone(), member, owner, idle));
     let clock = SystemClock::new();
     let driving = spawn(drive(Arc::clone(&cache)));
@@ -84,6 +89,10 @@ pub async fn run(config: Config) -> io::Result<Ended> {
     // Tells other agents about the end.
     stop.request();
     server.opener.member.leave(&cache).await;
+    tracing::info!(?ended, "the agent ends");
+    if let Ok(files) = AgentFiles::of_lock(&lock) {
+        files.remove(&lock);
+    }
     drop(lock);
     ended
 }

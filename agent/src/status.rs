@@ -2,9 +2,10 @@
 //!
 //! Must hold: counts cover connections that have ended; the text fits into one message.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use libdiesel::agent::{Gauge, TaskCounters};
+use libdiesel::agent::{Gauge, TaskCounters, TaskName};
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{Cache, ChunkState, State};
@@ -13,6 +14,15 @@ use crate::dataset::ChunkKey;
 use crate::peers::PeerStatus;
 use crate::waits::{self, PeerWait, SHOWN_MAX, Wait, seconds_since};
 use crate::{EpochStatus, Pages, Policy};
+
+/// Facts about an agent process.
+#[derive(Debug, Default)]
+pub struct About {
+    /// Its log.
+    pub log: Option<PathBuf>,
+    /// Facts that a user should know.
+    pub notes: Vec<String>,
+}
 
 /// The state of an agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -73,6 +83,10 @@ pub struct Status {
     pub prefetch_stuck: bool,
     /// The pages of the slots in use.
     pub pages: Pages,
+    /// The log of the agent.
+    pub log: Option<String>,
+    /// Facts that a user should know, such as a small budget of memory.
+    pub notes: Vec<String>,
     /// The address for other agents; empty if closed to them.
     pub peer_address: String,
     /// The other agents of the job, at most 256.
@@ -125,6 +139,11 @@ pub struct DatasetStatus {
     pub chunks_present: u64,
     /// Chunks owned by this agent among all agents of the job.
     pub chunks_owned: u64,
+    /// The end of the lease on the version, in microseconds since 1970; none before the servers have
+    /// registered the agent.
+    pub leased_until: Option<u64>,
+    /// Facts that a user should know, such as a version older than the newest.
+    pub notes: Vec<String>,
 }
 
 /// A reading process.
@@ -145,7 +164,13 @@ pub struct WorkerStatus {
 }
 
 /// The state of the agent as JSON. Blocks.
-pub(crate) fn text(cache: &Cache, peer_address: &str, idle: Duration) -> String {
+pub(crate) fn text(
+    cache: &Cache,
+    task: &TaskName,
+    peer_address: &str,
+    idle: Duration,
+    about: &About,
+) -> String {
     let pages = Pages::now();
     let (mut status, opens) = {
         let state = cache.state();
@@ -156,6 +181,8 @@ pub(crate) fn text(cache: &Cache, peer_address: &str, idle: Duration) -> String 
     let owned: Vec<_> = owned.collect();
     for ((dataset, open), owned) in status.datasets.iter_mut().zip(&opens).zip(&owned) {
         dataset.chunks_owned = open.peers.owned_by_me(owned, open.snapshot.holders());
+        dataset.leased_until = open.registration.leased_until();
+        dataset.notes = open.notes(task);
     }
     let peers = opens.iter().zip(&owned).flat_map(|(open, owned)| {
         open.peers.links().into_iter().map(|link| PeerStatus::of(&link, &open.name, owned))
@@ -166,6 +193,8 @@ pub(crate) fn text(cache: &Cache, peer_address: &str, idle: Duration) -> String 
     status.peers = peers;
     status.peer_address = peer_address.to_owned();
     status.idle_seconds = idle.as_secs();
+    status.log = about.log.as_ref().map(|log| log.to_string_lossy().into_owned());
+    status.notes = about.notes.clone();
     serde_json::to_string(&status).unwrap_or_default()
 }
 
@@ -210,6 +239,8 @@ fn datasets(state: &State) -> Vec<DatasetStatus> {
         chunks: open.snapshot.holders().into(),
         chunks_present: present(state, number),
         chunks_owned: 0,
+        leased_until: None,
+        notes: Vec::new(),
     });
     datasets.collect()
 }
@@ -295,6 +326,8 @@ fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
         prefetch_waiting,
         prefetch_stuck: state.backlog.is_stuck && prefetch_waiting > 0,
         pages,
+        log: None,
+        notes: Vec::new(),
         peer_address: String::new(),
         peers: Vec::new(),
         peers_left_out: 0,

@@ -109,9 +109,11 @@ impl WorkerServer {
                 }
                 (ToAgent::Status, _) => {
                     let cache = Arc::clone(&self.cache);
-                    let address = self.opener.member.address().to_owned();
-                    let idle = self.idle;
-                    let text = move || status::text(&cache, &address, idle);
+                    let (member, idle) = (Arc::clone(&self.opener.member), self.idle);
+                    let text = move || {
+                        let (task, address) = (member.task(), member.address());
+                        status::text(&cache, task, address, idle, member.about())
+                    };
                     let status = blocking::run(text).await.unwrap_or_default();
                     socket.send(&FromAgent::Status(status), &[], Duration::ZERO)?;
                 }
@@ -172,11 +174,13 @@ impl WorkerServer {
             (open, arena, segments)
         };
         let (pins, pin_file) = PinPage::create(arena.shape().slots)?;
+        let member = &self.opener.member;
         let welcome = Welcome {
             agent: self.agent,
             slot_bytes: arena.shape().slot_bytes,
             slots: arena.shape().slots,
             chunks: open.snapshot.holders(),
+            notes: [&member.about().notes[..], &open.notes(member.task())].concat(),
         };
         let files = [open.snapshot_file.as_fd(), open.table_file.as_fd(), pin_file.as_fd()];
         // Before the worker can set a pin.

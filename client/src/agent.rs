@@ -17,6 +17,7 @@ use crate::dataset::Dataset;
 use crate::error::Error;
 pub use crate::remote::ChunkSource;
 pub use crate::snapshot::HUGE_PAGE;
+pub use crate::worker::agent_files::{AgentFiles, older as older_log};
 pub use crate::worker::copying::{copy_bytes, copy_to_new};
 pub use crate::worker::handover::snapshot_file;
 pub use crate::worker::layout::{Arena, Gauge, PinPage, SLOTS_MAX, Shape, Table, Word};

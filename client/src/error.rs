@@ -104,7 +104,8 @@ impl Kind {
             | Self::Invalid
             | Self::Conflict
             | Self::NeedsRecovery
-            | Self::Denied => None,
+            | Self::Denied
+            | Self::Local => None,
             Self::Full => {
                 Some("free space, or raise the limit (a quota, maxmemory), then write again")
             }
@@ -115,7 +116,6 @@ impl Kind {
             Self::Cancelled => Some("try again"),
             Self::Internal => Some("report the fault, with the logs of client and server"),
             Self::Unreachable => Some("check the addresses and whether a server runs there"),
-            Self::Local => Some("check the file and its permissions on this machine"),
         }
     }
 }

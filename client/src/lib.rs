@@ -36,8 +36,8 @@ pub use error::{Error, Kind};
 pub use order::{DEFAULT_GROUP, OrderSettings, Partition, ResumeToken, Selection, Tail, Worker};
 pub use path::AsPath;
 pub use remote::{
-    Client, ClientCertificate, ConnectOptions, FailedWrite, FileSink, Flushed, OnRetry, OnUncached,
-    ReadItem, Retry,
+    Client, ClientCertificate, ConnectOptions, FailedWrite, FileSink, Flushed, OnNote, OnRetry,
+    OnUncached, ReadItem, Retry,
 };
 pub use snapshot::{FilePlace, Snapshot, SnapshotCache};
 pub use task::TaskOptions;

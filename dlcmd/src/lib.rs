@@ -33,7 +33,7 @@ use std::thread;
 
 use clap::{CommandFactory, Parser};
 use dl_runtime::{Clock, SystemClock};
-use libdiesel::{ConnectOptions, OnUncached, SnapshotCache};
+use libdiesel::{ConnectOptions, OnNote, OnUncached, SnapshotCache};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::args::{Cli, Command};
@@ -129,7 +129,10 @@ fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failur
             "all files come from the servers, not from the node's cache: {why}"
         ));
     });
+    let task_notes = Arc::clone(&notes);
+    let on_note: OnNote = Arc::new(move |note| task_notes.note(note));
     let options = ConnectOptions {
+        on_note: Some(on_note),
         on_uncached: Some(on_uncached),
         on_retry: Some(waiting::notes_to(&notes, &clock)),
         task: task.clone().filter(|_| cli.command.reads_of_task()),

@@ -46,9 +46,9 @@ pub(crate) enum Answer {
     Wait { number: u32 },
     /// The chunk is absent and will not be fetched.
     ReadElsewhere { number: u32 },
-    /// Whether there is room to keep more chunks; the body has a bit for each chunk, or is empty if
-    /// nothing has changed.
-    Kept { generation: u32, can_keep: bool, length: u32 },
+    /// Whether there is room to keep more chunks, and whether the agent knows the asker as a member;
+    /// the body has a bit for each chunk, or is empty if nothing has changed.
+    Kept { generation: u32, can_keep: bool, is_known: bool, length: u32 },
     /// The agent ends.
     Goodbye,
 }
@@ -82,8 +82,9 @@ impl Answer {
             Self::ReadElsewhere { number } => head(3, number, 0, 0),
             Self::Goodbye => head(4, 0, 0, 0),
             Self::Files { number, length } => head(6, number, length, 0),
-            Self::Kept { generation, can_keep, length } => {
-                head(5, generation, can_keep.into(), length)
+            Self::Kept { generation, can_keep, is_known, length } => {
+                let flags = u32::from(can_keep) | (u32::from(is_known) << 1);
+                head(5, generation, flags, length)
             }
         }
     }
@@ -99,8 +100,9 @@ impl Answer {
             (6, number, length, 0) if length <= FILES_BYTES_MAX as u32 => {
                 Ok(Self::Files { number, length })
             }
-            (5, generation, can_keep @ (0 | 1), length) if length <= KEPT_MAX as u32 => {
-                Ok(Self::Kept { generation, can_keep: can_keep == 1, length })
+            (5, generation, flags @ 0..4, length) if length <= KEPT_MAX as u32 => {
+                let (can_keep, is_known) = (flags & 1 != 0, flags & 2 != 0);
+                Ok(Self::Kept { generation, can_keep, is_known, length })
             }
             _ => Err(invalid_message()),
         }
@@ -142,7 +144,13 @@ mod tests {
             Answer::Wait { number: u32::MAX },
             Answer::Files { number: 4, length: FILES_BYTES_MAX as u32 },
             Answer::ReadElsewhere { number: 5 },
-            Answer::Kept { generation: 9, can_keep: true, length: KEPT_MAX as u32 },
+            Answer::Kept { generation: 9, can_keep: true, is_known: false, length: 0 },
+            Answer::Kept {
+                generation: 9,
+                can_keep: false,
+                is_known: true,
+                length: KEPT_MAX as u32,
+            },
             Answer::Goodbye,
         ];
         for answer in answers {
@@ -150,7 +158,7 @@ mod tests {
         }
         let long = [head(1, 1, 1, PIECE_MAX as u32 + 1), head(5, 1, 1, KEPT_MAX as u32 + 1)];
         for refused in
-            long.into_iter().chain([head(0, 1, 1, 1), head(3, 1, 1, 0), head(5, 1, 2, 0)])
+            long.into_iter().chain([head(0, 1, 1, 1), head(3, 1, 1, 0), head(5, 1, 4, 0)])
         {
             assert!(Answer::from_bytes(refused).is_err(), "{refused:?}");
         }

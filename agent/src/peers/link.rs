@@ -22,6 +22,7 @@ use super::frame::{Answer, COMES, HEAD, REQUESTS_MAX, Request, invalid_message};
 use super::handshake::{self, JobKey};
 use super::link_state::{Event, Kept, LinkState, Pending, Phase};
 use super::tls::{Fingerprint, Identity, Reader, Writer};
+use crate::descriptors::Descriptors;
 
 /// Maximum of concurrent chunk transfers.
 const TRANSFERS: usize = 2;
@@ -32,13 +33,21 @@ const OPEN_MAX: usize = REQUESTS_MAX - 16;
 /// Time limit of an attempt to connect.
 const CONNECT: Duration = Duration::from_secs(2);
 
+/// How long the other agent may not know this agent as a member: the servers tell it at once.
+const UNKNOWN_MAX: Duration = Duration::from_secs(2);
+
+/// Interval between attempts to connect, which an agent refuses before its dataset is open, and with
+/// TLS from unknown members.
+const AGAIN_UNKNOWN: Duration = Duration::from_millis(20);
+
 /// Intervals between two attempts to connect.
 const AGAIN_MIN: Duration = Duration::from_millis(500);
 const AGAIN_MAX: Duration = Duration::from_secs(5);
 
-/// Interval between two requests for the list of kept chunks, which also serve as signs of life;
-/// and the longest accepted silence.
+/// Interval between two requests for the list of kept chunks, which also serve as signs of life,
+/// and a shorter interval before the link is up; and the longest accepted silence.
 const LOOK: Duration = Duration::from_secs(1);
+const LOOK_EARLY: Duration = Duration::from_millis(20);
 const SILENCE: Duration = Duration::from_secs(3);
 
 /// The configuration of a link.
@@ -52,6 +61,7 @@ pub(super) struct LinkConfig {
     pub(super) identity: Option<Arc<Identity>>,
     /// The certificate of the other agent, if that agent uses TLS.
     pub(super) fingerprint: Option<Fingerprint>,
+    pub(super) descriptors: Descriptors,
 }
 
 /// The link to another agent.
@@ -128,17 +138,41 @@ impl Link {
         let clock = SystemClock::new();
         let mut pause = AGAIN_MIN;
         loop {
-            let why = match self.connect(&way).await {
+            let descriptor = way.descriptors.take();
+            let connected = match &descriptor {
+                Some(_) => self.connect(&way).await,
+                None => Err(io::Error::other(
+                    "all descriptors for other agents are in use: raise the limit (ulimit -n)",
+                )),
+            };
+            let why = match connected {
                 Ok((read, write)) => {
                     pause = AGAIN_MIN;
                     self.talk(read, write).await
                 }
                 Err(why) => why,
             };
+            drop(descriptor);
+            if self.may_be_unknown(&why) {
+                clock.sleep(AGAIN_UNKNOWN).await;
+                continue;
+            }
             self.end(&why);
             clock.sleep(pause).await;
             pause = pause.saturating_mul(2).min(AGAIN_MAX);
         }
+    }
+
+    /// Whether the other agent closed a first connection because it does not know this agent yet.
+    fn may_be_unknown(&self, why: &io::Error) -> bool {
+        let closed = [
+            io::ErrorKind::PermissionDenied,
+            io::ErrorKind::UnexpectedEof,
+            io::ErrorKind::ConnectionReset,
+        ];
+        let (phase, since) = self.phase();
+        let is_early = since_boot().saturating_sub(since) < UNKNOWN_MAX;
+        phase == Phase::Connecting && is_early && closed.contains(&why.kind())
     }
 
     async fn connect(&self, way: &LinkConfig) -> io::Result<(Reader, Writer)> {
@@ -180,7 +214,8 @@ impl Link {
         {
             let mut state = self.state();
             state.asks = Some(asks.clone());
-            (state.heard, state.kept) = (since_boot(), Kept::default());
+            (state.heard, state.connected) = (since_boot(), since_boot());
+            state.kept = Kept::default();
         }
         tokio::select! {
             ended = self.listen(read) => ended.err().unwrap_or_else(invalid_message),
@@ -197,7 +232,8 @@ impl Link {
             if asks.send(request).await.is_err() {
                 return io::ErrorKind::BrokenPipe.into();
             }
-            SystemClock::new().sleep(LOOK).await;
+            let is_up = self.phase().0 == Phase::Up;
+            SystemClock::new().sleep(if is_up { LOOK } else { LOOK_EARLY }).await;
             if since_boot().saturating_sub(self.state().heard) > SILENCE {
                 let why = format!("no sign of life for {} seconds", SILENCE.as_secs());
                 return io::Error::new(io::ErrorKind::TimedOut, why);
@@ -205,8 +241,15 @@ impl Link {
         }
     }
 
-    /// Takes the list of kept chunks; from now on the link is up.
-    async fn receive_kept(&self, read: &mut Reader, mut kept: Kept, length: u32) -> io::Result<()> {
+    /// Takes the list of kept chunks. The link is up once the other agent knows this agent as a
+    /// member: from then on it fetches none of this agent's chunks, so the list is complete.
+    async fn receive_kept(
+        &self,
+        read: &mut Reader,
+        mut kept: Kept,
+        is_known: bool,
+        length: u32,
+    ) -> io::Result<()> {
         kept.bits = vec![0; length as usize];
         read.read_exact(&mut kept.bits).await?;
         let mut state = self.state();
@@ -214,7 +257,8 @@ impl Link {
             state.kept.bits = kept.bits;
         }
         (state.kept.generation, state.kept.can_keep) = (kept.generation, kept.can_keep);
-        if state.phase != Phase::Up {
+        let is_late = since_boot().saturating_sub(state.connected) > UNKNOWN_MAX;
+        if state.phase != Phase::Up && (is_known || is_late) {
             state.turn(Phase::Up);
             self.tried.notify_waiters();
         }
@@ -254,9 +298,9 @@ impl Link {
                 }
                 Answer::Wait { number } => self.state().notify(number, Event::Wait),
                 Answer::ReadElsewhere { number } => self.state().elsewhere(number)?,
-                Answer::Kept { generation, can_keep, length } => {
+                Answer::Kept { generation, can_keep, is_known, length } => {
                     let kept = Kept { generation, can_keep, bits: Vec::new() };
-                    self.receive_kept(&mut read, kept, length).await?;
+                    self.receive_kept(&mut read, kept, is_known, length).await?;
                 }
                 Answer::Goodbye => self.state().turn(Phase::Gone),
             }

@@ -52,6 +52,8 @@ pub(super) struct LinkState {
     pub(super) avoided_until: Duration,
     /// Time of the last message from the other agent, since boot.
     pub(super) heard: Duration,
+    /// Begin of the connection, since boot.
+    pub(super) connected: Duration,
     pub(super) kept: Kept,
 }
 
@@ -127,6 +129,7 @@ impl LinkState {
             cancelled: None,
             avoided_until: Duration::ZERO,
             heard: since_boot(),
+            connected: since_boot(),
             kept: Kept::default(),
         }
     }

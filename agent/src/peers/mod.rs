@@ -26,6 +26,8 @@ use dl_runtime::{Clock, SystemClock};
 use libdiesel::agent::{DatasetId, MemberId, TaskMember, TaskMembership, Version};
 use tokio::sync::Notify;
 
+use crate::descriptors::Descriptors;
+
 pub use address::{InvalidPeerAddress, PeerAddress, PeerConfig, PeerTls};
 pub(crate) use ask::ChunkOutcome;
 pub(crate) use frame::{FILES_BYTES_MAX, FILES_MAX};
@@ -41,14 +43,14 @@ pub(crate) use tls::Identity;
 /// Length of a job's secret, in bytes.
 const SECRET: usize = 32;
 
-/// Time limit of a fetch for the first attempts to connect.
-const FIRST_TRY: Duration = Duration::from_secs(1);
+/// Time limit of a fetch for the first attempts to connect: longer than such an attempt.
+const FIRST_TRY: Duration = Duration::from_secs(3);
 
 /// Maximum of hashes computed for a status report.
 const COUNTED_MAX: usize = 1 << 24;
 
 /// Maximum of members asked for one chunk.
-const ASKED_MAX: usize = 3;
+pub(crate) const ASKED_MAX: usize = 3;
 
 /// The identity of this agent towards others.
 #[derive(Debug, Clone)]
@@ -58,6 +60,8 @@ pub(crate) struct LocalAgent {
     pub(crate) is_open: bool,
     /// Its key, if it uses TLS.
     pub(crate) identity: Option<Arc<Identity>>,
+    /// For its connections to other agents.
+    pub(crate) descriptors: Descriptors,
 }
 
 /// The agents of one job that read one version of a dataset.
@@ -112,6 +116,8 @@ impl fmt::Debug for Group {
 pub(crate) struct Sources {
     /// Other members to be asked first.
     pub(crate) links: Vec<Arc<Link>>,
+    /// How many of them, the first, keep the chunk.
+    pub(crate) holders: usize,
     /// Whether this agent is next behind them, and so keeps the chunk.
     pub(crate) is_mine: bool,
 }
@@ -133,7 +139,7 @@ impl Peers {
         version: Version,
         joined: &TaskMembership,
     ) -> bool {
-        let LocalAgent { me, is_open, identity } = &self.local;
+        let LocalAgent { me, is_open, identity, descriptors } = &self.local;
         let current = (joined.members_version(), joined.secret.clone());
         let mut group = self.group();
         let is_up = |link: &LinkTask| link.link.phase().0 == Phase::Up;
@@ -161,8 +167,8 @@ impl Peers {
             let kept = links.remove(&member.id).filter(|kept| kept.link.address == member.address);
             let kept = kept.unwrap_or_else(|| {
                 let (key, identity) = (Arc::clone(&group.key), identity.clone());
-                let way =
-                    LinkConfig { key, me: *me, identity, fingerprint: member.key_fingerprint };
+                let (fingerprint, descriptors) = (member.key_fingerprint, descriptors.clone());
+                let way = LinkConfig { key, me: *me, identity, fingerprint, descriptors };
                 LinkTask::new(member.id, member.address.clone(), way)
             });
             group.links.insert(member.id, kept);
@@ -189,6 +195,11 @@ impl Peers {
         self.group().members.get(&member).map(|member| member.key_fingerprint)
     }
 
+    /// Whether a member is in the list of this agent.
+    pub(crate) fn knows(&self, member: MemberId) -> bool {
+        self.group().members.contains_key(&member)
+    }
+
     /// The key of this agent, if it uses TLS.
     pub(crate) fn identity(&self) -> Option<Arc<Identity>> {
         self.local.identity.clone()
@@ -211,16 +222,28 @@ impl Peers {
     /// This agent takes its place in the ranking. Members without a connection count as gone; new
     /// members are waited for.
     pub(crate) async fn sources(&self, chunk: u32, can_keep: bool) -> Sources {
-        let links = self.links();
-        let tried = async {
-            for link in &links {
-                link.tried().await;
+        let clock = SystemClock::new();
+        let until = clock.monotonic().saturating_add(FIRST_TRY);
+        loop {
+            let links = self.links();
+            let tried = async {
+                for link in &links {
+                    link.tried().await;
+                }
+            };
+            let left = until.saturating_sub(clock.monotonic());
+            tokio::select! {
+                () = tried => {}
+                () = clock.sleep(left) => return self.ranked(chunk, can_keep),
             }
-        };
-        tokio::select! {
-            () = tried => {}
-            () = SystemClock::new().sleep(FIRST_TRY) => {}
+            // Members that came in between are waited for too.
+            if self.links().iter().all(|link| link.phase().0 != Phase::Connecting) {
+                return self.ranked(chunk, can_keep);
+            }
         }
+    }
+
+    fn ranked(&self, chunk: u32, can_keep: bool) -> Sources {
         let group = self.group();
         let is_up = |link: &&Arc<Link>| link.phase().0 == Phase::Up;
         let of = |member| group.links.get(&member).map(|kept| &kept.link).filter(is_up);
@@ -237,8 +260,10 @@ impl Peers {
             }
         }
         let is_last = others.len() <= ASKED_MAX;
+        let kept_by = holders.len().min(ASKED_MAX);
         let links = holders.into_iter().chain(others).take(ASKED_MAX).collect();
-        Sources { links, is_mine: is_mine && is_last || group.links.is_empty() }
+        let is_mine = is_mine && is_last || group.links.is_empty();
+        Sources { links, holders: kept_by, is_mine }
     }
 
     /// The address of a member, if known.

@@ -12,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::frame::{Answer, HEAD, Request};
 use super::{ChunkOutcome, Incoming, JobKey, LinkConfig, LinkTask, handshake};
+use crate::descriptors::Descriptors;
 use crate::progress::Progress;
 
 const SLOT: u32 = 1 << 20;
@@ -51,7 +52,8 @@ async fn agent(
         stream.read_exact(&mut head).await.ok()?;
         match Request::from_bytes(head).unwrap() {
             Request::Kept { .. } => {
-                let kept = Answer::Kept { generation: 1, can_keep: true, length: 0 };
+                let kept =
+                    Answer::Kept { generation: 1, can_keep: true, is_known: true, length: 0 };
                 stream.write_all(&kept.to_bytes()).await.ok()?;
             }
             Request::Chunk { number, .. } => {
@@ -74,7 +76,8 @@ async fn ask(secret: u8, answers: Answers) -> (ChunkOutcome, Vec<u8>) {
     let address = listener.local_addr().unwrap().to_string();
     let other = spawn(agent(listener, secret, answers));
     let key = Arc::new(Mutex::new(Some(key(5))));
-    let way = LinkConfig { key, me: id(1), identity: None, fingerprint: None };
+    let descriptors = Descriptors::for_one_direction();
+    let way = LinkConfig { key, me: id(1), identity: None, fingerprint: None, descriptors };
     let staying = LinkTask::new(id(2), address, way);
     staying.link.tried().await;
     let (arena, _files) = Arena::create(Shape { slot_bytes: SLOT, slots: 1 }).unwrap();

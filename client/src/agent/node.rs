@@ -79,6 +79,7 @@ impl Owner {
 }
 
 /// Starts the agent of a task unless the agent runs already, and lets the agent open a dataset.
+/// Gives facts that the user should know.
 ///
 /// # Errors
 /// [`Kind::NotFound`] for an unknown dataset, [`Kind::Local`] if no agent can be started.
@@ -86,10 +87,11 @@ pub fn start(
     options: &ConnectOptions,
     task: &TaskOptions,
     dataset: &DatasetName,
-) -> Result<(), Error> {
+) -> Result<Vec<String>, Error> {
     let dataset = dataset.as_str().to_owned();
-    Attacher::new(task.clone(), Servers::of(options), dataset, None).attach()?;
-    Ok(())
+    let (attached, _) =
+        Attacher::new(task.clone(), Servers::of(options), dataset, None).attach()?;
+    Ok(attached.notes)
 }
 
 /// Whether the agent of a task accepts connections on this machine.

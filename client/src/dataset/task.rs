@@ -33,6 +33,10 @@ impl Client {
                 (Arc::new(snapshot), None)
             }
         };
+        for note in attached.iter().flat_map(|attached| &attached.notes) {
+            tracing::warn!("{note}");
+            self.options().on_note.as_ref().inspect(|tell| tell(note));
+        }
         let remote = self.described(info_of(name, &snapshot));
         let worker = AgentReader::new(attacher, Arc::clone(&snapshot), attached);
         Ok(Some(Dataset::with(remote, Some(snapshot), Some(Arc::new(worker)))))

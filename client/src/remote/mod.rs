@@ -35,7 +35,7 @@ pub use client::Client;
 pub(crate) use dataset::RemoteDataset;
 pub(crate) use epoch::{open as open_epoch, read_of_servers};
 pub(crate) use list::Pages;
-pub use options::{ClientCertificate, ConnectOptions, OnRetry, OnUncached, Retry};
+pub use options::{ClientCertificate, ConnectOptions, OnNote, OnRetry, OnUncached, Retry};
 pub use read::{FileSink, ReadItem};
 pub(crate) use snapshot::load;
 pub(crate) use writer::Writer;

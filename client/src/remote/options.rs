@@ -19,6 +19,9 @@ pub type OnRetry = Arc<dyn Fn(&Retry) + Send + Sync>;
 /// Receives the reason when a dataset is opened without the cache of the node.
 pub type OnUncached = Arc<dyn Fn(&str) + Send + Sync>;
 
+/// Called with a fact for the user of a task, as a sentence.
+pub type OnNote = Arc<dyn Fn(&str) + Send + Sync>;
+
 /// A request about to be tried again, or waiting for an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retry {
@@ -71,6 +74,9 @@ pub struct ConnectOptions {
     pub on_retry: Option<OnRetry>,
     /// Called when a task has no agent, so all files come from the servers.
     pub on_uncached: Option<OnUncached>,
+    /// Called with facts that the user of a task should know, such as a version older than the
+    /// newest.
+    pub on_note: Option<OnNote>,
 }
 
 /// The certificate of a client, for servers that require certificates.
@@ -105,6 +111,7 @@ impl Default for ConnectOptions {
             task: None,
             on_retry: None,
             on_uncached: None,
+            on_note: None,
         }
     }
 }

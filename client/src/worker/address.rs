@@ -3,19 +3,19 @@
 //! Must hold: each task and user has a single agent. The socket file of an ended agent does not
 //! block a new agent. An agent inherits nothing from its starter except the listener and the lock.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use dl_runtime::since_boot;
-use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::agent_files::{AgentFiles, of};
 use super::message::Servers;
 use super::socket::{Socket, bind_at};
 use crate::task::TaskOptions;
@@ -47,19 +47,19 @@ impl AgentAddress {
         format!("{:032x}", xxh3_128(words.concat().as_bytes()))
     }
 
-    fn path(&self, ending: &str) -> PathBuf {
-        self.folder.join(format!("{}.{ending}", self.name))
+    fn files(&self) -> AgentFiles {
+        AgentFiles::new(&self.folder, &self.name)
     }
 
     /// Connects to the agent, if one listens.
     pub(crate) fn connect(&self) -> io::Result<Socket> {
         check(&self.folder)?;
-        Socket::connect(&self.path("sock"))
+        Socket::connect(&self.files().socket())
     }
 
     /// The process id of the agent, from the lock file.
     pub(crate) fn holder(&self) -> Option<u32> {
-        fs::read_to_string(self.path("lock")).ok()?.trim().parse().ok()
+        fs::read_to_string(self.files().lock()).ok()?.trim().parse().ok()
     }
 
     /// Starts an agent; false if another process starts or runs the agent.
@@ -76,27 +76,18 @@ impl AgentAddress {
         if let Err(why) = made
             && why.kind() != io::ErrorKind::AlreadyExists
         {
-            return Err(why);
+            return Err(of(&self.folder, &why));
         }
         check(&self.folder)?;
-        let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits() as i32;
-        let lock = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(flags)
-            .open(self.path("lock"))?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => return Ok(None),
-            locked => locked?,
-        }
-        let path = self.path("sock");
+        let files = self.files();
+        let Some(lock) = files.try_lock(true)? else { return Ok(None) };
+        let path = files.socket();
         match fs::remove_file(&path) {
-            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(of(&path, &why)),
             _ => {}
         }
-        Ok(Some((bind_at(&path)?, lock.into())))
+        let listener = bind_at(&path).map_err(|why| of(&path, &why))?;
+        Ok(Some((listener, lock.into())))
     }
 }
 

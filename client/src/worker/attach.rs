@@ -58,6 +58,8 @@ pub(crate) struct Attached {
     socket: RawFd,
     /// The unique number of the agent.
     agent: u64,
+    /// Facts that the user should know.
+    pub(crate) notes: Vec<String>,
     /// Stored here for reads without the lock.
     pub(super) patience: Duration,
     /// The end of a pause in waits after a failed wait: milliseconds since boot.
@@ -173,7 +175,7 @@ impl Attacher {
             return Err(io::Error::other("the agent serves another snapshot"));
         }
         let snapshot = wanted.map_or(snapshot, Arc::clone);
-        let Welcome { agent, slot_bytes, slots, chunks } = welcome;
+        let Welcome { agent, slot_bytes, slots, chunks, notes } = welcome;
         let mut segments = Vec::new();
         loop {
             match socket.receive::<FromAgent>(patience)? {
@@ -199,6 +201,7 @@ impl Attacher {
             views: (0..slots).map(|_| AtomicU32::new(0)).collect(),
             attacher: self.clone().of_version(Arc::clone(&snapshot)),
             agent,
+            notes,
             patience: self.task.patience,
             paused_until: AtomicU64::new(0),
         };

@@ -15,7 +15,7 @@ use crate::snapshot::Snapshot;
 
 /// The version of the messages and of the memory layout. A worker of another version reads from the
 /// servers.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// Bytes of a message, at most: less than the default buffer of a socket.
 pub(super) const MESSAGE_BYTES_MAX: usize = 128 << 10;
@@ -255,6 +255,8 @@ pub struct Welcome {
     pub slots: u32,
     /// Chunks of the snapshot, and parts of large files.
     pub chunks: u32,
+    /// Facts that the user should know.
+    pub notes: Vec<String>,
 }
 
 pub(super) fn encode<M>(message: &M) -> io::Result<Vec<u8>>

@@ -5,6 +5,7 @@
 //! stands for a file that the agent can't give in time: the caller then reads from the servers.
 
 pub(crate) mod address;
+pub(crate) mod agent_files;
 mod attach;
 pub(crate) mod copying;
 mod fork;

@@ -3,6 +3,7 @@
 //! Must hold: `start` returns when the agent serves the dataset; a started agent lives on without
 //! the command.
 
+mod log;
 mod prefetch;
 mod serve;
 mod show;
@@ -118,6 +119,8 @@ const IDLE_OF_WORKERS: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 struct AgentPlan {
     memory: Budget,
+    /// Whether no memory was given.
+    is_memory_usual: bool,
     policy: Policy,
     peers: PeerConfig,
     idle: Option<Duration>,
@@ -156,6 +159,7 @@ impl Settings {
         };
         Ok(AgentPlan {
             memory,
+            is_memory_usual: self.memory.is_none(),
             policy,
             peers: PeerConfig { address, tls },
             idle: idle.transpose()?,
@@ -190,7 +194,8 @@ pub(crate) fn run(
             whole_dataset("agent start", &dataset)?;
             let idle = format!("{}s", settings.plan()?.idle.unwrap_or(IDLE).as_secs());
             let task = TaskOptions { arguments: settings.arguments(Some(&idle)), ..task };
-            agent::start(&context.options, &task, &dataset.dataset)?;
+            let notes = agent::start(&context.options, &task, &dataset.dataset)?;
+            notes.iter().for_each(|note| context.notes.note(note));
             started::report(&settings, context, &task, out)
         }
         Action::Run(settings) => serve::in_foreground(settings.plan()?, context, &task),

@@ -4,16 +4,19 @@
 //! agent or waits for it.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use dl_agent::{Config, Ended};
+use dl_agent::{About, Budget, Config, Ended, is_cgroup_visible};
+use libdiesel::agent::AgentFiles;
 use libdiesel::{TaskOptions, agent};
 
-use super::{AgentPlan, IDLE, IDLE_OF_WORKERS, Settings};
+use super::{AgentPlan, IDLE, IDLE_OF_WORKERS, Settings, log};
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
+use crate::text::{shown, sized};
 
 /// Threads that copy data from the servers and answer workers.
 const THREADS: usize = 2;
@@ -73,9 +76,17 @@ fn serve(
 ) -> Result<Ended, Failure> {
     let wrong = |why| Failure::usage(format!("--task {}: {why}", task.name));
     let (task, shutdown) = (task.name.parse().map_err(wrong)?, context.shutdown.clone());
-    let AgentPlan { memory, policy, peers, idle: given } = plan;
+    let AgentPlan { memory, is_memory_usual, policy, peers, idle: given } = plan;
     let idle = given.unwrap_or(idle);
-    let config = Config { task, listener, lock, memory, policy, peers, idle, shutdown };
+    let log = begin_log(&lock, context);
+    let is_guess = is_memory_usual && !is_cgroup_visible();
+    let notes = Vec::from_iter(is_guess.then(|| hidden_limit(memory)));
+    notes.iter().for_each(|note| {
+        tracing::warn!("{note}");
+        context.notes.note(note);
+    });
+    let about = About { log, notes };
+    let config = Config { task, listener, lock, memory, policy, peers, idle, shutdown, about };
     let failed = |why| Failure::local("serve the processes of the task", why);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
@@ -87,4 +98,30 @@ fn serve(
     // Datasets being opened are abandoned: the next agent needs the listener's address.
     runtime.shutdown_background();
     ended
+}
+
+/// The note on a budget without a known limit.
+fn hidden_limit(memory: Budget) -> String {
+    format!(
+        "/sys/fs/cgroup is not visible, so a limit on the memory of the agent is not known: its \
+         memory for chunks is {}; set DIESEL_AGENT_MEMORY or agent start --memory",
+        sized(memory.0)
+    )
+}
+
+/// Begins the log beside the lock of the agent, and removes files of ended agents there; none where
+/// the log can't be written.
+fn begin_log(lock: &OwnedFd, context: &Context) -> Option<PathBuf> {
+    let files = AgentFiles::of_lock(lock).ok()?;
+    files.clean();
+    let begun = log::begin(files.log());
+    begun
+        .inspect_err(|why| {
+            let log = shown(&files.log()).to_string();
+            context
+                .notes
+                .note(format_args!("the agent has no log, as {log} can't be written: {why}"));
+        })
+        .ok()
+        .map(|()| files.log())
 }

@@ -8,7 +8,7 @@ use libdiesel::{TaskOptions, agent};
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
-use crate::text::{counted, sized};
+use crate::text::{counted, escaped, sized};
 
 /// Requests the agent's state.
 pub(super) fn status(context: &Context, task: &TaskOptions) -> Result<Status, Failure> {
@@ -28,6 +28,7 @@ pub(super) fn run(
         out.json("agent", &status)?;
         return Ok(Exit::Done);
     }
+    status.notes.iter().try_for_each(|note| out.line(format_args!("note: {note}")))?;
     print_memory(&status, out)?;
     print_reads(&status, out)?;
     print_members(&status, out)?;
@@ -36,14 +37,18 @@ pub(super) fn run(
 
 fn print_memory(status: &Status, out: &mut Output<'_>) -> Result<(), Failure> {
     for dataset in &status.datasets {
-        let DatasetStatus { name, version, chunks, chunks_present, chunks_owned } = dataset;
+        let DatasetStatus { name, version, chunks, chunks_present, chunks_owned, .. } = dataset;
         let chunks = counted(*chunks, "chunk");
         out.line(format_args!(
             "dl://{name} at version {version}: {chunks_present} of {chunks} in memory, \
              {chunks_owned} belong to this agent"
         ))?;
+        dataset.notes.iter().try_for_each(|note| out.line(format_args!("note: {note}")))?;
     }
     out.line(format_args!("policy {}, process {}", status.policy, status.pid))?;
+    if let Some(log) = &status.log {
+        out.line(format_args!("log {}", escaped(log.as_bytes())))?;
+    }
     out.line(format_args!(
         "memory {} of {}: {} of {}, {} kept for later epochs",
         sized(status.memory_used),
@@ -130,10 +135,15 @@ fn line_of(order: &OrderStatus) -> String {
 
 fn line_of_epoch(epoch: &EpochStatus) -> String {
     let EpochStatus { epoch, chunks, from_peers, from_servers } = epoch;
-    let here = chunks.saturating_sub(from_peers + from_servers);
+    let fetched = from_peers + from_servers;
+    // Chunks count as read with the whole of their group, and as fetched long before.
+    let here = match chunks.checked_sub(fetched) {
+        Some(here) => format!(", {here} were in memory here"),
+        None => String::new(),
+    };
     format!(
-        "epoch {epoch}: of {} read, {here} were in memory here, {from_peers} came from other \
-         agents, {from_servers} from the servers",
+        "epoch {epoch}: {} read to their end{here}; fetched for it: {from_peers} from other agents, \
+         {from_servers} from the servers",
         counted(*chunks, "chunk")
     )
 }

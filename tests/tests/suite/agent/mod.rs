@@ -4,6 +4,7 @@
 mod cgroup;
 mod changes;
 mod environment;
+mod leaving;
 mod memory;
 mod nodes;
 mod offline;

@@ -3,12 +3,14 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::dice::Dice;
-use dl_tests::program::{memory, run};
+use dl_tests::program::{Process, memory, run};
+use dl_tests::tell;
+use libdiesel::{ChunkShape, Client, ConnectOptions, DatasetName};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -73,6 +75,16 @@ impl Nodes {
             std::thread::sleep(Duration::from_millis(20));
         }
         anyhow::bail!("the agent's status is still {}", self.status(node)?)
+    }
+
+    fn await_agent(&self, node: usize) -> Result<()> {
+        for _ in 0..1_000 {
+            if run(self.dlcmd(node)?.args(["agent", "status"]))?.code == 0 {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        anyhow::bail!("no agent answers")
     }
 
     /// Waits until each agent has a connection to every other agent.
@@ -177,6 +189,70 @@ fn a_late_node_gets_its_chunks_from_its_peers() -> Result<()> {
     let (chunks, fetched) = (nodes.status(0)?["chunks"].clone(), nodes.sum("chunks_from_servers")?);
     let (chunks, slow) = (chunks.as_u64().context("a number")?, nodes.slow()?);
     ensure!((chunks..=chunks + slow).contains(&fetched), "{fetched} of {chunks} chunks");
+    Ok(())
+}
+
+/// Reads of whole datasets by nodes that start together cost the servers at most this factor.
+const ONCE_MAX: f64 = 1.02;
+
+#[test]
+fn nodes_that_start_together_fetch_each_chunk_once() -> Result<()> {
+    for (seed, policy) in [(41, "oneshot"), (42, "on-demand")] {
+        start_together(seed, 4, policy)?;
+    }
+    Ok(())
+}
+
+/// Bytes of a chunk: many chunks in a small dataset.
+const SMALL_CHUNK: u32 = 1 << 20;
+
+/// Starts agents at the same time; they fetch the whole dataset, or each node reads an epoch at
+/// once.
+fn start_together(seed: u64, count: usize, policy: &str) -> Result<()> {
+    let mut nodes = Nodes { scene: Scene::new(seed)?, names: Vec::new() };
+    run(nodes.scene.dlcmd()?.args(["delete-dataset", "dl://ds"]))?.code(0)?;
+    let options =
+        ConnectOptions { servers: vec![nodes.scene.address.clone()], ..ConnectOptions::default() };
+    let shape = ChunkShape::new(SMALL_CHUNK, ChunkShape::default().alignment())?;
+    Client::connect(options)?.create_dataset(&DatasetName::new("ds")?, shape)?;
+    let source = nodes.scene.path("src");
+    run(nodes.scene.dlcmd()?.arg("put").arg(source).arg("dl://ds"))?.code(0)?;
+    nodes.names = (1..=count).map(|name| name.to_string()).collect();
+    let mut agents = Vec::new();
+    for node in 0..count {
+        let run = ["agent", "run", "--memory", "256MiB", "--policy", policy];
+        agents.push(Process::start(nodes.dlcmd(node)?.args(run))?);
+    }
+    for node in 0..count {
+        nodes.await_agent(node)?;
+    }
+    let mut starting = Vec::new();
+    for node in 0..count {
+        let arguments: &[&str] = match policy {
+            "oneshot" => &["agent", "start", "dl://ds"],
+            _ => &["shuffle", "dl://ds", "--read", "--group-size", "8"],
+        };
+        let mut command = nodes.dlcmd(node)?;
+        command.args(arguments).stdout(Stdio::null());
+        starting.push(Process::start(&mut command)?);
+    }
+    for mut started in starting {
+        ensure!(started.wait(Duration::from_secs(120))? == 0, "a node failed");
+    }
+    if policy == "oneshot" {
+        for node in 0..count {
+            nodes.wait_until(node, |status| {
+                let owned = status["datasets"][0]["chunks_owned"].as_u64();
+                status["chunks_present"].as_u64() >= owned && status["fetches"] == 0
+            })?;
+        }
+    }
+    let chunks = nodes.status(0)?["chunks"].as_u64().context("a number")?;
+    let (fetched, slow) = (nodes.sum("chunks_from_servers")?, nodes.slow()?);
+    // On a busy machine a slow transfer is replaced by a fetch from the servers.
+    let most = (chunks as f64 * ONCE_MAX).ceil() as u64 + slow;
+    tell(&format!("{count} nodes, {policy}: {fetched} fetches of {chunks} chunks, {slow} slow"));
+    ensure!((chunks..=most).contains(&fetched), "{policy}: {fetched} of {chunks}, {slow} slow");
     Ok(())
 }
 
