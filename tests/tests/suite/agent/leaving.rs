@@ -28,7 +28,7 @@ impl Scene {
     }
 
     /// Adds a file to the dataset.
-    fn change(&self, name: &str) -> Result<()> {
+    fn add_file(&self, name: &str) -> Result<()> {
         let file = self.path(name);
         fs::write(&file, name)?;
         run(self.dlcmd()?.arg("put").arg(&file).arg("dl://ds/"))?.code(0)?;
@@ -85,7 +85,7 @@ fn an_agent_ended_by_a_signal_takes_leave_and_leaves_only_its_log() -> Result<()
     for (name, signal) in [("a", Signal::TERM), ("b", Signal::HUP), ("c", Signal::INT)] {
         scene.start_agent(&["--policy", "oneshot"])?;
         let log = scene.status()?["log"].as_str().context("a log")?.to_owned();
-        scene.change(name)?;
+        scene.add_file(name)?;
         let version = scene.leases()?.first().context("a lease")?["version"].clone();
         scene.kill_agent(signal)?;
         ensure!(scene.leases()?.is_empty(), "{signal:?} left {:?}", scene.leases()?);
@@ -136,7 +136,7 @@ fn the_lease_of_killed_agents_is_told_and_can_be_ended() -> Result<()> {
     let scene = Scene::stamped(FILES)?;
     scene.start_agent(&[])?;
     scene.kill_agent(Signal::KILL)?;
-    scene.change("new")?;
+    scene.add_file("new")?;
     let end = || run(scene.dlcmd()?.args(["lease", "end", "dl://ds", "job"]));
     let refused = end()?;
     ensure!(refused.code == 1 && refused.stderr.contains("living agents"), "{refused:?}");
