@@ -23,6 +23,7 @@ use object_store::{
 use crate::endpoint::{Provider, endpoint};
 use crate::http::WholeAnswers;
 use crate::object::{NO_ANSWER, RemoteStore, is_missing, kind_of};
+use crate::proxy::{Proxies, Through};
 use crate::{Error, Kind, Prefix, Store, profile};
 
 const ACTION: &str = "open store";
@@ -110,15 +111,16 @@ impl Address {
         let endpoint = endpoint.map(|(_, value)| value);
         let cas = self.authorities(settings).await?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let proxies = Arc::new(Proxies::of(settings, self.provider.prefix()));
+        let answers = || WholeAnswers::new(Arc::clone(&clock), Arc::clone(&proxies));
         let connect = |answers: WholeAnswers| {
             let store = self.connect(settings, &cas, answers);
             store.map_err(|error| self.refusal(settings, endpoint, error))
         };
-        let until = Deadline::after(&*clock, CONTACT);
-        let first = connect(WholeAnswers::until(Arc::clone(&clock), until))?;
+        let first = connect(answers().until(Deadline::after(&*clock, CONTACT)))?;
         let probed = self.probe(&*first, &*random).await;
         probed.map_err(|error| self.refusal(settings, endpoint, error))?;
-        let store = connect(WholeAnswers::new(Arc::clone(&clock)))?;
+        let store = connect(answers())?;
         if let Err(error) = sweep(&*store, clock.now()).await {
             tracing::warn!(store = %self, %error, "probes that killed starts left are not removed");
         }
@@ -177,7 +179,7 @@ impl Address {
                     .with_http_connector(answers)
                     // Objects are deleted singly; not all S3-compatible servers have bulk deletes.
                     .with_disable_bulk_delete(true);
-                let builder = given(settings, "AWS_", "")
+                let builder = given(settings, self.provider.prefix(), "")
                     .fold(builder, |builder, (key, value)| builder.with_config(key, value));
                 self.below(builder.with_bucket_name(&self.bucket).build()?)
             }
@@ -186,7 +188,7 @@ impl Address {
                     .with_client_options(connections())
                     .with_retry(patience())
                     .with_http_connector(answers);
-                let builder = given(settings, "GOOGLE_", "SERVICE_ACCOUNT")
+                let builder = given(settings, self.provider.prefix(), "SERVICE_ACCOUNT")
                     .fold(builder, |builder, (key, value)| builder.with_config(key, value));
                 self.below(builder.with_bucket_name(&self.bucket).build()?)
             }
@@ -195,7 +197,7 @@ impl Address {
                     .with_client_options(connections())
                     .with_retry(patience())
                     .with_http_connector(answers);
-                let builder = given(settings, "AZURE_", "MSI_ENDPOINT")
+                let builder = given(settings, self.provider.prefix(), "MSI_ENDPOINT")
                     .fold(builder, |builder, (key, value)| builder.with_config(key, value));
                 self.below(builder.with_container_name(&self.bucket).build()?)
             }
@@ -250,6 +252,9 @@ impl Address {
             Provider::Azure => "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
         };
         let variable = self.provider.endpoint_name();
+        let proxies = Proxies::of(settings, self.provider.prefix());
+        let uri = endpoint.unwrap_or(self.provider.own()).parse().ok();
+        let through = uri.and_then(|uri| proxies.through(&uri));
         let endpoint = endpoint.unwrap_or("the provider's own address");
         let told = error.to_string();
         let bucket = &self.bucket;
@@ -275,13 +280,18 @@ impl Address {
             | Kind::Full
             | Kind::Corrupt
             | Kind::Lost
-            | Kind::InUse => match self.unreached(settings, &told) {
-                Some(remedy) => format!("{endpoint} can't be reached: {remedy}"),
-                None => format!(
-                    "bucket {bucket} at {endpoint} does not answer as it should: correct {variable}, \
-                         the region or {variables}"
-                ),
-            },
+            | Kind::InUse => {
+                let by = through.as_ref().map_or(String::new(), |through| {
+                    format!(" through the proxy {} of {}", through.proxy, through.variable)
+                });
+                match self.unreached(settings, &told, through.as_ref()) {
+                    Some(remedy) => format!("{endpoint} can't be reached{by}: {remedy}"),
+                    None => format!(
+                        "bucket {bucket} at {endpoint} does not answer{by} as it should: correct \
+                         {variable}, the region or {variables}"
+                    ),
+                }
+            }
         };
         let kind = if kind == Kind::Missing { Kind::Unsupported } else { kind };
         // object_store's texts contain their causes.
@@ -290,7 +300,12 @@ impl Address {
 
     /// The remedy for a request that no HTTP server answered, from the text of the cause. None for an
     /// answer, and where the keys were to come from a role of the machine.
-    fn unreached(&self, settings: &[(String, String)], told: &str) -> Option<String> {
+    fn unreached(
+        &self,
+        settings: &[(String, String)],
+        told: &str,
+        through: Option<&Through<'_>>,
+    ) -> Option<String> {
         let is_s3 = self.provider == Provider::S3;
         if !told.contains(NO_ANSWER) || (is_s3 && !profile::has_credentials(settings)) {
             return None;
@@ -299,12 +314,24 @@ impl Address {
         let ca = if is_s3 { "AWS_CA_BUNDLE or SSL_CERT_FILE" } else { "SSL_CERT_FILE" };
         // Google's client needs no switch for http://.
         let cloud = if is_s3 { "AWS" } else { "AZURE" };
-        let remedies = [
-            ("refused", format!("start the store there, or correct {variable}")),
-            (
-                "lookup address",
+        let (refused, unknown, other) = match through {
+            None => (
+                format!("start the store there, or correct {variable}"),
                 format!("correct the host in {variable}, or the DNS of this machine"),
+                format!("correct {variable}, or the network between"),
             ),
+            Some(Through { variable, except, .. }) => {
+                let else_directly = format!("or name the store's host in {except}");
+                (
+                    format!("start the proxy, correct {variable}, {else_directly}"),
+                    format!("correct the host in {variable}, {else_directly}"),
+                    format!("look at the proxy, correct {variable}, {else_directly}"),
+                )
+            }
+        };
+        let remedies = [
+            ("refused", refused),
+            ("lookup address", unknown),
             (
                 "UnknownIssuer",
                 format!("name the file with the CA of its certificate (PEM) in {ca}"),
@@ -314,7 +341,7 @@ impl Address {
                 "scheme is not allowed",
                 format!("an address with http:// needs {cloud}_ALLOW_HTTP=true"),
             ),
-            ("", format!("correct {variable}, or the network between")),
+            ("", other),
         ];
         remedies.into_iter().find(|(cause, _)| told.contains(cause)).map(|(_, remedy)| remedy)
     }

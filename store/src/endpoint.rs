@@ -33,6 +33,24 @@ impl Provider {
         }
     }
 
+    /// The prefix of the provider's variables.
+    pub(crate) fn prefix(self) -> &'static str {
+        match self {
+            Self::S3 => "AWS_",
+            Self::Google => "GOOGLE_",
+            Self::Azure => "AZURE_",
+        }
+    }
+
+    /// The provider's own address.
+    pub(crate) fn own(self) -> &'static str {
+        match self {
+            Self::S3 => "https://s3.amazonaws.com",
+            Self::Google => "https://storage.googleapis.com",
+            Self::Azure => "https://blob.core.windows.net",
+        }
+    }
+
     /// The usual variable for the endpoint.
     pub(crate) fn endpoint_name(self) -> &'static str {
         self.endpoints().first().copied().unwrap_or_default()

@@ -20,6 +20,8 @@ use object_store::client::{
     HttpResponseBody, HttpService, ReqwestConnector,
 };
 
+use crate::proxy::{Proxies, Through};
+
 /// Longest silence of an answer to a ranged read: a new request is faster than a stuck connection.
 const SILENCE: Duration = Duration::from_secs(5);
 
@@ -33,25 +35,26 @@ const TRUSTED_LENGTH: usize = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct WholeAnswers {
     clock: Arc<dyn Clock>,
+    proxies: Arc<Proxies>,
     until: Option<Deadline>,
 }
 
 impl WholeAnswers {
-    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { clock, until: None }
+    pub(crate) fn new(clock: Arc<dyn Clock>, proxies: Arc<Proxies>) -> Self {
+        Self { clock, proxies, until: None }
     }
 
     /// Requests without an answer are sent again until `until`.
-    pub(crate) fn until(clock: Arc<dyn Clock>, until: Deadline) -> Self {
-        Self { clock, until: Some(until) }
+    pub(crate) fn until(self, until: Deadline) -> Self {
+        Self { until: Some(until), ..self }
     }
 }
 
 impl HttpConnector for WholeAnswers {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let inner = ReqwestConnector::default().connect(options)?;
-        let (clock, until) = (Arc::clone(&self.clock), self.until);
-        Ok(HttpClient::new(WholeAnswer { inner, clock, until }))
+        let (clock, proxies) = (Arc::clone(&self.clock), Arc::clone(&self.proxies));
+        Ok(HttpClient::new(WholeAnswer { inner, clock, proxies, until: self.until }))
     }
 }
 
@@ -59,6 +62,7 @@ impl HttpConnector for WholeAnswers {
 struct WholeAnswer {
     inner: HttpClient,
     clock: Arc<dyn Clock>,
+    proxies: Arc<Proxies>,
     until: Option<Deadline>,
 }
 
@@ -125,6 +129,10 @@ impl WholeAnswer {
 #[async_trait]
 impl HttpService for WholeAnswer {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let through = self.proxies.through(request.uri()).map(|through| {
+            let Through { proxy, variable, .. } = through;
+            format!(", through the proxy {proxy} of {variable}")
+        });
         // Reads of objects have no query. Writes of chunks may take up to the time-out of the request.
         let is_read = matches!(request.method().as_str(), "GET" | "HEAD");
         let answer = match (is_read, request.uri().query()) {
@@ -135,7 +143,8 @@ impl HttpService for WholeAnswer {
         answer.map_err(|error| {
             let is_over = self.until.is_some_and(|until| until.remaining(&*self.clock).is_zero());
             let kind = if is_over { HttpErrorKind::Unknown } else { error.kind() };
-            HttpError::new(kind, Caused { cause: innermost(&error).to_string(), error })
+            let cause = format!("{}{}", innermost(&error), through.unwrap_or_default());
+            HttpError::new(kind, Caused { cause, error })
         })
     }
 }
@@ -221,7 +230,9 @@ mod tests {
             let time = Arc::new(ManualClock::new(UNIX_EPOCH));
             let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&time);
             let slow = Slow { takes: Mutex::new(takes.into_iter()), clock: Arc::clone(&clock) };
-            let client = WholeAnswer { inner: HttpClient::new(slow), clock, until: None };
+            let proxies = Arc::new(Proxies::of(&[], ""));
+            let inner = HttpClient::new(slow);
+            let client = WholeAnswer { inner, clock, proxies, until: None };
             let mut request = HttpRequest::new(Bytes::new().into());
             *request.uri_mut() = "http://bucket/?list-type=2".parse().unwrap();
             let mut answer = client.call(request);

@@ -18,6 +18,7 @@ mod merge;
 mod object;
 mod open;
 mod profile;
+mod proxy;
 mod range;
 mod served;
 mod throttle;

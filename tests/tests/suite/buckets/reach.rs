@@ -54,6 +54,31 @@ fn each_cause_for_which_a_bucket_is_not_reached_has_its_remedy() -> Result<()> {
     Ok(())
 }
 
+/// Keeps S-12: the connection goes to the proxy, and the store may be well.
+#[test]
+fn a_dead_proxy_is_named_with_its_variable() -> Result<()> {
+    let closed = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let proxy = format!("http://user:hidden@{closed}");
+    for (variable, scheme, except) in [
+        ("http_proxy", "http", "no_proxy"),
+        ("HTTPS_PROXY", "https", "no_proxy"),
+        ("all_proxy", "http", "no_proxy"),
+        ("AWS_PROXY_URL", "https", "AWS_PROXY_EXCLUDES"),
+    ] {
+        let line = refused(&format!("{scheme}://store.invalid:9000"), &[(variable, &proxy)])?;
+        let told = [
+            format!("can't be reached through the proxy http://{closed} of {variable}"),
+            format!("start the proxy, correct {variable}, or name the store's host in {except}"),
+        ];
+        ensure!(told.iter().all(|told| line.contains(told)), "{variable}: {line}");
+        ensure!(!line.contains("start the store") && !line.contains("hidden"), "{line}");
+    }
+    let around = [("http_proxy", proxy.as_str()), ("no_proxy", "127.0.0.1")];
+    let line = refused(&format!("http://{closed}"), &around)?;
+    ensure!(line.contains("start the store there") && !line.contains("proxy"), "{line}");
+    Ok(())
+}
+
 /// Keeps S-12.
 #[test]
 fn a_private_ca_is_trusted_by_variable_or_named_in_the_error() -> Result<()> {
