@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
@@ -17,8 +18,8 @@ use crate::{
 };
 
 /// Faults in front of `inner`. Operations have the names of the methods. The writes are `bind`,
-/// `put_dataset`, `drop_dataset`, `stamp`, `append`, `retire`, `begin_rebuild`, `end_rebuild`, `join`,
-/// `leave` and `close`; for a read, a lost answer is an error like any other.
+/// `put_dataset`, `drop_dataset`, `stamp`, `append`, `retire`, `begin_rebuild`, `end_rebuild`,
+/// `rebuild_turn`, `join`, `leave` and `close`; for a read, a lost answer is an error like any other.
 #[derive(Debug)]
 pub struct FaultMeta {
     inner: Arc<dyn MetaStore>,
@@ -110,6 +111,11 @@ impl Integrity for FaultMeta {
 
     async fn end_rebuild(&self, rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
         self.layer.write("end_rebuild", "metadata", self.inner.end_rebuild(rebuild, store)).await
+    }
+
+    async fn rebuild_turn(&self, owner: u64, lasts: Duration) -> Result<bool, Error> {
+        let turn = self.inner.rebuild_turn(owner, lasts);
+        self.layer.write("rebuild_turn", "metadata", turn).await
     }
 }
 

@@ -17,6 +17,7 @@ mod types;
 mod walk;
 
 use std::fmt::{Debug, Display};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
@@ -139,6 +140,15 @@ pub trait Integrity: Send + Sync {
     /// anew. [`Kind::Conflict`] for metadata of another chunk store.
     async fn end_rebuild(&self, _rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
         self.bind(store).await
+    }
+
+    /// Takes or renews the turn of the server `owner` to rebuild, for the time `lasts`; zero gives the turn back.
+    /// False while another server has the turn. The turn only saves work.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn rebuild_turn(&self, _owner: u64, _lasts: Duration) -> Result<bool, Error> {
+        Ok(true)
     }
 }
 

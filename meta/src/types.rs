@@ -131,7 +131,8 @@ pub enum Appended {
 pub enum Damage {
     /// Shards may lack writes. The servers rebuild all datasets from the chunk store.
     Shards,
-    /// The identity is gone, or was not set yet by the first rebuild: an administrator has to recover.
+    /// No shard has the identity, as the metadata was emptied or no rebuild has ended yet: an administrator has
+    /// to recover.
     Everything,
 }
 

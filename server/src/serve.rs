@@ -114,7 +114,7 @@ pub async fn start(
     };
     let parts = Parts { settings: settings.clone(), ..parts };
     let service = Service::new(parts.clone(), metrics.snapshots(), metrics.tasks());
-    let left = service.leftovers();
+    let (left, rebuild) = (service.leftovers(), metrics.rebuild());
     let background = background(&doors, &parts, service.gauges());
     let (clock, patience) = (Arc::clone(&parts.clock), parts.limits.patience);
     let connections = ConnectionLimiter::new(
@@ -141,7 +141,7 @@ pub async fn start(
     });
     Ok(async move {
         tokio::select! {
-            error = watch::watch(&parts) => Err(error),
+            error = watch::watch(&parts, &rebuild) => Err(error),
             never = background => match never {},
             never = snapshot::watch(&parts) => match never {},
             never = leftovers::watch(&parts, &left) => match never {},

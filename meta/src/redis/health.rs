@@ -3,7 +3,7 @@
 //!
 //! Must hold: after a restart, a failover, a flush or an eviction, contents are refused until the metadata
 //! were rebuilt from the chunk store. A shard that moved to another live primary is whole. A rebuild makes
-//! a shard whole only if the shard lost nothing since the rebuild began.
+//! a shard whole only if the shard lost nothing since the rebuild began. Each mark has a copy of the identity.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ use super::command::{Ask, bytes, fields, number};
 use super::dataset_root::ask_epoch;
 use super::failure::Failure;
 use super::keys::{self, Keys};
-use super::scripts::{BEGIN_REBUILD, CONFIRM, OTHER_LIFE, OTHER_PROCESS};
+use super::scripts::{BEGIN_REBUILD, CONFIRM, OTHER_LIFE, OTHER_PROCESS, OTHER_STORE};
 use super::slots::Shard;
 use crate::types::bound_elsewhere;
 use crate::{Damage, Error, Kind, Rebuild};
@@ -48,13 +48,22 @@ impl Health {
     }
 }
 
-/// The mark of a shard, and the run of the process that holds the shard now.
-#[derive(Debug, Default)]
-struct ShardMark {
-    /// The run in the mark; empty without a mark.
+/// The mark of a shard.
+#[derive(Debug)]
+struct Mark {
+    /// Empty without a mark.
     run: String,
     /// A number drawn by the first rebuild of this copy of the shard; empty before.
     life: String,
+    /// The copy of the identity.
+    store: Option<StoreId>,
+}
+
+/// The mark of a shard, and the run of the process that holds the shard now.
+#[derive(Debug)]
+struct ShardMark {
+    shard: Shard,
+    mark: Mark,
     process: String,
 }
 
@@ -62,11 +71,11 @@ struct ShardMark {
 fn judge(marks: &[ShardMark], bound: bool) -> Option<Damage> {
     let live: HashSet<&str> = marks.iter().map(|mark| mark.process.as_str()).collect();
     if bound {
-        let is_whole = |mark: &ShardMark| live.contains(mark.run.as_str());
+        let is_whole = |of: &ShardMark| live.contains(of.mark.run.as_str());
         return (!marks.iter().all(is_whole)).then_some(Damage::Shards);
     }
-    // A rebuild that was cut off, or metadata that lost its identity.
-    let is_used = |mark: &ShardMark| !mark.run.is_empty() || !mark.life.is_empty();
+    // A rebuild that was cut off, or metadata that lost its identity in all shards.
+    let is_used = |of: &ShardMark| !of.mark.run.is_empty() || !of.mark.life.is_empty();
     marks.iter().any(is_used).then_some(Damage::Everything)
 }
 
@@ -144,7 +153,8 @@ impl Shared {
     pub(super) async fn are_whole(&self, marks: Vec<Value>) -> Result<bool, Failure> {
         let mut is_whole = self.health().damage.is_none();
         for mark in marks {
-            is_whole &= self.health().lives.contains(&read_mark(mark)?);
+            let Mark { run, life, .. } = read_mark(mark)?;
+            is_whole &= self.health().lives.contains(&(run, life));
         }
         if !is_whole {
             self.survey().await?;
@@ -174,30 +184,27 @@ impl Shared {
         let mut asks = vec![Ask::to(&keys::identity(), "GET")];
         asks.extend(Shard::all().map(ask_mark));
         let mut answers = self.router.ask(asks).await?.into_iter();
-        let bound = store_id(answers.next().unwrap_or(Value::Nil))?;
+        let identity = store_id(answers.next().unwrap_or(Value::Nil))?;
         let runs = self.router.runs().await?;
-        let (mut shards, mut marks) = (Vec::new(), Vec::new());
+        let mut marks = Vec::new();
         for (shard, answer) in Shard::all().zip(answers) {
             let process = self.router.owner(shard).and_then(|node| runs.get(&node));
             let Some(process) = process else { continue };
-            let (run, life) = read_mark(answer)?;
-            shards.push(shard);
-            marks.push(ShardMark { run, life, process: process.to_string() });
+            marks.push(ShardMark { shard, mark: read_mark(answer)?, process: process.to_string() });
         }
+        let copies = marks.iter().map(|of| (of.shard, of.mark.store));
+        let bound = self.agreed(identity, copies)?;
         let damage = judge(&marks, bound.is_some());
         if let (Some(id), None) = (bound, damage) {
-            let moved = shards.into_iter().zip(&marks).filter(|(_, s)| s.run != s.process);
-            let moved = moved.map(|(shard, s)| (shard, "run", s.run.as_str(), s.run.as_str()));
-            // Without a new mark, a later loss could not be told from the move.
-            let marked = self.confirm_shards(id, moved.collect(), MARK_PATIENCE).await;
-            marked.map_err(|why| {
-                let why = format!("slots moved, and Redis takes no marks of their shards: {why}");
-                Failure::because(Kind::Unavailable, why)
-            })?;
+            self.complete_marks(id, &marks).await?;
+            if identity.is_none() {
+                let copy = Ask::to(&keys::identity(), "SETNX").arg(id.as_bytes());
+                self.router.ask_one(copy).await?;
+            }
         }
         let mut health = self.health();
         let is_unbound = health.bound.is_some() && health.bound != bound;
-        let lives: HashSet<_> = marks.into_iter().map(|s| (s.process, s.life)).collect();
+        let lives: HashSet<_> = marks.into_iter().map(|of| (of.process, of.mark.life)).collect();
         // A shard that was flushed and rebuilt since the last survey has another life.
         let is_other = health.checked.is_some() && !lives.is_subset(&health.lives);
         if is_unbound || is_other || health.damage.is_none() && damage.is_some() {
@@ -211,6 +218,46 @@ impl Shared {
         let reported = health.reported;
         *health = Health { checked, at, damage: shown, reported, bound, was_bound, lives };
         Ok(damage)
+    }
+
+    /// The chunk store of the metadata, by the identity and by its copies in the marks.
+    fn agreed(
+        &self,
+        identity: Option<StoreId>,
+        copies: impl Iterator<Item = (Shard, Option<StoreId>)>,
+    ) -> Result<Option<StoreId>, Failure> {
+        let mut known = identity.map(|id| (Shard::FIRST, id));
+        for (shard, copy) in copies {
+            let Some(copy) = copy else { continue };
+            let (first, id) = *known.get_or_insert((shard, copy));
+            if id != copy {
+                let at = |shard: Shard| {
+                    let owner = self.router.owner(shard).map(|node| node.to_string());
+                    format!("slot {} at {}", shard.slot(), owner.unwrap_or_default())
+                };
+                let why = format!(
+                    "its shards belong to two chunk stores: {} to {id}, {} to {copy}; check --meta, and \
+                     empty the primary of the wrong one (FLUSHALL): the servers rebuild its part",
+                    at(first),
+                    at(shard)
+                );
+                return Err(Failure::because(Kind::Lost, why));
+            }
+        }
+        Ok(known.map(|(_, id)| id))
+    }
+
+    /// Marks moved shards again, and marks without a copy of the identity, as earlier versions wrote them.
+    async fn complete_marks(&self, id: StoreId, marks: &[ShardMark]) -> Result<(), Failure> {
+        let is_due = |of: &&ShardMark| of.mark.run != of.process || of.mark.store.is_none();
+        let due = marks.iter().filter(is_due);
+        let due = due.map(|of| (of.shard, "run", of.mark.run.as_str(), of.mark.run.as_str()));
+        // Without a new mark, a later loss could not be told from the move.
+        let marked = self.confirm_shards(id, due.collect(), MARK_PATIENCE).await;
+        marked.map(drop).map_err(|why| {
+            let why = format!("slots moved, and Redis takes no marks of their shards: {why}");
+            Failure::because(Kind::Unavailable, why)
+        })
     }
 
     /// Marks shards with the run of the process that holds them now, where a field of the mark has a
@@ -239,6 +286,7 @@ impl Shared {
                 1 => continue,
                 OTHER_LIFE => "it was flushed, or lost keys",
                 OTHER_PROCESS => "another process holds it",
+                OTHER_STORE => "it belongs to another chunk store",
                 _ => return Err(Failure::unexpected()),
             };
             return Ok(Some(format!("the shard of slot {}: {why}", shard.slot())));
@@ -247,7 +295,14 @@ impl Shared {
     }
 
     pub(super) async fn identity(&self) -> Result<Option<StoreId>, Failure> {
-        store_id(self.router.ask_one(Ask::to(&keys::identity(), "GET")).await?)
+        let identity = store_id(self.router.ask_one(Ask::to(&keys::identity(), "GET")).await?)?;
+        if identity.is_some() {
+            return Ok(identity);
+        }
+        let marks = self.router.ask(Shard::all().map(ask_mark).collect()).await?;
+        let copies = marks.into_iter().map(|mark| read_mark(mark).map(|mark| mark.store));
+        let copies: Vec<_> = copies.collect::<Result<_, _>>()?;
+        self.agreed(None, Shard::all().zip(copies))
     }
 
     pub(super) async fn bind(&self, store: StoreId) -> Result<Result<(), Error>, Failure> {
@@ -263,7 +318,22 @@ impl Shared {
     }
 
     pub(super) async fn damage(&self) -> Result<Option<Damage>, Failure> {
-        self.survey().await?;
+        let began = self.clock.monotonic();
+        // Calls that wait share a survey, as many requests ask during a rebuild.
+        let _turn = self.surveys.acquire().await.expect("the semaphore is never closed");
+        let is_new = |at: Duration| at >= began;
+        let is_surveyed = self.health().checked.is_some() && is_new(self.health().at);
+        if !is_surveyed {
+            if let Some((at, failure)) = &*self.failed()
+                && is_new(*at)
+            {
+                return Err(failure.clone());
+            }
+            if let Err(failure) = self.survey().await {
+                *self.failed() = Some((self.clock.monotonic(), failure.clone()));
+                return Err(failure);
+            }
+        }
         Ok(self.health().damage)
     }
 
@@ -275,7 +345,11 @@ impl Shared {
         let begin =
             |shard| Ask::script(&BEGIN_REBUILD, &keys::shard_mark(shard), &[]).arg(life.as_str());
         let answers = self.router.ask(Shard::all().map(begin).collect()).await?;
-        let shards = answers.into_iter().map(read_mark).collect::<Result<_, Failure>>()?;
+        let read = |answer| {
+            let [run, life] = fields::<2>(answer)?.map(text);
+            Ok((run, life))
+        };
+        let shards = answers.into_iter().map(read).collect::<Result<_, Failure>>()?;
         // Shards may have been lost since the first look. Of unbound metadata, the lives tell nothing.
         let after = self.look().await?.filter(|damage| was_bound || *damage == Damage::Shards);
         Ok(Rebuild { damage: before.or(after), shards })
@@ -292,13 +366,16 @@ impl Shared {
             return Ok(Err(bound_elsewhere(store, bound)));
         }
         let shards = Shard::all().zip(&rebuild.shards);
-        let shards =
-            shards.map(|(shard, (run, life))| (shard, "life", life.as_str(), run.as_str()));
-        let patience = self.router.patience();
-        let lost = self.confirm_shards(store, shards.collect(), patience).await?;
-        if lost.is_none() && bound.is_none() {
-            let bind = Ask::to(&keys::identity(), "SETNX").arg(store.as_bytes());
-            self.router.ask_one(bind).await?;
+        let mut first: Vec<_> = shards
+            .map(|(shard, (run, life))| (shard, "life", life.as_str(), run.as_str()))
+            .collect();
+        // Of servers that bind empty metadata to several chunk stores, the first shard lets one go on.
+        let others = first.split_off(first.len().min(1));
+        let (mut lost, patience) = (None, self.router.patience());
+        for shards in [first, others] {
+            if lost.is_none() {
+                lost = self.confirm_shards(store, shards, patience).await?;
+            }
         }
         // Rows of other epochs of rebuilt datasets.
         self.sweep_now.notify_one();
@@ -320,21 +397,26 @@ impl Shared {
 }
 
 fn ask_mark(shard: Shard) -> Ask {
-    Ask::to(&keys::shard_mark(shard), "HMGET").arg(&["run", "life"])
+    Ask::to(&keys::shard_mark(shard), "HMGET").arg(&["run", "life", "id"])
 }
 
-/// The run and the life in a mark, each empty where the mark lacks it.
-fn read_mark(mark: Value) -> Result<(String, String), Failure> {
-    let text =
-        |field: Option<Vec<u8>>| String::from_utf8_lossy(&field.unwrap_or_default()).into_owned();
-    let [run, life] = fields::<2>(mark)?.map(text);
-    Ok((run, life))
+fn read_mark(mark: Value) -> Result<Mark, Failure> {
+    let [run, life, store] = fields::<3>(mark)?;
+    Ok(Mark { run: text(run), life: text(life), store: store.map(read_store).transpose()? })
+}
+
+/// The text of a field, empty for a missing field.
+fn text(field: Option<Vec<u8>>) -> String {
+    String::from_utf8_lossy(&field.unwrap_or_default()).into_owned()
 }
 
 fn store_id(value: Value) -> Result<Option<StoreId>, Failure> {
-    let Some(bytes) = bytes(value)? else { return Ok(None) };
+    bytes(value)?.map(read_store).transpose()
+}
+
+fn read_store(bytes: Vec<u8>) -> Result<StoreId, Failure> {
     let id = bytes.try_into().map_err(|_| Failure::corrupt("the identity can't be read"))?;
-    Ok(Some(StoreId::from_bytes(id)))
+    Ok(StoreId::from_bytes(id))
 }
 
 fn refused(damage: Damage) -> Failure {
@@ -347,7 +429,8 @@ fn refused(damage: Damage) -> Failure {
         ),
         Damage::Everything => Failure::because(
             Kind::Lost,
-            "Redis lost the identity of its metadata, or is being rebuilt: run `dlcmd recover --all`",
+            "no shard of this Redis has the identity of the metadata, as after a flush of all primaries: \
+             check --meta, or run `dlcmd recover --all`, unless one is under way",
         ),
     }
 }

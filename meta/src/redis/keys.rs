@@ -10,7 +10,8 @@
 //! | `dl:{t}:identity`, first | string | the chunk store's 16 bytes |
 //! | `dl:{t}:names`, first | hash | name: generation and dataset id |
 //! | `dl:{t}:dropped`, first | hash | keys to be removed: `D:E`, this epoch; `D:`, all epochs but the root's, once there is a root; `D:*`, the same, and all epochs where there is no root: since when (s) |
-//! | `dl:{t}:mark`, each | hash | the mark of the shard. id: the chunk store; run: the run of the process that holds the shard, or `dropped` after Redis removed keys; time: when (s) the mark was written; life: a number, drawn by the first rebuild of this copy of the shard |
+//! | `dl:{t}:rebuild`, first | string | the server whose turn to rebuild it is; expires |
+//! | `dl:{t}:mark`, each | hash | the mark of the shard. id: a copy of the identity; run: the run of the process that holds the shard, or `dropped` after Redis removed keys; time: when (s) the mark was written; life: a number, drawn by the first rebuild of this copy of the shard |
 //! | `dl:{t}:ds:D`, D | hash | record, epoch, objects, tombstones, changes, retired, given, last, large, counted, version, files, bytes |
 //! | `dl:{t}:log:D:E`, D | zset | object id and record |
 //! | `dl:{t}:todo:D:E`, D | hash | object id: writer and time of the append; rows of the object may be missing |
@@ -74,6 +75,10 @@ pub(super) fn names() -> Key {
 
 pub(super) fn dropped() -> Key {
     key(Shard::FIRST, "dropped")
+}
+
+pub(super) fn rebuild_turn() -> Key {
+    key(Shard::FIRST, "rebuild")
 }
 
 pub(super) fn shard_mark(shard: Shard) -> Key {

@@ -34,6 +34,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod turn;
 mod write;
 
 use std::collections::HashMap;
@@ -338,6 +339,11 @@ impl Integrity for Redis {
     async fn end_rebuild(&self, rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
         let ended = self.shared.end_rebuild(rebuild, store).await;
         ended.map_err(|failure| failure.during("end the rebuild of", self))?
+    }
+
+    async fn rebuild_turn(&self, owner: u64, lasts: Duration) -> Result<bool, Error> {
+        let turn = self.shared.rebuild_turn(owner, lasts).await;
+        turn.map_err(|failure| failure.during("take the turn to rebuild", self))
     }
 }
 

@@ -31,6 +31,8 @@ pub(super) const IS_LARGE: i64 = -3;
 pub(super) const OTHER_LIFE: i64 = -1;
 /// Another process holds the shard.
 pub(super) const OTHER_PROCESS: i64 = -2;
+/// The shard belongs to another chunk store.
+pub(super) const OTHER_STORE: i64 = -3;
 
 /// The job has its largest number of members.
 pub(super) const CROWDED: i64 = -1;
@@ -252,12 +254,14 @@ return {run, redis.call('HGET', KEYS[1], 'life')}
 
 /// Marks a shard as whole. The mark; a field, the required value of the field, the run in which the value
 /// was read, the chunk store, the runs of all primaries, each between blanks, the time in seconds. Answers 1,
-/// [`OTHER_LIFE`], or [`OTHER_PROCESS`] where the value was read from a process that is gone.
+/// [`OTHER_LIFE`], [`OTHER_STORE`], or [`OTHER_PROCESS`] where the value was read from a process that is gone.
 pub(super) static CONFIRM: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
 redis.call('PERSIST', KEYS[1])
-if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return -1 end
+local mark = redis.call('HMGET', KEYS[1], ARGV[1], 'id')
+if mark[1] ~= ARGV[2] then return -1 end
+if mark[2] and mark[2] ~= ARGV[4] then return -3 end
 local info = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
 local run = string.match(info, 'run_id:(%w+)') .. ':' .. string.match(info, 'master_replid:(%w+)')
 if run ~= ARGV[3] and not string.find(ARGV[5], ' ' .. ARGV[3] .. ' ', 1, true) then return -2 end
@@ -267,14 +271,33 @@ return 1
     )
 });
 
-/// Notes that Redis dropped keys. The mark, which then names no run and no life: the shard counts as lost.
+/// Notes that Redis dropped keys. The mark, which then names no run and no life: the shard counts as lost. Its
+/// copy of the identity stays.
 pub(super) static DROPPED: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         r"
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 redis.call('PERSIST', KEYS[1])
-redis.call('DEL', KEYS[1])
+redis.call('HDEL', KEYS[1], 'life', 'time')
 redis.call('HSET', KEYS[1], 'run', 'dropped')
+return 1
+",
+    )
+});
+
+/// Takes, renews or ends the turn to rebuild. The mark of the shard, the turn; the owner, the time in ms that the
+/// turn lasts, 0 to end the turn. Answers 1, or 0 while another owner has the turn.
+pub(super) static TURN: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        r"
+redis.call('PERSIST', KEYS[1])
+local owner = redis.call('GET', KEYS[2])
+if owner and owner ~= ARGV[1] then return 0 end
+if ARGV[2] == '0' then
+    redis.call('DEL', KEYS[2])
+else
+    redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+end
 return 1
 ",
     )
@@ -362,7 +385,7 @@ return answer
 });
 
 /// All scripts but [`DROPPED`], for a new connection.
-pub(super) fn all() -> [&'static Script; 14] {
+pub(super) fn all() -> [&'static Script; 15] {
     [
         &APPEND,
         &APPLY,
@@ -375,6 +398,7 @@ pub(super) fn all() -> [&'static Script; 14] {
         &LARGE,
         &BEGIN_REBUILD,
         &CONFIRM,
+        &TURN,
         &ROOM,
         &DELETE,
         &MEMBERS,

@@ -21,7 +21,7 @@ pub(crate) async fn by_id(
     admitted: &Admitted,
     id: DatasetId,
 ) -> Result<DatasetRecord, Error> {
-    catalog::trusted(found(parts, admitted, id).await?)
+    catalog::whole(parts, found(parts, admitted, id).await?).await
 }
 
 /// Checks reads of objects by place. Such reads need no index and work while the metadata is rebuilt.

@@ -13,7 +13,7 @@ use dl_runtime::Deadline;
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::auth::Caller;
-use crate::datasets::identity::refuse_lost;
+use crate::datasets::identity::{refuse_damaged, refuse_lost};
 use crate::datasets::leftovers::{self, Leftovers, forget};
 use crate::datasets::names::{self, Named};
 use crate::datasets::small;
@@ -38,7 +38,7 @@ const LOOKED_AT_ONCE: usize = 16;
 /// The record of a dataset id, if the metadata of the dataset is complete.
 pub(crate) async fn by_id(parts: &Parts, id: DatasetId) -> Result<DatasetRecord, Error> {
     match parts.meta.record(id).await.doing("find dataset", id)? {
-        Some(record) => trusted(record),
+        Some(record) => whole(parts, record).await,
         None => Err(not_known(parts, id, &Caller::Everybody).await),
     }
 }
@@ -152,7 +152,8 @@ async fn known_by_name(
     if detail != Detail::Counts {
         return describe(parts, record, detail).await;
     }
-    let Some(dataset) = describe(parts, trusted(record)?, detail).await? else { return Ok(None) };
+    let record = whole(parts, record).await?;
+    let Some(dataset) = describe(parts, record, detail).await? else { return Ok(None) };
     match small::count(parts, &dataset).await {
         Ok(small) => Ok(Some(Dataset { small, ..dataset })),
         // The dataset was dropped meanwhile.
@@ -289,7 +290,7 @@ async fn existing(
         parts.clock.sleep(REBUILT_WITHIN / 20).await;
         return Ok(None);
     }
-    describe(parts, trusted(record)?, Detail::Outline).await
+    describe(parts, whole(parts, record).await?, Detail::Outline).await
 }
 
 /// Whether the creation of a dataset was cut short behind its name. False when the metadata has a record by now.
@@ -492,7 +493,24 @@ fn lost(name: &DatasetName) -> Error {
     Error::new(Kind::NeedsRecovery, "find dataset", name, why)
 }
 
-/// The record, if the metadata of its dataset is complete.
+/// The record, if the metadata of its dataset is complete. While the servers rebuild all metadata, a dataset that is
+/// being rebuilt is refused like every other: the client tries again.
+pub(crate) async fn whole(parts: &Parts, record: DatasetRecord) -> Result<DatasetRecord, Error> {
+    let (id, name) = (record.id, record.name.clone());
+    match trusted(record) {
+        Err(error) if error.kind == Kind::NeedsRecovery => {
+            refuse_damaged(parts, "find dataset", &name).await?;
+            // The rebuild may have ended since.
+            match parts.meta.record(id).await.doing("find dataset", &name)? {
+                Some(record) => trusted(record),
+                None => Err(error),
+            }
+        }
+        trusted => trusted,
+    }
+}
+
+/// The record, by its state alone.
 pub(crate) fn trusted(record: DatasetRecord) -> Result<DatasetRecord, Error> {
     let name = &record.name;
     match record.state {

@@ -87,8 +87,8 @@ pub(crate) async fn answers(parts: &Parts) -> bool {
 /// Fails when the metadata was emptied or is incomplete: a dataset that it lacks may be lost.
 pub(crate) async fn refuse_lost(parts: &Parts, what: impl std::fmt::Display) -> Result<(), Error> {
     if of_meta(parts).await?.is_none() {
-        let why = "the metadata store is empty but the chunk store is not; \
-                   run `dlcmd recover --all` to rebuild it from the chunks";
+        let why = "no part of the metadata store has its identity: the store was emptied, or is another one; \
+                   check --meta, or run `dlcmd recover --all` to rebuild all metadata from the chunks";
         return Err(Error::new(Kind::NeedsRecovery, "find", what, why));
     }
     refuse_damaged(parts, "find", what).await
@@ -110,7 +110,7 @@ pub(crate) async fn refuse_damaged(
         ),
         Some(Damage::Everything) => (
             Kind::NeedsRecovery,
-            "the metadata lost its identity, or is being recovered; run `dlcmd recover --all`",
+            "the metadata has lost its identity, or is being recovered; run `dlcmd recover --all`",
         ),
     };
     Err(Error::new(kind, action, what, why))

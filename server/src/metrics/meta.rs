@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
@@ -138,6 +139,10 @@ impl Integrity for MeteredMeta {
 
     async fn end_rebuild(&self, rebuild: &Rebuild, store: StoreId) -> Result<(), Error> {
         self.timed(&self.metrics.change, self.inner.end_rebuild(rebuild, store)).await
+    }
+
+    async fn rebuild_turn(&self, owner: u64, lasts: Duration) -> Result<bool, Error> {
+        self.timed(&self.metrics.change, self.inner.rebuild_turn(owner, lasts)).await
     }
 }
 

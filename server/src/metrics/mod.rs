@@ -6,6 +6,7 @@
 
 mod histogram;
 mod meta;
+mod rebuild;
 mod requests;
 mod snapshot;
 mod store;
@@ -20,6 +21,7 @@ use dl_store::TierStore;
 
 use self::histogram::Operation;
 use self::meta::{MetaMetrics, MeteredMeta};
+pub(crate) use self::rebuild::RebuildMetrics;
 use self::requests::{CODES, Measured, Requests};
 pub(crate) use self::snapshot::SnapshotMetrics;
 use self::store::{MeteredStore, StoreMetrics};
@@ -43,6 +45,7 @@ pub(crate) struct Metrics {
     meta: Arc<MetaMetrics>,
     snapshots: Arc<SnapshotMetrics>,
     tasks: Arc<TaskMetrics>,
+    rebuild: Arc<RebuildMetrics>,
 }
 
 /// Sources of gauges in the service.
@@ -89,6 +92,7 @@ impl Metrics {
             store: Arc::default(),
             meta: Arc::default(),
             snapshots: Arc::default(),
+            rebuild: Arc::default(),
         }
     }
 
@@ -100,6 +104,11 @@ impl Metrics {
     /// Counters of training jobs.
     pub(crate) fn tasks(&self) -> Arc<TaskMetrics> {
         Arc::clone(&self.tasks)
+    }
+
+    /// Progress of the rebuild of this server.
+    pub(crate) fn rebuild(&self) -> Arc<RebuildMetrics> {
+        Arc::clone(&self.rebuild)
     }
 
     /// The same parts, with measured stores.
@@ -157,6 +166,7 @@ impl Metrics {
         let help = "Datasets that are refused until they are recovered.";
         text.metric("diesel_recovering_datasets", Kind::Gauge, help);
         text.sample(&[], recovering);
+        self.rebuild.write(&mut text);
         self.tasks.write(&mut text);
         write_gauges(&mut text, &watched.gauges);
         write_fast_store(&mut text, watched.fast_store.as_deref());

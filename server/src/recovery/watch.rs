@@ -3,6 +3,7 @@
 //! Must hold: the metadata counts as whole only after a complete rebuild. Metadata without an identity is left
 //! to an administrator. Metadata of another chunk store is left alone once known.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use dl_meta::Damage;
@@ -10,20 +11,27 @@ use dl_runtime::{Backoff, Random};
 
 use crate::datasets::identity::Tie;
 use crate::error::Error;
+use crate::metrics::RebuildMetrics;
 use crate::recovery::recover;
 use crate::shared::parts::Parts;
 
-/// How often to look for damage.
+/// How often to look for damage, and to renew the turn to rebuild.
 const PERIOD: Duration = Duration::from_secs(1);
+
+/// Time after which the turn of a killed server ends: a few renewals may be late.
+const TURN: Duration = Duration::from_secs(5);
+
+/// Time without progress after which a rebuild loses its turn: the chunk store may hang for one server alone.
+const STALLED: Duration = Duration::from_secs(30);
 
 /// Pauses after failed rebuilds; each server waits for a different time.
 const BACKOFF: Backoff =
     Backoff { first: Duration::from_secs(2), factor: 2, max: Duration::from_secs(60) };
 
-/// Watches the metadata; ends once the metadata belongs to another chunk store, and the server has to end. Each
-/// of several servers rebuilds: objects appended by a server are in the log for all.
-pub(crate) async fn watch(parts: &Parts) -> Error {
-    let (mut tries, mut tie) = (Tries::default(), Tie::default());
+/// Watches the metadata; ends once the metadata belongs to another chunk store, and the server has to end. One of
+/// several servers rebuilds, and the others wait: objects appended by a server are in the log for all.
+pub(crate) async fn watch(parts: &Parts, metrics: &RebuildMetrics) -> Error {
+    let (mut tries, mut tie, server) = (Tries::default(), Tie::default(), parts.random.u64());
     loop {
         parts.clock.sleep(PERIOD).await;
         if let Err(foreign) = tie.check(parts).await {
@@ -39,27 +47,56 @@ pub(crate) async fn watch(parts: &Parts) -> Error {
         };
         let is_new = tries.meet(damage);
         match damage {
-            Some(Damage::Shards) if tries.may(parts.clock.monotonic()) => {
-                rebuild(parts, &mut tries, is_new).await;
+            Some(Damage::Shards) => {
+                if is_new {
+                    tracing::warn!("metadata may lack writes: the servers rebuild all datasets");
+                }
+                if tries.may(parts.clock.monotonic()) && takes_turn(parts, server, TURN).await {
+                    rebuild(parts, server, metrics, &mut tries).await;
+                }
             }
             Some(Damage::Everything) if is_new => {
                 tracing::error!("metadata was lost: run `dlcmd recover --all`");
             }
-            Some(_) | None => {}
+            Some(Damage::Everything) | None => {}
         }
     }
 }
 
-async fn rebuild(parts: &Parts, tries: &mut Tries, is_new: bool) {
-    if is_new {
-        tracing::warn!("metadata may lack writes: rebuilding all datasets from the chunk store");
-    }
-    match recover::rebuild_all(parts).await {
+/// Whether no other server has the turn. Where the metadata store gives no turns, each server rebuilds.
+async fn takes_turn(parts: &Parts, server: u64, lasts: Duration) -> bool {
+    parts.meta.rebuild_turn(server, lasts).await.unwrap_or(true)
+}
+
+async fn rebuild(parts: &Parts, server: u64, metrics: &RebuildMetrics, tries: &mut Tries) {
+    tracing::info!("rebuilding all datasets from the chunk store");
+    let rebuilt = tokio::select! {
+        rebuilt = recover::rebuild_all(parts, metrics) => rebuilt,
+        never = keep_turn(parts, server, metrics) => match never {},
+    };
+    // Another server may do better.
+    takes_turn(parts, server, Duration::ZERO).await;
+    match rebuilt {
         Ok(adopted) => tracing::info!(adopted, "metadata is whole again"),
         Err(error) => {
             tries.fail(parts.clock.monotonic(), &*parts.random);
             tracing::error!(error = error.chain(), "metadata is not whole: trying again");
         }
+    }
+}
+
+/// Renews the turn as long as the rebuild makes progress.
+async fn keep_turn(parts: &Parts, server: u64, metrics: &RebuildMetrics) -> Infallible {
+    let (mut seen, mut at) = (None, parts.clock.monotonic());
+    loop {
+        let (objects, now) = (metrics.objects(), parts.clock.monotonic());
+        if objects != seen {
+            (seen, at) = (objects, now);
+        }
+        if now.saturating_sub(at) < STALLED {
+            takes_turn(parts, server, TURN).await;
+        }
+        parts.clock.sleep(PERIOD).await;
     }
 }
 

@@ -4,6 +4,7 @@ mod address;
 mod bounds;
 mod contract;
 mod faults;
+mod identity;
 mod layout;
 mod loss;
 mod orphan_rows;

@@ -30,6 +30,7 @@ use crate::auth::Caller;
 use crate::datasets::identity;
 use crate::datasets::names;
 use crate::error::Error;
+use crate::metrics::RebuildMetrics;
 use crate::shared::parts::Parts;
 
 /// The objects whose headers are read and appended.
@@ -72,7 +73,7 @@ async fn beside_search<'a, W: Future<Output = Result<(), Error>>>(
 
 /// Adopts all objects missing in the logs; gives their number.
 pub(crate) async fn recover_unlogged(parts: &Parts) -> Result<u64, Error> {
-    match quietly(parts, Reads::Unlogged).await {
+    match quietly(parts, Reads::Unlogged, |_| {}).await {
         // Only the incomplete datasets are refused until their recovery.
         (Err(error), adopted) if error.kind == Kind::Unavailable => {
             tracing::error!(error = error.chain(), "some datasets are not whole");
@@ -82,16 +83,24 @@ pub(crate) async fn recover_unlogged(parts: &Parts) -> Result<u64, Error> {
     }
 }
 
-/// Rebuilds all datasets from headers; gives the number of objects missing in the logs.
-pub(crate) async fn rebuild_all(parts: &Parts) -> Result<u64, Error> {
-    let (recovered, adopted) = quietly(parts, Reads::Everything).await;
+/// Rebuilds all datasets from headers, with reports to `metrics`; gives the number of objects missing in the logs.
+pub(crate) async fn rebuild_all(parts: &Parts, metrics: &RebuildMetrics) -> Result<u64, Error> {
+    metrics.begin();
+    let (recovered, adopted) =
+        quietly(parts, Reads::Everything, |report| metrics.report(report)).await;
+    metrics.end();
     recovered.map(|()| adopted)
 }
 
 /// Recovers all datasets; problems go into the log. Gives the number of adopted objects.
-async fn quietly(parts: &Parts, reads: Reads) -> (Result<(), Error>, u64) {
+async fn quietly(
+    parts: &Parts,
+    reads: Reads,
+    mut hear: impl FnMut(&RecoverProgress),
+) -> (Result<(), Error>, u64) {
     let mut adopted = 0;
     let (progress, reports) = heard(|report| {
+        hear(&report);
         for problem in &report.problems {
             tracing::error!(dataset = report.dataset, problem, "not all is recovered");
         }

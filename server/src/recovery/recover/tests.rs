@@ -14,6 +14,11 @@ use crate::shared::parts::object_key;
 use crate::testing::{Rig, chunk, dataset, first_name, path, rig, until_met};
 use crate::write::commit;
 
+/// [`super::rebuild_all`] without a look at its progress.
+async fn rebuild_all(parts: &Parts) -> Result<u64, Error> {
+    super::rebuild_all(parts, &RebuildMetrics::default()).await
+}
+
 mod redis;
 
 const SECOND: Option<Fault<dl_store::Kind>> = Some(Fault::Delay(Duration::from_secs(1)));

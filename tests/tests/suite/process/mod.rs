@@ -19,6 +19,7 @@ mod probes;
 mod purge;
 mod readers;
 mod reads;
+mod rebuild;
 mod recover;
 mod redis;
 mod secrets;

@@ -23,7 +23,7 @@ const VALUES_RULE: &str =
 const EVERYWHERE: [&str; 4] = ["method", "code", "version", "le"];
 
 /// Permitted unit suffixes.
-const UNITS: [&str; 14] = [
+const UNITS: [&str; 16] = [
     "_total",
     "_seconds",
     "_bytes",
@@ -38,6 +38,8 @@ const UNITS: [&str; 14] = [
     "_misses",
     "_from_servers",
     "_from_peers",
+    "_objects",
+    "_running",
 ];
 
 /// Prefix of metrics without samples on a server without training jobs.
