@@ -250,6 +250,7 @@ impl State {
             counts.hit_bytes += gone.pins.get(Gauge::HitBytes);
             counts.fallbacks += gone.pins.get(Gauge::Fallbacks);
             counts.fallback_bytes += gone.pins.get(Gauge::FallbackBytes);
+            counts.waited_micros += gone.pins.get(Gauge::WaitedMicros);
         }
         self.share_views();
     }

@@ -19,6 +19,7 @@ pub(crate) struct Counts {
     pub(crate) hit_bytes: u64,
     pub(crate) fallbacks: u64,
     pub(crate) fallback_bytes: u64,
+    pub(crate) waited_micros: u64,
 }
 
 impl Counts {
@@ -38,6 +39,7 @@ impl Counts {
             hit_bytes: all.hit_bytes + one.hit_bytes,
             fallbacks: all.fallbacks + one.fallbacks,
             fallback_bytes: all.fallback_bytes + one.fallback_bytes,
+            waited_micros: all.waited_micros + one.waited_micros,
         })
     }
 }

@@ -206,9 +206,13 @@ pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
     let slot = slot_bytes(state);
     let held = state.chunks.keys().filter(|key| key.dataset == dataset).count() as u64;
     let chunks = state.datasets.get(dataset).map_or(0, |open| open.snapshot.holders());
+    let links =
+        state.datasets.get(dataset).map(|open| open.peers.link_totals()).unwrap_or_default();
     TaskCounters {
         hits: sum(Gauge::Hits) + ended.hits,
         misses: sum(Gauge::Misses) + ended.misses,
+        fallbacks: sum(Gauge::Fallbacks) + ended.fallbacks,
+        waited: sum(Gauge::WaitedMicros) + ended.waited_micros,
         chunks_from_servers: ended.chunks_from_servers,
         bytes_from_servers: ended.bytes_from_servers,
         chunks: chunks.into(),
@@ -218,6 +222,9 @@ pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
         chunks_from_peers: ended.chunks_from_peers,
         bytes_from_peers: ended.bytes_from_peers,
         peers: state.datasets.get(dataset).map_or(0, |open| open.peers.connected()),
+        slow_answers: links.slow,
+        damaged_answers: links.damaged,
+        failed_connections: links.failed,
     }
 }
 

@@ -278,6 +278,11 @@ impl Config {
         let meta = self.meta.strip_prefix("embedded:").map(Path::new);
         store.into_iter().chain(meta).map(Path::to_path_buf).collect()
     }
+
+    /// The folder of the fast store, if it is a folder.
+    pub fn fast_folder(&self) -> Option<&Path> {
+        dl_store::check(&self.fast_store.as_ref()?.url).ok().flatten()
+    }
 }
 
 fn refused(

@@ -142,7 +142,9 @@ async fn run(
         clock: Arc::clone(&clock),
         random: Arc::new(OsRandom),
         limits: config.limits,
-        room: Room::of(config.folders()).with_scratch(&config.scratch),
+        room: Room::of(config.folders())
+            .with_scratch(&config.scratch)
+            .with_fast_store(config.fast_folder()),
         replaced: Replaced::default(),
         settings: Settings::of(doors.settings.as_deref()),
         names: NameCache::default(),

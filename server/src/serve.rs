@@ -114,7 +114,7 @@ pub async fn start(
     };
     let parts = Parts { settings: settings.clone(), ..parts };
     let service = Service::new(parts.clone(), metrics.snapshots(), metrics.tasks());
-    let (left, rebuild) = (service.leftovers(), metrics.rebuild());
+    let (left, rebuild, snapshots) = (service.leftovers(), metrics.rebuild(), metrics.snapshots());
     let background = background(&doors, &parts, service.gauges());
     let (clock, patience) = (Arc::clone(&parts.clock), parts.limits.patience);
     let connections = ConnectionLimiter::new(
@@ -143,7 +143,7 @@ pub async fn start(
         tokio::select! {
             error = watch::watch(&parts, &rebuild) => Err(error),
             never = background => match never {},
-            never = snapshot::watch(&parts) => match never {},
+            never = snapshot::watch(&parts, &snapshots) => match never {},
             never = leftovers::watch(&parts, &left) => match never {},
             _http = running => Ok(()),
             () = shutdown.expired(&*parts.clock) => {

@@ -18,16 +18,13 @@ use crate::error::{Doing, Error};
 use crate::metrics::TaskMetrics;
 use crate::shared::parts::Parts;
 use crate::snapshot::Snapshots;
-use crate::snapshot::leases::{self, Leased};
+use crate::snapshot::leases::{self, LEASE, Leased};
 
 /// Time between two heartbeats of a member.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// Silence after which a member is dead: three heartbeats.
 const DEAD_AFTER: Duration = Duration::from_secs(15);
-
-/// Lifetime of a lease after the last renewal; renewed in its second half.
-const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Part of a server's patience for builds of snapshots: the client must get the timeout as an answer.
 const BUILD_WAIT_PART: u32 = 3;
@@ -55,7 +52,7 @@ pub(crate) async fn join(
     };
     let job = Job { parts, snapshots, name: &name, user: caller.user(), heartbeat: &heartbeat };
     if leaving {
-        metrics.left(&key, member.id);
+        metrics.left(&key, member.id, counters);
         job.leave().await?;
         let (members, secret, leased_until) = (Vec::new(), Bytes::new(), Stamp::default());
         let call_again = HEARTBEAT;

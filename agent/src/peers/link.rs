@@ -6,7 +6,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -87,6 +87,8 @@ pub(crate) struct LinkCounts {
     pub(crate) slow: AtomicU64,
     /// Answers with damaged bytes.
     pub(crate) damaged: AtomicU64,
+    /// Connections that broke or could not be made.
+    pub(crate) failed: AtomicU64,
 }
 
 impl Link {
@@ -156,6 +158,9 @@ impl Link {
             if self.may_be_unknown(&why) {
                 clock.sleep(AGAIN_UNKNOWN).await;
                 continue;
+            }
+            if self.phase().0 != Phase::Gone {
+                self.counts.failed.fetch_add(1, Ordering::Relaxed);
             }
             self.end(&why);
             clock.sleep(pause).await;

@@ -17,7 +17,7 @@ pub(crate) mod tls;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -88,6 +88,27 @@ struct Group {
     all: Owners,
     owners: Arc<Owners>,
     links: BTreeMap<MemberId, LinkTask>,
+    /// Counts of links that have ended.
+    ended: LinkTotals,
+}
+
+/// Sums over links.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct LinkTotals {
+    pub(crate) slow: u64,
+    pub(crate) damaged: u64,
+    pub(crate) failed: u64,
+}
+
+impl LinkTotals {
+    fn plus<'a>(self, links: impl IntoIterator<Item = &'a LinkTask>) -> Self {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        links.into_iter().map(|task| &task.link.counts).fold(self, |sum, counts| Self {
+            slow: sum.slow + count(&counts.slow),
+            damaged: sum.damaged + count(&counts.damaged),
+            failed: sum.failed + count(&counts.failed),
+        })
+    }
 }
 
 impl Group {
@@ -164,8 +185,9 @@ impl Peers {
         let can_serve =
             |member: &&TaskMember| member.id == *me || *is_open && !member.address.is_empty();
         for member in members.values().filter(can_serve).filter(|member| member.id != *me) {
-            let kept = links.remove(&member.id).filter(|kept| kept.link.address == member.address);
-            let kept = kept.unwrap_or_else(|| {
+            let is_same = |kept: &LinkTask| kept.link.address == member.address;
+            let kept = links.get(&member.id).is_some_and(is_same).then(|| links.remove(&member.id));
+            let kept = kept.flatten().unwrap_or_else(|| {
                 let (key, identity) = (Arc::clone(&group.key), identity.clone());
                 let (fingerprint, descriptors) = (member.key_fingerprint, descriptors.clone());
                 let way = LinkConfig { key, me: *me, identity, fingerprint, descriptors };
@@ -173,6 +195,7 @@ impl Peers {
             });
             group.links.insert(member.id, kept);
         }
+        group.ended = group.ended.plus(links.values());
         group.all = Owners::of(members.values().filter(can_serve));
         (group.members, group.unnamed, group.current) = (members, unnamed, Some(current));
         group.settle(&self.local);
@@ -283,6 +306,12 @@ impl Peers {
     /// The links to all other members.
     pub(crate) fn links(&self) -> Vec<Arc<Link>> {
         self.group().links.values().map(|kept| Arc::clone(&kept.link)).collect()
+    }
+
+    /// Sums over all links since the start.
+    pub(crate) fn link_totals(&self) -> LinkTotals {
+        let group = self.group();
+        group.ended.plus(group.links.values())
     }
 
     /// Number of connected members.

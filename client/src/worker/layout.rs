@@ -268,6 +268,8 @@ pub enum Gauge {
     ViewsMax = 12,
     /// Whether absent files should come without their chunks, set by the agent.
     FilesAlone = 13,
+    /// Microseconds of all waits that have ended.
+    WaitedMicros = 14,
 }
 
 /// The offset of the wait word in a page, behind the gauges. The word has the number of the wait

@@ -23,7 +23,8 @@ impl Attached {
     /// Waits for a chunk, or for a file of the chunk; none without an answer in time. `hints` are
     /// the chunks needed next.
     pub(super) fn want(&self, chunk: u32, file: u32, hints: &[u32]) -> Option<Pinned<'_>> {
-        let since = milliseconds(since_boot());
+        let began = since_boot();
+        let since = milliseconds(began);
         if self.is_silent(since) {
             return None;
         }
@@ -55,6 +56,7 @@ impl Attached {
         asked.unwrap_or_else(|why| self.pause_waits(&why));
         let slot = pins.end_wait();
         pins.set(Gauge::Awaited, 0);
+        count_wait(pins, began);
         Some(self.maps.take_over(slot?))
     }
 
@@ -78,6 +80,7 @@ impl Attached {
             self.pause_waits(&why);
             Vec::new()
         });
+        count_wait(pins, now);
         let pinned = self.maps.take_over(pins.end_wait()?);
         Some((pinned, offsets))
     }
@@ -94,6 +97,11 @@ impl Attached {
         let again = since_boot().saturating_add(AGAIN);
         self.paused_until.store(milliseconds(again), Ordering::Relaxed);
     }
+}
+
+fn count_wait(pins: &PinPage, began: Duration) {
+    let waited = since_boot().saturating_sub(began);
+    pins.add(Gauge::WaitedMicros, waited.as_micros() as u64);
 }
 
 impl Channel {

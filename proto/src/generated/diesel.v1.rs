@@ -353,6 +353,20 @@ pub struct TaskCounters {
     /// Number of connected members.
     #[prost(uint32, tag = "11")]
     pub peers: u32,
+    /// Files that workers read from servers, because the member could not deliver in time.
+    #[prost(uint64, tag = "12")]
+    pub fallbacks: u64,
+    /// Microseconds of all waits of workers for the member.
+    #[prost(uint64, tag = "13")]
+    pub waited: u64,
+    /// Answers of other members: too slow, and damaged.
+    #[prost(uint64, tag = "14")]
+    pub slow_answers: u64,
+    #[prost(uint64, tag = "15")]
+    pub damaged_answers: u64,
+    /// Connections to other members that broke or could not be made.
+    #[prost(uint64, tag = "16")]
+    pub failed_connections: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct JoinTaskReply {

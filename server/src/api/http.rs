@@ -9,7 +9,7 @@ use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Router;
 use axum::extract::State;
@@ -32,16 +32,21 @@ use tokio::task::JoinSet;
 use crate::datasets::identity;
 use crate::error::causes;
 use crate::memory;
-use crate::metrics::{self, Loss, Metrics, Watched};
+use crate::metrics::{self, Loss, Metrics, Readings, Watched};
 use crate::net::connections::{ConnectionLimiter, FIRST_REQUEST, accept};
 use crate::net::socket::Socket;
 use crate::shared::parts::{Parts, key};
+use crate::shared::room::Disk;
 
 /// Limit for an answer of each store.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Time for which an answer of the stores is reused, so that many clients are no load.
 const HOLDS: Duration = Duration::from_secs(1);
+
+/// Time for which stores may fail to answer before the server is unhealthy: a slow bucket is no reason to take a
+/// server away from its clients.
+const TOLERATED: Duration = Duration::from_secs(10);
 
 /// Limit for a connection, which has a single request.
 const CONNECTION: Duration = Duration::from_secs(10);
@@ -67,7 +72,37 @@ struct Health {
     /// Datasets refused until their recovery, as last known.
     recovering: u64,
     /// None when the stores are well.
-    problem: Option<String>,
+    problem: Option<Problem>,
+    /// The first question without an answer since the last good answer; none when the stores are well.
+    silent_since: Option<Duration>,
+    /// Whether the stores were ever well.
+    was_well: bool,
+}
+
+impl Health {
+    /// Whether a missing answer is tolerated for now.
+    fn is_tolerated(&self) -> bool {
+        let is_short = self.silent_since.is_some_and(|since| self.at < since + TOLERATED);
+        self.was_well && is_short
+    }
+}
+
+/// A reason not to be well.
+#[derive(Debug, Clone)]
+struct Problem {
+    why: String,
+    /// Whether a store gave no answer, which may pass.
+    is_silence: bool,
+}
+
+impl Problem {
+    fn certain(why: String) -> Self {
+        Self { why, is_silence: false }
+    }
+
+    fn silence(why: String) -> Self {
+        Self { why, is_silence: true }
+    }
 }
 
 /// An HTTP port, open until its last clone is dropped.
@@ -178,7 +213,11 @@ async fn healthz(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
         (Some(pending), _) => unwell(&pending),
         (None, None) => unwell("starting"),
         (None, Some(site)) => match site.health().await {
-            Health { problem: Some(problem), .. } => unwell(&problem),
+            health @ Health { problem: Some(_), .. } if health.is_tolerated() => {
+                let why = health.problem.map(|problem| problem.why).unwrap_or_default();
+                format!("ok\nfor less than {TOLERATED:?}: {why}\n").into_response()
+            }
+            Health { problem: Some(problem), .. } => unwell(&problem.why),
             Health { recovering: 0, .. } => "ok\n".into_response(),
             // All other datasets are served.
             Health { recovering, .. } => format!(
@@ -194,8 +233,17 @@ async fn healthz(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
 async fn metrics(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
     let Stage { pending, site } = lock(&stage).clone();
     let Some(site) = site else { return unwell(&pending.unwrap_or_default()) };
-    let (health, resident) = future::join(site.health(), site.resident()).await;
-    let text = site.metrics.text(&site.watched, health.loss, health.recovering, resident);
+    let (health, resident, disks) =
+        future::join3(site.health(), site.resident(), site.disks()).await;
+    let now = site.parts.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let readings = Readings {
+        loss: health.loss,
+        recovering: health.recovering,
+        resident,
+        disks,
+        seconds: i64::try_from(now).unwrap_or(i64::MAX),
+    };
+    let text = site.metrics.text(&site.watched, &readings);
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
 }
 
@@ -225,6 +273,13 @@ impl Site {
         resident.await.ok().flatten().unwrap_or_default()
     }
 
+    /// The room on the disks; none while all threads for blocking work wait for disks.
+    async fn disks(&self) -> Vec<Disk> {
+        let clock = &*self.parts.clock;
+        let disks = Deadline::after(clock, PATIENCE).bound(clock, self.parts.room.disks());
+        disks.await.unwrap_or_default()
+    }
+
     /// The number of datasets refused until their recovery; none without an answer of the metadata store.
     async fn recovering(&self) -> Option<u64> {
         let clock = &*self.parts.clock;
@@ -251,7 +306,8 @@ impl Site {
 
     async fn ask(&self, last: Option<Health>) -> Health {
         let clock = &*self.parts.clock;
-        let (before, refused) = last.map_or((Loss::None, 0), |last| (last.loss, last.recovering));
+        let (before, refused) =
+            last.as_ref().map_or((Loss::None, 0), |last| (last.loss, last.recovering));
         let deadline = Deadline::after(clock, PATIENCE);
         let identity = key(IDENTITY_KEY.to_owned());
         let meta = &*self.parts.meta;
@@ -273,52 +329,76 @@ impl Site {
         let recovering = recovering.filter(|_| loss == Loss::None && matches!(meta, Ok(Ok(_))));
         let problem = match (meta, store) {
             (Err(_), _) => Some(self.refused(refusal).unwrap_or_else(|| self.silent_meta())),
-            (Ok(Err(error)), _) => Some(failed("metadata", &error)),
-            (_, Err(_)) => Some(silent("chunk")),
-            (_, Ok(Err(error))) if error.kind == dl_store::Kind::Missing => Some(format!(
-                "the chunk store has no `{IDENTITY_KEY}`: check --store; {}",
-                lost(loss).unwrap_or(
-                    "where it has all datasets that the metadata knows, the servers write it again \
-                     within two minutes, or their logs say why not"
-                )
-            )),
-            (_, Ok(Err(error))) => Some(failed("chunk", &error)),
+            (Ok(Err(error)), _) => Some(failed_meta(&error)),
+            (_, Err(_)) => Some(Problem::silence(silent("chunk"))),
+            (_, Ok(Err(error))) if error.kind == dl_store::Kind::Missing => {
+                Some(Problem::certain(format!(
+                    "the chunk store has no `{IDENTITY_KEY}`: check --store; {}",
+                    lost(loss).unwrap_or(
+                        "where it has all datasets that the metadata knows, the servers write it again \
+                         within two minutes, or their logs say why not"
+                    )
+                )))
+            }
+            (_, Ok(Err(error))) => {
+                let is_silence = error.kind == dl_store::Kind::Unavailable;
+                Some(Problem { why: failed("chunk", &error), is_silence })
+            }
             (Ok(Ok((bound, _))), Ok(Ok(identity))) => match lost(loss) {
-                None => self.of_another(bound, &identity).or_else(|| self.refused(refusal)),
-                Some(lost) => Some(lost.to_owned()),
+                None => {
+                    let other = self.of_another(bound, &identity).map(Problem::certain);
+                    other.or_else(|| self.refused(refusal))
+                }
+                Some(lost) => Some(Problem::certain(lost.to_owned())),
             },
         };
+        let at = clock.monotonic();
+        let since = last.as_ref().and_then(|last| last.silent_since).unwrap_or(at);
+        let is_silence = problem.as_ref().is_some_and(|problem| problem.is_silence);
+        let was_well = problem.is_none() || last.is_some_and(|last| last.was_well);
         let recovering = recovering.unwrap_or(refused);
-        Health { at: clock.monotonic(), loss, recovering, problem }
+        Health {
+            at,
+            loss,
+            recovering,
+            problem,
+            silent_since: is_silence.then_some(since),
+            was_well,
+        }
     }
 
     /// The reason for refused writes; none if the metadata store takes writes.
     fn refused(
         &self,
         refusal: Result<Result<Option<Refusal>, dl_meta::Error>, Elapsed>,
-    ) -> Option<String> {
+    ) -> Option<Problem> {
         match refusal {
             Err(Elapsed) => Some(self.silent_meta()),
-            Ok(Err(error)) => Some(failed("metadata", &error)),
-            Ok(Ok(refusal)) => Some(match refusal? {
+            Ok(Err(error)) => Some(failed_meta(&error)),
+            Ok(Ok(refusal)) => Some(Problem::certain(match refusal? {
                 Refusal::Full(why) => format!(
                     "the metadata store takes no writes but deletes ({why}): give it more memory, \
                      or delete something and run `dlcmd purge`"
                 ),
                 Refusal::All(why) => format!("the metadata store takes no writes: {why}"),
-            }),
+            })),
         }
     }
 
-    fn silent_meta(&self) -> String {
+    fn silent_meta(&self) -> Problem {
         let trouble = self.parts.meta.trouble();
         let trouble = trouble.map(|why| format!("; last waited for: {why}"));
-        silent("metadata") + &trouble.unwrap_or_default()
+        Problem::silence(silent("metadata") + &trouble.unwrap_or_default())
     }
 }
 
 fn silent(what: impl Display) -> String {
     format!("the {what} store did not answer within {PATIENCE:?}")
+}
+
+fn failed_meta(error: &dl_meta::Error) -> Problem {
+    let is_silence = error.kind == dl_meta::Kind::Unavailable;
+    Problem { why: failed("metadata", error), is_silence }
 }
 
 fn failed(what: impl Display, error: &dyn std::error::Error) -> String {
@@ -333,8 +413,8 @@ fn lost(loss: Loss) -> Option<&'static str> {
             "the metadata store may have lost writes: the servers are rebuilding it from the chunk \
              store, which takes a moment",
         ),
-        Loss::All => {
-            Some("the metadata store lost what it held, or a part of it: run `dlcmd recover --all`")
-        }
+        Loss::All => Some(
+            "no part of the metadata store has its identity: check --meta, or run `dlcmd recover --all`",
+        ),
     }
 }

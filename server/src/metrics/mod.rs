@@ -34,6 +34,7 @@ use crate::net::tls::Certificate;
 use crate::read::executor::Executor;
 use crate::settings::Live;
 use crate::shared::parts::{Budget, Parts};
+use crate::shared::room::Disk;
 use crate::source::Followed;
 
 /// All counters of a server.
@@ -64,6 +65,19 @@ pub(crate) enum Loss {
     Last,
     /// Anything: all datasets need a recovery.
     All,
+}
+
+/// Values that are asked for a page of metrics.
+#[derive(Debug)]
+pub(crate) struct Readings {
+    pub(crate) loss: Loss,
+    /// Datasets refused until their recovery.
+    pub(crate) recovering: u64,
+    /// Bytes of memory in use.
+    pub(crate) resident: u64,
+    pub(crate) disks: Vec<Disk>,
+    /// The time since 1970.
+    pub(crate) seconds: i64,
 }
 
 /// Parts that are read only for a page of metrics.
@@ -129,14 +143,9 @@ impl Metrics {
         self.refused_keys.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// All metrics in the text format of Prometheus; `resident` are the bytes of memory in use.
-    pub(crate) fn text(
-        &self,
-        watched: &Watched,
-        loss: Loss,
-        recovering: u64,
-        resident: u64,
-    ) -> String {
+    /// All metrics in the text format of Prometheus.
+    pub(crate) fn text(&self, watched: &Watched, readings: &Readings) -> String {
+        let Readings { loss, recovering, resident, disks, seconds } = readings;
         let mut text = Text::default();
         let name = "diesel_build_info";
         text.metric(name, Kind::Gauge, "Always 1; the version of dlserver is its label.");
@@ -161,16 +170,19 @@ impl Metrics {
         text.sample(&[], read(&self.snapshots.stored_bytes));
         let help = "What the metadata store has lost and not got back, by extent.";
         text.metric("diesel_meta_losses", Kind::Gauge, help);
-        text.sample(&[("extent", "last")], u8::from(loss == Loss::Last));
-        text.sample(&[("extent", "all")], u8::from(loss == Loss::All));
+        text.sample(&[("extent", "last")], u8::from(*loss == Loss::Last));
+        text.sample(&[("extent", "all")], u8::from(*loss == Loss::All));
         let help = "Datasets that are refused until they are recovered.";
         text.metric("diesel_recovering_datasets", Kind::Gauge, help);
         text.sample(&[], recovering);
         self.rebuild.write(&mut text);
         self.tasks.write(&mut text);
+        self.snapshots.write_leases(&mut text);
+        write_disks(&mut text, disks);
         write_gauges(&mut text, &watched.gauges);
         write_fast_store(&mut text, watched.fast_store.as_deref());
         write_sources(&mut text, &watched.sources);
+        write_certificates(&mut text, watched.sources.certificate.as_deref(), *seconds);
         text.finish()
     }
 
@@ -308,6 +320,27 @@ fn write_sources(text: &mut Text, sources: &Sources) {
     text.metric("diesel_config_stale_seconds", Kind::Gauge, help);
     for (name, stale) in stale {
         text.sample(&[("source", name)], stale.unwrap_or_default().as_secs());
+    }
+}
+
+fn write_disks(text: &mut Text, disks: &[Disk]) {
+    let help = "Free bytes on the disks of the server.";
+    text.metric("diesel_disk_free_bytes", Kind::Gauge, help);
+    for disk in disks {
+        text.sample(&[("folder", disk.folder)], disk.free);
+    }
+    text.metric("diesel_disk_size_bytes", Kind::Gauge, "Bytes of these disks.");
+    for disk in disks {
+        text.sample(&[("folder", disk.folder)], disk.size);
+    }
+}
+
+fn write_certificates(text: &mut Text, certificate: Option<&Certificate>, now: i64) {
+    let help = "Time until the certificates in use expire; negative afterwards.";
+    text.metric("diesel_certificate_expiry_seconds", Kind::Gauge, help);
+    let settings = certificate.map(Certificate::now);
+    for (name, end) in settings.iter().flat_map(|settings| &settings.ends) {
+        text.sample(&[("certificate", name)], end.saturating_sub(now));
     }
 }
 

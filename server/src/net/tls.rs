@@ -6,10 +6,14 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dl_runtime::{Clock, pem};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig};
+use rustls::{CertificateError, RootCertStore, ServerConfig};
 use tokio::io::AsyncWriteExt;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -28,8 +32,16 @@ const PLAIN_HTTP2: u8 = b'P';
 const SPEAK_TLS: &[u8] = b"\0\0\0\x04\0\0\0\0\0\
     \0\0\x2c\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0cthis port speaks TLS: write https://";
 
+/// The settings of TLS for new connections.
+#[derive(Debug)]
+pub struct TlsSettings {
+    config: Arc<ServerConfig>,
+    /// The end of the server's certificates, and of its clients' CAs, in seconds since 1970.
+    pub(crate) ends: Vec<(&'static str, i64)>,
+}
+
 /// The certificate and key for new connections, followed in their files.
-pub type Certificate = Followed<ServerConfig>;
+pub type Certificate = Followed<TlsSettings>;
 
 /// Reads the files.
 ///
@@ -42,18 +54,20 @@ pub async fn open_tls(files: &Tls, clock: Arc<dyn Clock>) -> Result<Certificate,
 }
 
 /// Understands the files, in the order of the settings.
-fn understand(texts: &str) -> Result<ServerConfig, String> {
+fn understand(texts: &str) -> Result<TlsSettings, String> {
     let mut texts = texts.split(BETWEEN);
     let chain = pem::certificates(texts.next().unwrap_or_default().as_bytes());
     let chain = chain.map_err(|why| format!("the certificate: {why}"))?;
     let key = pem::private_key(texts.next().unwrap_or_default().as_bytes());
     let key = key.map_err(|why| format!("the key: {why}"))?;
+    let mut ends = vec![("server", end(&chain))];
     let builder = ServerConfig::builder();
     let builder = match texts.next() {
         Some(cas) => {
             let refused = |why: &str| format!("the certificates of the clients' CAs: {why}");
             let mut roots = RootCertStore::empty();
             let cas = pem::certificates(cas.as_bytes()).map_err(refused)?;
+            ends.push(("client_ca", end(&cas)));
             roots.add_parsable_certificates(cas);
             let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build();
             builder.with_client_cert_verifier(verifier.map_err(|why| refused(&why.to_string()))?)
@@ -63,7 +77,29 @@ fn understand(texts: &str) -> Result<ServerConfig, String> {
     let config = builder.with_single_cert(chain, key);
     let mut config = config.map_err(|why| format!("they can't be used together: {why}"))?;
     config.alpn_protocols.push(HTTP2.to_vec());
-    Ok(config)
+    let ends = ends.into_iter().filter_map(|(name, end)| Some((name, end?))).collect();
+    Ok(TlsSettings { config: Arc::new(config), ends })
+}
+
+/// The time at which the first of these certificates expires, in seconds since 1970.
+fn end(certificates: &[CertificateDer<'static>]) -> Option<i64> {
+    certificates.iter().filter_map(end_of).min()
+}
+
+/// The end of a certificate, which rustls tells only with the refusal of the certificate at a later time.
+fn end_of(certificate: &CertificateDer<'static>) -> Option<i64> {
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate.clone()).ok()?;
+    let verifier = WebPkiServerVerifier::builder(Arc::new(roots)).build().ok()?;
+    let name = ServerName::try_from("localhost").ok()?;
+    let never = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX / 2));
+    match verifier.verify_server_cert(certificate, &[], &name, &[], never) {
+        Err(rustls::Error::InvalidCertificate(CertificateError::ExpiredContext {
+            not_after,
+            ..
+        })) => i64::try_from(not_after.as_secs()).ok(),
+        _ => None,
+    }
 }
 
 /// Greets a client. A client that speaks plain HTTP/2 is told of the mistake in HTTP/2.
@@ -76,7 +112,7 @@ pub(crate) async fn greet(
         socket.shutdown().await?;
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the client speaks no TLS"));
     }
-    TlsAcceptor::from(certificate.now()).accept(socket).await
+    TlsAcceptor::from(Arc::clone(&certificate.now().config)).accept(socket).await
 }
 
 #[cfg(test)]

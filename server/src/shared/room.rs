@@ -26,7 +26,17 @@ const KEPT_PART: u64 = 16;
 pub struct Room {
     folders: Arc<[PathBuf]>,
     scratch: Option<Arc<Path>>,
+    fast_store: Option<Arc<Path>>,
     under_way: Arc<AtomicU64>,
+}
+
+/// Room on a disk, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Disk {
+    /// `data` or `fast_store`.
+    pub(crate) folder: &'static str,
+    pub(crate) free: u64,
+    pub(crate) size: u64,
 }
 
 /// Bytes in flight, until this value is dropped.
@@ -55,12 +65,34 @@ impl Room {
     /// Watches the file systems of `folders`; without folders there is always room.
     pub fn of(folders: impl IntoIterator<Item = PathBuf>) -> Self {
         let folders = folders.into_iter().collect();
-        Self { folders, scratch: None, under_way: Arc::default() }
+        Self { folders, ..Self::default() }
     }
 
     /// Sets the folder for temporary files; by default the folder of the machine.
     pub fn with_scratch(self, folder: &Path) -> Self {
         Self { scratch: Some(folder.into()), ..self }
+    }
+
+    /// Sets the folder of the fast store, whose room is shown.
+    pub fn with_fast_store(self, folder: Option<&Path>) -> Self {
+        Self { fast_store: folder.map(Into::into), ..self }
+    }
+
+    /// The disks of the data and of the fast store. Of several disks with data, the disk with the least free space.
+    pub(crate) async fn disks(&self) -> Vec<Disk> {
+        let room = self.clone();
+        let read = move || {
+            let disk = |folder, path: &Path| {
+                let disk = statvfs(path).ok()?;
+                let [free, size] = [disk.f_bavail, disk.f_blocks];
+                let bytes = |blocks: u64| blocks.saturating_mul(disk.f_frsize);
+                Some(Disk { folder, free: bytes(free), size: bytes(size) })
+            };
+            let data = room.folders.iter().filter_map(|path| disk("data", path));
+            let fast_store = room.fast_store.and_then(|path| disk("fast_store", &path));
+            data.min_by_key(|disk| disk.free).into_iter().chain(fast_store).collect()
+        };
+        blocking::run(read).await.unwrap_or_default()
     }
 
     /// The folder for data beyond memory.

@@ -4,13 +4,18 @@
 //! as a whole lease. A lease is never changed: a later lease takes its place.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use dl_format::{DatasetId, Lease, SnapshotObject, Stamp, TaskId, Version};
 use dl_store::StoreExt;
 
 use super::stored;
+use crate::datasets::names;
 use crate::error::{Error, if_found, is_created};
 use crate::shared::parts::Parts;
+
+/// Lifetime of a lease after the last renewal; renewed in its second half.
+pub(crate) const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The most jobs named in a message.
 const NAMED_MAX: usize = 20;
@@ -50,6 +55,19 @@ pub(crate) async fn living(parts: &Parts, dataset: DatasetId) -> Result<Vec<Leas
         objects.into_iter().filter_map(move |object| Leased::of(version, object))
     });
     Ok(leased.filter(|leased| leased.until > now).collect())
+}
+
+/// The time since the last renewal of each lease on a living dataset.
+pub(crate) async fn ages(parts: &Parts) -> Result<Vec<Duration>, Error> {
+    let names = names::recent(parts).await?;
+    let now = parts.clock.now();
+    let mut ages = Vec::new();
+    for (_, named) in names.live() {
+        let leases = living(parts, named.record.dataset).await?;
+        let left = leases.iter().map(|leased| leased.until.time().duration_since(now));
+        ages.extend(left.map(|left| LEASE.saturating_sub(left.unwrap_or_default())));
+    }
+    Ok(ages)
 }
 
 /// Stores the lease of a job.

@@ -14,6 +14,7 @@ use dl_meta::DatasetState;
 use super::{leases, stored};
 use crate::datasets::names;
 use crate::error::{Doing, Error};
+use crate::metrics::SnapshotMetrics;
 use crate::shared::parts::Parts;
 
 /// Versions of a dataset whose snapshots are kept for long, the newest among them.
@@ -130,10 +131,14 @@ async fn old(
     Ok(all)
 }
 
-/// Sweeps the snapshots of all datasets at intervals, also of idle datasets.
-pub(crate) async fn watch(parts: &Parts) -> Infallible {
+/// Sweeps the snapshots of all datasets at intervals, also of idle datasets, and counts the leases.
+pub(crate) async fn watch(parts: &Parts, metrics: &SnapshotMetrics) -> Infallible {
     let mut swept = HashMap::new();
     loop {
+        match leases::ages(parts).await {
+            Ok(ages) => metrics.count_leases(&ages),
+            Err(error) => tracing::debug!(error = error.chain(), "leases can't be counted"),
+        }
         parts.clock.sleep(PERIOD).await;
         if parts.settings.is_read_only() {
             continue;
