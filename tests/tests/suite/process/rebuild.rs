@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use dl_meta::redis_testing::Cluster;
 use dl_runtime::SeededRandom;
 use dl_store::Throttle;
@@ -63,7 +63,7 @@ async fn one_server_rebuilds_and_a_killed_one_is_replaced_within_seconds() -> Re
         Process::start(dlcmd()?.args(["--server", &all, "cat", "dl://all/7/file"]))
     };
     proxy.set_throttle(Throttle { latency: LATENCY, ..Throttle::default() });
-    let [first, ..] = cluster.servers() else { panic!("three primaries") };
+    let first = cluster.servers().first().context("three primaries")?;
     first.ask(&["FLUSHALL"]).await;
     let mut readers = vec![read()?];
     soon("a server rebuilds", || Ok(!rebuilding(&servers)?.is_empty()))?;
