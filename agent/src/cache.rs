@@ -238,6 +238,7 @@ impl State {
     pub(crate) fn end_order(&mut self, number: u64) {
         self.follow();
         self.orders.leave(number);
+        self.announce_large_groups();
     }
 
     /// Removes a connection with all its pins.
@@ -287,7 +288,8 @@ impl State {
                 None
             }
             None => {
-                if self.free.is_empty() && self.orders.is_too_large(waiter.connection) {
+                if self.refuses_large(waiter.connection) {
+                    self.announce_large_groups();
                     self.refuse(waiter, "a group of the order does not fit into memory");
                     return None;
                 }
@@ -354,6 +356,14 @@ impl State {
             // Prefetches wait for the chunks of orders.
             self.backlog.is_stuck = slot.is_none();
             return Some(self.begin(key, slot?, None));
+        }
+        let is_there = |key| self.chunks.contains_key(&key);
+        if policy != Policy::None
+            && self.has_room_for_large()
+            && let Some(key) = self.orders.next_of_large(is_there)
+            && let Some(slot) = self.free_slot()
+        {
+            return Some(self.begin(key, slot, None));
         }
         let is_there = |key| self.chunks.contains_key(&key);
         let is_settled = |key| is_there(key) || self.orders.is_excluded(key);
@@ -490,6 +500,7 @@ impl State {
 
     /// Reads the position of each reader.
     pub(crate) fn follow(&mut self) {
+        self.orders.slots = self.usable_slots();
         let connections = &self.connections;
         self.orders.follow(|connection| {
             connections.get(&connection).map(|one| one.pins.get(Gauge::Position))
@@ -506,6 +517,7 @@ impl State {
             }
         }
         self.announce_file_requests();
+        self.announce_large_groups();
         let now = since_boot();
         let waiting = std::mem::take(&mut self.queue);
         let mut fetches = Vec::new();

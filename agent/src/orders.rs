@@ -2,7 +2,7 @@
 //!
 //! Must hold: workers with the same settings and rank share one window. Orders take turns, so each
 //! rank of a node has its share of the fetches. An order whose group does not fit into memory
-//! fetches nothing ahead.
+//! fetches only as many chunks as fit.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -127,10 +127,22 @@ impl Orders {
         self.warn_of_large_groups();
     }
 
-    /// Whether a connection reads along an order whose group does not fit into memory.
-    pub(crate) fn is_too_large(&self, connection: u64) -> bool {
+    /// The largest group that would fit, for a connection that reads along an order whose group does
+    /// not fit into memory.
+    pub(crate) fn group_max(&self, connection: u64) -> Option<u32> {
         let of = self.orders.iter().find(|order| order.readers.contains_key(&connection));
-        of.is_some_and(|order| !order.fits)
+        of.filter(|order| !order.fits).map(|order| order.group_max)
+    }
+
+    /// The absent chunk needed first by an order whose group does not fit into memory.
+    pub(crate) fn next_of_large(&self, is_there: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
+        let large = self.orders.iter().filter(|order| !order.fits && !order.readers.is_empty());
+        let keys = large.flat_map(|order| {
+            let key = |chunk| ChunkKey { dataset: order.key.0, chunk };
+            order.window.in_order().map(key)
+        });
+        let mut absent = keys.filter(|key| !is_there(*key) && !self.excluded.contains(key));
+        absent.next()
     }
 
     /// Slots for transient chunks of the windows: two groups of each order.
@@ -246,7 +258,7 @@ impl Orders {
                 rank = order.key.1.rank,
                 group_chunks = order.window.largest,
                 group_chunks_max = order.group_max,
-                "a group of the order does not fit into memory: nothing is fetched ahead"
+                "a group of the order does not fit into memory: its readers fetch the other chunks"
             );
         }
     }
@@ -399,9 +411,11 @@ mod tests {
     }
 
     #[test]
-    fn a_too_large_group_is_reported_and_not_fetched() {
+    fn a_too_large_group_is_reported_and_fetched_only_where_there_is_room() {
         let mut orders = orders(1, 30, 10, 10);
-        assert!(orders.is_too_large(0) && orders.next(ROOM, |_| Presence::Absent).is_none());
+        assert_eq!(orders.group_max(0), Some(9));
+        assert!(orders.next(ROOM, |_| Presence::Absent).is_none());
+        assert!(orders.next_of_large(|_| false).is_some());
         let followed: Vec<OrderView> = orders.followed().collect();
         let [order] = &followed[..] else { panic!("{followed:?}") };
         assert_eq!((order.group, order.group_max, order.chunks.len()), (10, 9, 0));

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dl_runtime::since_boot;
+use libdiesel::agent::Gauge;
 
 use crate::cache::{ChunkState, Retention, State};
 use crate::progress::Progress;
@@ -20,6 +21,26 @@ impl State {
     pub(super) fn has_room(&self, is_own: bool) -> bool {
         let is_free = self.free.len() > self.connections.len();
         if self.keeps { self.can_copy() || is_own && self.can_keep() } else { is_free }
+    }
+
+    /// Whether a free slot is left for an order whose group does not fit, beside a slot for each
+    /// worker.
+    pub(super) fn has_room_for_large(&self) -> bool {
+        self.free.len() > self.connections.len()
+    }
+
+    /// Whether a connection gets no further chunk, because the groups of its order are too large.
+    pub(super) fn refuses_large(&self, connection: u64) -> bool {
+        let is_full = self.is_out_of_memory || !self.has_room_for_large();
+        is_full && self.orders.group_max(connection).is_some()
+    }
+
+    /// Tells each worker whether its order gets no further chunk.
+    pub(crate) fn announce_large_groups(&self) {
+        for (number, one) in &self.connections {
+            let most = self.orders.group_max(*number).filter(|_| self.refuses_large(*number));
+            one.pins.set(Gauge::GroupMax, most.map_or(0, |most| u64::from(most) + 1));
+        }
     }
 
     /// Whether there is room to keep a copy of another agent's chunk.

@@ -245,6 +245,7 @@ impl WorkerServer {
         if let Err(why) = state.orders.begin(connection, dataset, first_files, begin) {
             tracing::warn!(%why, "start an order: nothing is fetched ahead");
         }
+        state.announce_large_groups();
         drop(state);
         self.cache.moved.notify_one();
         Ok(())

@@ -298,6 +298,7 @@ impl Reader {
             self.look_again()?;
             drop(views);
         }
+        self.read_on()?;
         self.kept.clear();
         self.read_one(self.any())
     }

@@ -5,6 +5,7 @@
 //! the old handle finds nothing.
 
 mod cached;
+mod epoch;
 mod listing;
 mod open;
 mod read;

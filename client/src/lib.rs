@@ -37,7 +37,7 @@ pub use order::{DEFAULT_GROUP, OrderSettings, Partition, ResumeToken, Selection,
 pub use path::AsPath;
 pub use remote::{
     Client, ClientCertificate, ConnectOptions, FailedWrite, FileSink, Flushed, OnNote, OnRetry,
-    OnUncached, ReadItem, Retry,
+    ReadItem, Retry,
 };
 pub use snapshot::{FilePlace, Snapshot, SnapshotCache};
 pub use task::TaskOptions;

@@ -20,8 +20,9 @@ const NO_NAME: &str = "none";
 pub struct TaskOptions {
     /// The name of the job: the same in all of its processes, and in no other job of this user.
     pub name: String,
-    /// The folder of sockets and locks; none where there is no usable folder.
-    pub folder: PathBuf,
+    /// The folder of sockets and locks, in the place of the usual folders: `/tmp/diesel-UID`, else
+    /// `diesel` in `XDG_RUNTIME_DIR`, else `diesel/run-BOOT` in the cache folder of the user.
+    pub folder: Option<PathBuf>,
     /// The program of the agent; by default `dlcmd` beside the running program, else from PATH.
     pub program: Option<PathBuf>,
     /// Extra arguments of `dlcmd agent run` for a new agent.
@@ -36,11 +37,30 @@ impl TaskOptions {
     pub fn named(name: &str) -> Option<Self> {
         is_legal(name).then(|| Self {
             name: name.to_owned(),
-            folder: folder(),
+            folder: std::env::var_os("DIESEL_RUNTIME_DIR").map(PathBuf::from),
             program: std::env::var_os("DIESEL_AGENT").map(PathBuf::from),
             arguments: memory_of_environment(),
             patience: Duration::from_secs(5),
         })
+    }
+
+    /// The folders for sockets and locks, the preferred folder first.
+    pub(crate) fn folders(&self) -> Vec<PathBuf> {
+        if let Some(folder) = &self.folder {
+            return vec![folder.clone()];
+        }
+        let below = |variable, name| {
+            let folder = std::env::var_os(variable).map(PathBuf::from);
+            Some(folder.filter(|folder| folder.is_absolute())?.join(name))
+        };
+        let user = rustix::process::geteuid().as_raw();
+        // Machines may share the home of a user.
+        let boot = boot().unwrap_or_default();
+        let name = format!("diesel/run-{}", boot.get(..8).unwrap_or_default());
+        let cache = below("XDG_CACHE_HOME", "").or_else(|| below("HOME", ".cache"));
+        let cache = cache.map(|cache| cache.join(name));
+        let usual = Some(PathBuf::from(format!("/tmp/diesel-{user}")));
+        [usual, below("XDG_RUNTIME_DIR", "diesel"), cache].into_iter().flatten().collect()
     }
 
     /// The job of the current process: `DIESEL_TASK`, else the launcher's name for the job
@@ -75,22 +95,13 @@ fn memory_of_environment() -> Vec<String> {
     memory.map(|memory| vec!["--memory".to_owned(), memory]).unwrap_or_default()
 }
 
-/// The folder in `DIESEL_RUNTIME_DIR`, else a folder for each user.
-fn folder() -> PathBuf {
-    let given = std::env::var_os("DIESEL_RUNTIME_DIR").map(PathBuf::from);
-    given.unwrap_or_else(|| {
-        let user = rustix::process::geteuid().as_raw();
-        PathBuf::from(format!("/tmp/diesel-{user}"))
-    })
-}
-
 /// The session of the process: boot, namespace of process ids, leader, and start time of the
 /// leader.
 ///
 /// In a container the leader may be outside of the namespace: the container's first process takes
 /// its place.
 fn session() -> Option<String> {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let boot = boot()?;
     let space = fs::read_link("/proc/self/ns/pid").ok()?;
     let space: String = space.to_str()?.chars().filter(char::is_ascii_digit).collect();
     // `getsid` of rustix treats the 0 of an unseen leader as impossible.
@@ -101,7 +112,13 @@ fn session() -> Option<String> {
     // The kernel keeps the number of a leader for the whole session, also after the leader has
     // ended.
     let start = stat_word(&leader, STAT_START).unwrap_or_else(|| "0".to_owned());
-    Some(format!("session:{}:{space}:{leader}:{start}", boot.trim()))
+    Some(format!("session:{boot}:{space}:{leader}:{start}"))
+}
+
+/// The id of the machine's current run.
+fn boot() -> Option<String> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(boot.trim().to_owned())
 }
 
 /// Positions of words in `/proc/PID/stat` behind the program name (proc_pid_stat(5), from 0).

@@ -33,7 +33,7 @@ use std::thread;
 
 use clap::{CommandFactory, Parser};
 use dl_runtime::{Clock, SystemClock};
-use libdiesel::{ConnectOptions, OnNote, OnUncached, SnapshotCache};
+use libdiesel::{ConnectOptions, OnNote, SnapshotCache};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::args::{Cli, Command};
@@ -123,17 +123,10 @@ fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failur
     let shutdown = interrupt.shutdown.clone();
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let task = cli.global.task()?;
-    let uncached_notes = Arc::clone(&notes);
-    let on_uncached: OnUncached = Arc::new(move |why| {
-        uncached_notes.note(format_args!(
-            "all files come from the servers, not from the node's cache: {why}"
-        ));
-    });
     let task_notes = Arc::clone(&notes);
     let on_note: OnNote = Arc::new(move |note| task_notes.note(note));
     let options = ConnectOptions {
         on_note: Some(on_note),
-        on_uncached: Some(on_uncached),
         on_retry: Some(waiting::notes_to(&notes, &clock)),
         task: task.clone().filter(|_| cli.command.reads_of_task()),
         ..cli.global.connect_options(Environment::of_process()?)?

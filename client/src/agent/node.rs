@@ -18,7 +18,7 @@ use crate::error::{Error, Kind};
 use crate::remote::ConnectOptions;
 use crate::task::TaskOptions;
 use crate::worker::Attacher;
-use crate::worker::address::AgentAddress;
+use crate::worker::address::{AgentAddress, is_absence};
 use crate::worker::message::{FromAgent, Servers, ToAgent};
 use crate::worker::socket::Socket;
 
@@ -42,7 +42,8 @@ pub struct Claim {
 /// [`Kind::Local`] if the folder of the task can't be used.
 pub fn claim(options: &ConnectOptions, task: &TaskOptions) -> Result<Option<Claim>, Error> {
     let claimed = address(options, task).claim();
-    let failed = |why| Error::new(Kind::Local, "use", task.folder.display(), why);
+    let subject = format!("task {}", task.name);
+    let failed = |why| Error::new(Kind::Local, "become the agent of", subject, why);
     Ok(claimed.map_err(failed)?.map(|(listener, lock)| Claim { listener, lock }))
 }
 
@@ -142,8 +143,8 @@ fn ask_once(
     task: &TaskOptions,
     question: &ToAgent,
 ) -> Result<Option<(FromAgent, Socket)>, Error> {
-    let socket = address(options, task).connect().map_err(|why| match why.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+    let socket = address(options, task).connect().map_err(|why| match is_absence(&why) {
+        true => {
             let subject = format!("task {}", task.name);
             Error::new(
                 Kind::NotFound,
@@ -152,7 +153,7 @@ fn ask_once(
                 "no agent runs on this machine",
             )
         }
-        _ => failed(task, why),
+        false => failed(task, why),
     })?;
     let answer = socket.send(question, &[], PATIENCE).and_then(|()| socket.receive(PATIENCE));
     match answer {

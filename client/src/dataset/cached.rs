@@ -3,6 +3,7 @@
 //! Must hold: a read asks the cache of the node first, and the servers for anything missing there.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use bytes::Bytes;
 use dl_format::FilePath;
 
 use super::Dataset;
+use super::read::Begun;
 use crate::error::{Error, Kind};
 use crate::order::Selection;
 use crate::path::AsPath;
@@ -55,6 +57,14 @@ impl<P: AsPath<FilePath>> AsFile for P {
     }
 }
 
+/// Files of a request past the cache, at most.
+const FILES_PAST_CACHE: usize = 1_024;
+
+/// The file at an index, if it is the first.
+fn pop_at(past: &mut VecDeque<(usize, Bytes)>, at: usize) -> Option<Bytes> {
+    past.pop_front_if(|(index, _)| *index == at).map(|(_, bytes)| bytes)
+}
+
 impl Dataset {
     /// Reads a file to the beginning of `buffer`; gives its length in bytes.
     ///
@@ -90,10 +100,20 @@ impl Dataset {
             Some((worker, snapshot)) => Some((worker, self.numbers(snapshot, &files)?)),
             None => None,
         };
+        let mut past = VecDeque::new();
         while places.len() < files.len() {
             let end = places.last().map_or(0, |place: &Range<usize>| place.end);
+            let at = places.len();
+            if let Some(bytes) = pop_at(&mut past, at) {
+                let to = end.saturating_add(bytes.len());
+                let into = buffer.get_mut(end..to).ok_or_else(|| self.too_short(to))?;
+                into.copy_from_slice(&bytes);
+                places.push(end..to);
+                continue;
+            }
             if let Some((worker, numbers)) = &known {
-                let left = numbers.get(places.len()..).unwrap_or_default();
+                let until = past.front().map_or(files.len(), |(index, _)| *index);
+                let left = numbers.get(at..until).unwrap_or_default();
                 let room = buffer.get_mut(end..).unwrap_or_default();
                 let took = |_, place: Range<usize>| {
                     places.push(place.start + end..place.end + end);
@@ -102,12 +122,7 @@ impl Dataset {
                     continue;
                 }
             }
-            let Some(file) = files.get(places.len()) else { break };
-            let bytes = self.get_past_cache(file)?;
-            let to = end.saturating_add(bytes.len());
-            let into = buffer.get_mut(end..to).ok_or_else(|| self.too_short(to))?;
-            into.copy_from_slice(&bytes);
-            places.push(end..to);
+            self.get_many_past_cache(&files, known.as_ref(), at, &mut past)?;
         }
         Ok(places)
     }
@@ -138,19 +153,19 @@ impl Dataset {
             Some((worker, snapshot)) => Some((worker, self.numbers(snapshot, &files)?)),
             None => None,
         };
-        while let Some(file) = files.get(views.len()) {
-            let there = views.len();
-            if let Some((worker, numbers)) = &known {
-                worker.view_many(numbers.get(there..).unwrap_or_default(), &mut views);
-            }
-            if views.len() > there {
+        let mut past = VecDeque::new();
+        while views.len() < files.len() {
+            let at = views.len();
+            if let Some(bytes) = pop_at(&mut past, at) {
+                views.push(View::from(bytes));
                 continue;
             }
-            if known.as_ref().is_some_and(|(worker, _)| worker.is_attached()) {
-                views.push(View::from(self.get_past_cache(file)?));
-            } else {
-                let read = self.get_many_of_servers(files.get(there..).unwrap_or_default())?;
-                views.extend(read.into_iter().map(View::from));
+            if let Some((worker, numbers)) = &known {
+                let until = past.front().map_or(files.len(), |(index, _)| *index);
+                worker.view_many(numbers.get(at..until).unwrap_or_default(), &mut views);
+            }
+            if views.len() == at {
+                self.get_many_past_cache(&files, known.as_ref(), at, &mut past)?;
             }
         }
         Ok(views)
@@ -251,6 +266,41 @@ impl Dataset {
         Ok(files.iter().map(number).collect())
     }
 
+    /// Reads the file at an index from the servers. The same request brings later files that the
+    /// cache lacks, if the agent gives no absent chunk; otherwise only later files of the same chunk.
+    /// Adds each file to `past`, with its index.
+    fn get_many_past_cache(
+        &self,
+        files: &[FileKey<'_>],
+        known: Option<&(&Arc<AgentReader>, Vec<u32>)>,
+        at: usize,
+        past: &mut VecDeque<(usize, Bytes)>,
+    ) -> Result<(), Error> {
+        let end = past.front().map_or(files.len(), |(index, _)| *index);
+        let indexes: Vec<usize> = match (known, self.snapshot()) {
+            (Some((worker, numbers)), Some(snapshot)) => {
+                let chunk = |index: usize| Some(snapshot.place(*numbers.get(index)?).ok()?.chunk);
+                let (first, is_stuck) = (chunk(at), worker.obstacle().is_some());
+                let is_past = |index: &usize| {
+                    let of = chunk(*index);
+                    (is_stuck || of == first) && of.is_none_or(|chunk| !worker.has(chunk))
+                };
+                let later = (at + 1..end).filter(is_past);
+                std::iter::once(at).chain(later).take(FILES_PAST_CACHE).collect()
+            }
+            _ => (at..end).collect(),
+        };
+        let asked = indexes.iter().filter_map(|index| files.get(*index));
+        let read = match known.and_then(|(worker, numbers)| Some((worker, *numbers.get(at)?))) {
+            Some((worker, number)) => {
+                worker.uncached(number, || self.get_many_of_servers(asked))?
+            }
+            None => self.get_many_of_servers(asked)?,
+        };
+        indexes.into_iter().zip(read).rev().for_each(|file| past.push_front(file));
+        Ok(())
+    }
+
     fn get_past_cache(&self, file: &FileKey<'_>) -> Result<Bytes, Error> {
         match self.cached(file)? {
             Some((worker, number)) => worker.uncached(number, || self.get_of_servers(file)),
@@ -261,22 +311,31 @@ impl Dataset {
     fn get_of_servers(&self, file: &FileKey<'_>) -> Result<Bytes, Error> {
         match file {
             FileKey::Path(path) => self.get_uncached(path),
-            FileKey::Number(number) => {
-                let snapshot = self.numbering()?;
-                let item = ReadItem::from((snapshot.path(*number)?, snapshot.record(*number)?));
-                self.0.remote.get(&item)
-            }
+            FileKey::Number(number) => self.finish(self.begin_number(*number)?),
         }
     }
 
+    /// The same as [`begin`](Self::begin), for a number in the snapshot.
+    fn begin_number(&self, number: u32) -> Result<Begun, Error> {
+        let snapshot = self.numbering()?;
+        if let Some((epoch, _)) = self.epoch()
+            && let Some(file) = epoch.read_out_of_order(number)
+        {
+            return Ok(Begun::Done(file?));
+        }
+        Ok(Begun::Asked(ReadItem::from((snapshot.path(number)?, snapshot.record(number)?))))
+    }
+
     /// Many files in few requests; the error of the first file that fails.
-    fn get_many_of_servers(&self, files: &[FileKey<'_>]) -> Result<Vec<Bytes>, Error> {
-        let path = |file: &FileKey<'_>| match file {
-            FileKey::Path(path) => Ok(path.clone().into_owned()),
-            FileKey::Number(number) => self.numbering()?.path(*number),
-        };
-        let paths = files.iter().map(path).collect::<Result<Vec<_>, _>>()?;
-        self.get_many(&paths)?.into_iter().collect()
+    fn get_many_of_servers<'a>(
+        &self,
+        files: impl Iterator<Item = &'a FileKey<'a>>,
+    ) -> Result<Vec<Bytes>, Error> {
+        let begun = files.map(|file| match file {
+            FileKey::Path(path) => self.begin(&**path),
+            FileKey::Number(number) => self.begin_number(*number),
+        });
+        self.finish_many(begun.collect::<Result<_, _>>()?)?.into_iter().collect()
     }
 
     /// The snapshot with the numbers of the files.

@@ -17,7 +17,7 @@ use crate::path::AsPath;
 use crate::remote::{FileSink, ReadItem};
 
 /// A file of a batch.
-enum Begun {
+pub(super) enum Begun {
     /// No request is needed.
     Done(Result<Bytes, Error>),
     Asked(ReadItem),
@@ -46,7 +46,12 @@ impl Dataset {
 
     /// Reads a file without the cache of the node.
     pub(super) fn get_uncached(&self, path: &FilePath) -> Result<Bytes, Error> {
-        match self.begin(path)? {
+        self.finish(self.begin(path)?)
+    }
+
+    /// Reads a file from the servers unless it is there.
+    pub(super) fn finish(&self, begun: Begun) -> Result<Bytes, Error> {
+        match begun {
             Begun::Done(file) => file,
             Begun::Asked(item) => self.0.remote.get(&item),
         }
@@ -62,7 +67,14 @@ impl Dataset {
         paths: &[P],
     ) -> Result<Vec<Result<Bytes, Error>>, Error> {
         let begun = paths.iter().map(|path| self.begin_anywhere(path));
-        let begun: Vec<Begun> = begun.collect::<Result<_, _>>()?;
+        self.finish_many(begun.collect::<Result<_, _>>()?)
+    }
+
+    /// The same for many files, in as few requests as useful.
+    pub(super) fn finish_many(
+        &self,
+        begun: Vec<Begun>,
+    ) -> Result<Vec<Result<Bytes, Error>>, Error> {
         let asked = begun.iter().filter_map(|file| match file {
             Begun::Asked(item) => Some(item.clone()),
             Begun::Done(_) => None,
@@ -90,7 +102,7 @@ impl Dataset {
 
     /// A file of the epoch, an error for an unreadable file, or else the item to request. The call
     /// fails if the epoch's source fails.
-    fn begin(&self, path: &impl AsPath<FilePath>) -> Result<Begun, Error> {
+    pub(super) fn begin(&self, path: &impl AsPath<FilePath>) -> Result<Begun, Error> {
         let path = match path.as_path("read") {
             Ok(path) => path,
             Err(error) => return Ok(Begun::Done(Err(error))),

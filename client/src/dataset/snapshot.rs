@@ -9,11 +9,11 @@ use std::sync::Arc;
 use dl_format::Version;
 
 use super::Dataset;
-use crate::epoch::{Epoch, ShuffleOptions};
+use super::epoch::TaskSource;
+use crate::epoch::{Epoch, FileSource, ShuffleOptions};
 use crate::error::{Error, Kind};
-use crate::remote;
+use crate::remote::{self, EpochReader};
 use crate::snapshot::{Snapshot, SnapshotCache, UserFile};
-use crate::worker;
 
 impl Dataset {
     /// A handle that answers from a snapshot of the current version (paper, 4.1.3): without
@@ -105,12 +105,14 @@ impl Dataset {
         };
         let (remote, files) = (Arc::clone(&self.0.remote), Arc::clone(snapshot));
         let worker = self.0.worker.clone();
-        let open = move |cursor| match &worker {
-            None => remote::open_epoch(&remote, Arc::clone(&files), cursor),
-            Some(worker) => {
-                let uncached = remote::read_of_servers(&remote, Arc::clone(&files))?;
-                worker::open_epoch(Arc::clone(worker), &cursor, uncached)
-            }
+        let open = move |cursor| -> Result<Box<dyn FileSource>, Error> {
+            let (remote, files) = (Arc::clone(&remote), Arc::clone(&files));
+            Ok(match &worker {
+                Some(worker) => {
+                    Box::new(TaskSource::new(remote, files, Arc::clone(worker), cursor))
+                }
+                None => Box::new(EpochReader::new(&remote, files, cursor, Box::new(|_| false))?),
+            })
         };
         let epoch = Epoch::begin(address, Arc::clone(snapshot), options, Box::new(open))?;
         self.set_epoch(epoch.downgrade())?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dl_format::DatasetName;
+use dl_runtime::since_boot;
 
 use super::Dataset;
 use super::open::info_of;
@@ -13,16 +14,16 @@ use crate::error::{Error, Kind};
 use crate::remote::{Client, ClientCertificate, ConnectOptions, RemoteDataset};
 use crate::snapshot::{Snapshot, SnapshotCache};
 use crate::worker::message::{Servers, milliseconds};
-use crate::worker::{AgentReader, Attacher};
+use crate::worker::{AgentReader, Attached, Attacher};
 
 impl Client {
     /// A dataset as held by the agent of the node; none without a task.
     pub(super) fn of_task(&self, name: &DatasetName) -> Result<Option<Dataset>, Error> {
         let Some(attacher) = attacher(self.options(), name) else { return Ok(None) };
-        let (snapshot, attached) = match attacher.attach() {
-            Ok((attached, snapshot)) => (snapshot, Some(attached)),
-            Err(error) if error.kind() == Kind::NotFound => return Err(error),
-            Err(error) => {
+        let (snapshot, attached) = match attach(self.options(), &attacher) {
+            Ok((attached, snapshot)) => (snapshot, Ok(attached)),
+            Err((error, _)) if error.kind() == Kind::NotFound => return Err(error),
+            Err((error, took)) => {
                 note_uncached(self.options(), name, &error);
                 let found = self.find(name)?;
                 let cache = attacher.cache();
@@ -30,12 +31,11 @@ impl Client {
                 let Ok(snapshot) = found.snapshot_of(found.info().version, false, cache) else {
                     return Ok(Some(Dataset::new(found)));
                 };
-                (Arc::new(snapshot), None)
+                (Arc::new(snapshot), Err(took))
             }
         };
         for note in attached.iter().flat_map(|attached| &attached.notes) {
-            tracing::warn!("{note}");
-            self.options().on_note.as_ref().inspect(|tell| tell(note));
+            self.options().note(note);
         }
         let remote = self.described(info_of(name, &snapshot));
         let worker = AgentReader::new(attacher, Arc::clone(&snapshot), attached);
@@ -51,13 +51,11 @@ pub(super) fn reader_of(
 ) -> Option<Arc<AgentReader>> {
     let (options, name) = (remote.options(), &remote.info().name);
     let attacher = attacher(options, name)?.of_version(Arc::clone(snapshot));
-    let attached = match attacher.attach() {
-        Ok((attached, _)) => Some(attached),
-        Err(error) => {
-            note_uncached(options, name, &error);
-            None
-        }
-    };
+    let attached = attach(options, &attacher).map(|(attached, _)| attached);
+    let attached = attached.map_err(|(error, took)| {
+        note_uncached(options, name, &error);
+        took
+    });
     Some(Arc::new(AgentReader::new(attacher, Arc::clone(snapshot), attached)))
 }
 
@@ -67,10 +65,25 @@ fn attacher(options: &ConnectOptions, name: &DatasetName) -> Option<Attacher> {
     Some(Attacher::new(task, Servers::of(options), name.as_str().to_owned(), cache))
 }
 
+/// Attaches to the agent; an error comes with the duration of the attempt.
+fn attach(
+    options: &ConnectOptions,
+    attacher: &Attacher,
+) -> Result<(Attached, Arc<Snapshot>), (Error, Duration)> {
+    let began = since_boot();
+    let attached = attacher.attach();
+    let attached = attached.map_err(|error| (error, since_boot().saturating_sub(began)))?;
+    if let Some(note) = attacher.passed_over() {
+        options.note(&note);
+    }
+    Ok(attached)
+}
+
 fn note_uncached(options: &ConnectOptions, name: &DatasetName, error: &Error) {
     let why = error.chain();
-    tracing::warn!(%name, why, "reading without the node's cache");
-    options.on_uncached.as_ref().inspect(|tell| tell(&why));
+    options.note(&format!(
+        "all files of dl://{name} come from the servers, not from the node's cache: {why}"
+    ));
 }
 
 impl Servers {

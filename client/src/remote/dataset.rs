@@ -50,6 +50,11 @@ impl RemoteDataset {
         dataset_address(&self.info.name)
     }
 
+    /// Hands over a note for the user.
+    pub(crate) fn note(&self, text: &str) {
+        self.shared.options.note(text);
+    }
+
     pub(crate) fn session(&self) -> Result<Session, Error> {
         self.shared.session()
     }

@@ -16,10 +16,8 @@ use crate::task::TaskOptions;
 /// soon, and make no calls of the library.
 pub type OnRetry = Arc<dyn Fn(&Retry) + Send + Sync>;
 
-/// Receives the reason when a dataset is opened without the cache of the node.
-pub type OnUncached = Arc<dyn Fn(&str) + Send + Sync>;
-
-/// Called with a fact for the user of a task, as a sentence.
+/// Receives notes for the user about the cache of the node, such as the reason for reads without the
+/// cache. The callback must return soon, and make no calls of the library.
 pub type OnNote = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// A request about to be tried again, or waiting for an answer.
@@ -72,10 +70,8 @@ pub struct ConnectOptions {
     pub task: Option<TaskOptions>,
     /// Called when a call waits for a server.
     pub on_retry: Option<OnRetry>,
-    /// Called when a task has no agent, so all files come from the servers.
-    pub on_uncached: Option<OnUncached>,
-    /// Called with facts that the user of a task should know, such as a version older than the
-    /// newest.
+    /// Called with facts that the user of a task should know, such as a missing cache of the node, or a
+    /// version older than the newest.
     pub on_note: Option<OnNote>,
 }
 
@@ -110,7 +106,6 @@ impl Default for ConnectOptions {
             snapshots: None,
             task: None,
             on_retry: None,
-            on_uncached: None,
             on_note: None,
         }
     }
@@ -122,6 +117,12 @@ impl ConnectOptions {
     pub(crate) fn time_of_a_request(&self) -> Duration {
         let before = self.task.as_ref().map_or(Duration::ZERO, |task| task.patience * 2);
         self.request_timeout.saturating_sub(before).max(self.request_timeout / 2)
+    }
+
+    /// Hands over a note for the user.
+    pub(crate) fn note(&self, text: &str) {
+        tracing::warn!("{text}");
+        self.on_note.as_ref().inspect(|take| take(text));
     }
 
     /// The number of chunks of up to `size` bytes in flight.

@@ -1,7 +1,8 @@
-//! The folder for finding the agent of a task, and the start of the agent by its first worker.
+//! The folders for finding the agent of a task, and the start of the agent by its first worker.
 //!
 //! Must hold: each task and user has a single agent. The socket file of an ended agent does not
 //! block a new agent. An agent inherits nothing from its starter except the listener and the lock.
+//! No folder of another user is used.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,6 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use dl_runtime::since_boot;
+use rustix::fs::Access;
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -29,7 +31,8 @@ const LOOK: Duration = Duration::from_millis(1);
 /// The socket and the lock of the agent of a task and user.
 #[derive(Debug, Clone)]
 pub(crate) struct AgentAddress {
-    folder: PathBuf,
+    /// The preferred folder first.
+    folders: Vec<PathBuf>,
     name: String,
 }
 
@@ -37,7 +40,7 @@ impl AgentAddress {
     /// The address for a task. Workers with different keys have different agents.
     pub(crate) fn of(task: &TaskOptions, servers: &Servers) -> Self {
         let name = Self::name_of(&task.name, servers);
-        Self { folder: task.folder.clone(), name }
+        Self { folders: task.folders(), name }
     }
 
     /// The name of the files for a task, and for a user with a key.
@@ -47,19 +50,48 @@ impl AgentAddress {
         format!("{:032x}", xxh3_128(words.concat().as_bytes()))
     }
 
-    fn files(&self) -> AgentFiles {
-        AgentFiles::new(&self.folder, &self.name)
+    fn files(&self, folder: &Path) -> AgentFiles {
+        AgentFiles::new(folder, &self.name)
     }
 
-    /// Connects to the agent, if one listens.
+    /// Connects to the agent, if one listens in any of the folders.
     pub(crate) fn connect(&self) -> io::Result<Socket> {
-        check(&self.folder)?;
-        Socket::connect(&self.files().socket())
+        let (mut absent, mut unusable) = (None, Vec::new());
+        for (index, folder) in self.folders.iter().enumerate() {
+            let checked = self.check(index, folder);
+            let is_usable = checked.is_ok();
+            match checked.and_then(|()| Socket::connect(&self.files(folder).socket())) {
+                Err(why) if is_absence(&why) => absent = Some(why),
+                Err(why) if !is_usable => unusable.push(why.to_string()),
+                connected => return connected,
+            }
+        }
+        Err(absent.unwrap_or_else(|| no_folder(&unusable)))
     }
 
     /// The process id of the agent, from the lock file.
     pub(crate) fn holder(&self) -> Option<u32> {
-        fs::read_to_string(self.files().lock()).ok()?.trim().parse().ok()
+        self.folders.iter().find_map(|folder| {
+            fs::read_to_string(self.files(folder).lock()).ok()?.trim().parse().ok()
+        })
+    }
+
+    /// The folders that can't be used, with the causes, and the folder in their place.
+    pub(crate) fn passed_over(&self) -> Option<String> {
+        let mut unusable = Vec::new();
+        for (index, folder) in self.folders.iter().enumerate() {
+            match self.make(index, folder) {
+                Err(why) => unusable.push(why.to_string()),
+                Ok(()) if unusable.is_empty() => return None,
+                Ok(()) => {
+                    let (folder, unusable) = (folder.display(), unusable.join("; "));
+                    return Some(format!(
+                        "the node's agent has its socket in {folder}: {unusable}"
+                    ));
+                }
+            }
+        }
+        None
     }
 
     /// Starts an agent; false if another process starts or runs the agent.
@@ -72,14 +104,18 @@ impl AgentAddress {
     /// The right to be the agent: the listener, and the lock that holds the right while open. None
     /// while another agent has the right.
     pub(crate) fn claim(&self) -> io::Result<Option<(OwnedFd, OwnedFd)>> {
-        let made = fs::DirBuilder::new().mode(0o700).create(&self.folder);
-        if let Err(why) = made
-            && why.kind() != io::ErrorKind::AlreadyExists
-        {
-            return Err(of(&self.folder, &why));
+        let mut unusable = Vec::new();
+        for (index, folder) in self.folders.iter().enumerate() {
+            match self.make(index, folder).and_then(|()| self.claim_in(folder)) {
+                Ok(claimed) => return Ok(claimed),
+                Err(why) => unusable.push(why.to_string()),
+            }
         }
-        check(&self.folder)?;
-        let files = self.files();
+        Err(no_folder(&unusable))
+    }
+
+    fn claim_in(&self, folder: &Path) -> io::Result<Option<(OwnedFd, OwnedFd)>> {
+        let files = self.files(folder);
         let Some(lock) = files.try_lock(true)? else { return Ok(None) };
         let path = files.socket();
         match fs::remove_file(&path) {
@@ -89,17 +125,61 @@ impl AgentAddress {
         let listener = bind_at(&path).map_err(|why| of(&path, &why))?;
         Ok(Some((listener, lock.into())))
     }
+
+    /// Makes a folder of the user alone, unless there is one.
+    fn make(&self, index: usize, folder: &Path) -> io::Result<()> {
+        // Only the cache folder of the user may lack its parent.
+        let is_cache = self.folders.len() > 1 && index + 1 == self.folders.len();
+        let made = fs::DirBuilder::new().mode(0o700).recursive(is_cache).create(folder);
+        match made {
+            Err(why) if why.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(of(folder, &why));
+            }
+            _ => self.check(index, folder)?,
+        }
+        let written = rustix::fs::access(folder, Access::WRITE_OK).map_err(io::Error::from);
+        written.map_err(|why| of(folder, &why))
+    }
+
+    /// Checks for a folder of the user alone, because processes trust the memory behind its sockets.
+    /// A folder that nobody chose must also lie in a folder of the user.
+    fn check(&self, index: usize, folder: &Path) -> io::Result<()> {
+        let found = fs::symlink_metadata(folder).map_err(|why| of(folder, &why))?;
+        let user = rustix::process::geteuid().as_raw();
+        let why = if !found.is_dir() {
+            "is no folder".to_owned()
+        } else if found.uid() != user {
+            format!("belongs to user {}, not to user {user}", found.uid())
+        } else if found.mode() & 0o077 != 0 {
+            format!("has mode {:o}: other users may enter", found.mode() & 0o777)
+        } else if index > 0 && !is_of_user(folder, user)? {
+            "lies in a folder that another user may change".to_owned()
+        } else {
+            return Ok(());
+        };
+        let why = format!("{} {why}", folder.display());
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+    }
 }
 
-/// Checks for a folder of the user alone, because processes trust the memory behind its sockets.
-fn check(folder: &Path) -> io::Result<()> {
-    let found = fs::symlink_metadata(folder)?;
-    let user = rustix::process::geteuid().as_raw();
-    if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 {
-        return Ok(());
-    }
-    let why = format!("{} is not a folder of the user alone", folder.display());
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+/// Whether only the user may change the parent of a folder.
+fn is_of_user(folder: &Path, user: u32) -> io::Result<bool> {
+    let parent = fs::metadata(folder.parent().unwrap_or(folder))?;
+    Ok(parent.uid() == user && parent.mode() & 0o022 == 0)
+}
+
+/// Whether an error means that no agent listens.
+pub(crate) fn is_absence(why: &io::Error) -> bool {
+    matches!(why.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+fn no_folder(unusable: &[String]) -> io::Error {
+    let why = format!(
+        "no folder for the agent's socket can be used: {}; set DIESEL_RUNTIME_DIR to a folder of the \
+         user alone, with mode 0700",
+        unusable.join("; ")
+    );
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
 /// Runs the program that starts the agent and then ends, so the agent has no parent.
@@ -150,4 +230,60 @@ fn program(task: &TaskOptions) -> PathBuf {
         File::open(&beside).is_ok().then_some(beside)
     };
     task.program.clone().or_else(beside).unwrap_or_else(|| PathBuf::from("dlcmd"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn address(folders: &[PathBuf]) -> AgentAddress {
+        AgentAddress { folders: folders.to_vec(), name: "agent".to_owned() }
+    }
+
+    #[test]
+    fn the_first_folder_of_the_user_alone_is_used_and_the_others_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let below = |name| folder.path().join(name);
+        for (name, mode) in [("open", 0o755), ("parent", 0o777), ("own", 0o700)] {
+            fs::create_dir(below(name)).unwrap();
+            fs::set_permissions(below(name), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        fs::write(below("file"), "").unwrap();
+        std::os::unix::fs::symlink(below("own"), below("link")).unwrap();
+        let unusable = ["open", "file", "file/below", "link", "missing/below", "parent/new"];
+        let mut folders: Vec<_> = unusable.map(below).into();
+        folders.extend([below("own/new"), below("own/last")]);
+        let address = address(&folders);
+        assert!(is_absence(&address.connect().unwrap_err()));
+        let (listener, lock) = address.claim().unwrap().unwrap();
+        assert!(below("own/new/agent.sock").exists() && !below("own/last").exists());
+        assert!(address.claim().unwrap().is_none(), "the lock is held");
+        assert!(address.connect().is_ok());
+        let note = address.passed_over().unwrap();
+        assert!(note.contains(&format!("socket in {}: ", below("own/new").display())), "{note}");
+        for name in unusable {
+            assert!(note.contains(&below(name).display().to_string()), "{name} in {note}");
+        }
+        drop((listener, lock));
+        assert!(is_absence(&address.connect().unwrap_err()));
+    }
+
+    #[test]
+    fn without_a_usable_folder_the_error_names_each_with_its_cause() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = folder.path().join("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o750)).unwrap();
+        let address = address(&[open]);
+        for error in [address.claim().unwrap_err(), address.connect().unwrap_err()] {
+            let text = error.to_string();
+            assert!(
+                text.contains("open has mode 750") && text.contains("DIESEL_RUNTIME_DIR"),
+                "{text}"
+            );
+        }
+        assert_eq!(address.passed_over(), None);
+    }
 }

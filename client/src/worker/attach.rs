@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use dl_runtime::since_boot;
 
-use super::address::AgentAddress;
+use super::address::{AgentAddress, is_absence};
 use super::handover::snapshot_file;
 use super::layout::{Arena, Gauge, Maps, PinPage, Pinned, Shape, Table};
 use super::message::{FromAgent, Hello, PROTOCOL, Servers, ToAgent, WantedVersion, Welcome};
@@ -29,6 +29,19 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// Time for an agent to open a dataset, perhaps with the download of a snapshot.
 const WELCOME_PATIENCE: Duration = Duration::from_secs(330);
+
+/// Time between two attempts to attach, at least and at most.
+const AGAIN: Duration = Duration::from_secs(2);
+const AGAIN_MAX: Duration = Duration::from_secs(60);
+
+/// The pause after a failed attempt, as a multiple of its duration: attempts cost a reader at most
+/// a 50th of its time.
+const PAUSE_FACTOR: u32 = 50;
+
+/// The pause after a failed attempt to attach.
+pub(super) fn pause_after(attempt: Duration) -> Duration {
+    attempt.saturating_mul(PAUSE_FACTOR).clamp(AGAIN, AGAIN_MAX)
+}
 
 /// The settings to attach to the agent of a task, for a dataset.
 #[derive(Debug, Clone)]
@@ -102,6 +115,11 @@ impl Attacher {
         self.cache.as_ref()
     }
 
+    /// A note about folders that can't be used, and the folder in their place.
+    pub(crate) fn passed_over(&self) -> Option<String> {
+        self.address.passed_over()
+    }
+
     /// Attaches, and starts a missing agent; also gives the snapshot.
     pub(crate) fn attach(&self) -> Result<(Attached, Arc<Snapshot>), Error> {
         self.attach_within(START_PATIENCE, WELCOME_PATIENCE)
@@ -141,9 +159,7 @@ impl Attacher {
                 Ok(socket) => return Ok(socket),
                 Err(why) => why,
             };
-            let is_absent =
-                matches!(why.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
-            if !is_absent || since_boot() >= until {
+            if !is_absence(&why) || since_boot() >= until {
                 return Err(why);
             }
             if !self.address.start(&self.task)? {
@@ -254,6 +270,13 @@ impl Attached {
     /// Whether the agent has ended, or the attachment belongs to another process.
     pub(super) fn is_over(&self) -> bool {
         self.channel().is_none_or(|channel| channel.socket.is_closed())
+    }
+
+    /// Chunks of the largest group that fits, while the agent gives no absent chunk for an order with
+    /// larger groups.
+    #[inline]
+    pub(super) fn group_max(&self) -> Option<u64> {
+        self.maps.pins.get(Gauge::GroupMax).checked_sub(1)
     }
 
     /// The connection to the agent; none in a child of the process that attached.

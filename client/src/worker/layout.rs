@@ -270,6 +270,9 @@ pub enum Gauge {
     FilesAlone = 13,
     /// Microseconds of all waits that have ended.
     WaitedMicros = 14,
+    /// Chunks of the largest group that fits, plus 1, while the groups of the reader's order are
+    /// larger and no further chunk fits; else 0. Set by the agent.
+    GroupMax = 15,
 }
 
 /// The offset of the wait word in a page, behind the gauges. The word has the number of the wait

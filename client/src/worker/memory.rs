@@ -36,7 +36,11 @@ pub(crate) enum Access {
 impl SharedMemory {
     /// New memory full of zeros, mapped for writing, with the descriptor for other processes.
     pub(crate) fn create(name: &str, length: usize, access: Access) -> io::Result<(Self, OwnedFd)> {
-        let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+        let file = file.map_err(|why| {
+            let why = io::Error::from(why);
+            io::Error::new(why.kind(), format!("make shared memory with memfd_create: {why}"))
+        })?;
         ftruncate(&file, length as u64)?;
         let memory = Self::map_as(&file, length, ProtFlags::READ | ProtFlags::WRITE)?;
         if length >= HUGE_PAGE {

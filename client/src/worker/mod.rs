@@ -17,6 +17,7 @@ pub(crate) mod memory;
 pub(crate) mod message;
 #[cfg(test)]
 mod model;
+mod obstacle;
 mod prefetch;
 mod read;
 pub(crate) mod socket;
@@ -26,8 +27,9 @@ mod tests;
 mod uncached;
 mod wait;
 
-pub(crate) use attach::Attacher;
+pub(crate) use attach::{Attached, Attacher};
+pub(crate) use obstacle::Obstacle;
 pub use prefetch::Presence;
 pub(crate) use read::AgentReader;
 pub use read::View;
-pub(crate) use source::open as open_epoch;
+pub(crate) use source::AgentOrder;

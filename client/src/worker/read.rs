@@ -5,7 +5,7 @@
 //! has its own connection.
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use arc_swap::{ArcSwapOption, Guard};
 use bytes::Bytes;
 use dl_runtime::since_boot;
 
-use super::attach::{Attached, Attacher};
+use super::attach::{Attached, Attacher, pause_after};
 use super::copying::{copy_bytes, copy_of};
 use super::fork;
 use super::gather::Batch;
@@ -22,9 +22,6 @@ use super::message::{Begin, ToAgent, milliseconds};
 use crate::error::Error;
 use crate::process::{PerProcess, locked};
 use crate::snapshot::{FilePlace, Snapshot};
-
-/// Time between two attempts to attach.
-const AGAIN: Duration = Duration::from_secs(2);
 
 /// Files prepared as a group before the first copy.
 const TOGETHER: usize = 64;
@@ -35,6 +32,11 @@ pub(crate) struct AgentReader {
     attacher: Attacher,
     snapshot: Arc<Snapshot>,
     state: PerProcess<ProcessState>,
+    /// The time of the next attempt to attach: milliseconds since boot. A child of a fork goes on
+    /// with the time of its parent.
+    again: AtomicU64,
+    /// Whether an obstacle was noted.
+    pub(super) has_noted: AtomicBool,
 }
 
 /// An attachment for the time of a read.
@@ -52,8 +54,6 @@ struct ProcessState {
     begun: Mutex<Option<Begin>>,
     /// The number of files read of the rank.
     position: AtomicU64,
-    /// The time of the next attempt to attach: milliseconds since boot.
-    again: AtomicU64,
 }
 
 /// The bytes of a file, in the cache. The chunk stays in the cache while the view lives: keep a
@@ -75,20 +75,29 @@ struct Pin {
 }
 
 impl AgentReader {
-    /// A worker for a snapshot. Without an attachment, the next attempt follows after a while.
+    /// A worker for a snapshot, with its attachment or the time that the failed attempt to attach
+    /// took: the next attempt follows after a while.
     pub(crate) fn new(
         attacher: Attacher,
         snapshot: Arc<Snapshot>,
-        attached: Option<Attached>,
+        attached: Result<Attached, Duration>,
     ) -> Self {
         let attacher = attacher.of_version(Arc::clone(&snapshot));
-        let worker = Self { attacher, snapshot, state: PerProcess::new() };
-        if let Ok(state) = worker.state() {
-            let again = since_boot().saturating_add(AGAIN);
-            state.again.store(milliseconds(again), Ordering::Relaxed);
-            state.set(attached);
+        let again = AtomicU64::new(0);
+        let (state, has_noted) = (PerProcess::new(), AtomicBool::new(false));
+        let worker = Self { attacher, snapshot, state, again, has_noted };
+        match (attached, worker.state()) {
+            (Ok(attached), Ok(state)) => state.set(Some(attached)),
+            (Err(took), _) => worker.attach_after(took),
+            (Ok(_), Err(_)) => {}
         }
         worker
+    }
+
+    /// Sets the time of the next attempt to attach, after a failed attempt.
+    fn attach_after(&self, took: Duration) {
+        let again = since_boot().saturating_add(pause_after(took));
+        self.again.store(milliseconds(again), Ordering::Relaxed);
     }
 
     fn state(&self) -> Result<&ProcessState, Error> {
@@ -114,12 +123,14 @@ impl AgentReader {
 
     #[cold]
     fn attach_again(&self, state: &ProcessState) -> AttachedNow {
-        let now = milliseconds(since_boot());
-        let next = now.saturating_add(milliseconds(AGAIN));
+        let began = since_boot();
         // A single thread attaches; the other threads read from the servers meanwhile.
-        let again = state.again.load(Ordering::Relaxed);
+        let again = self.again.load(Ordering::Relaxed);
+        let next = milliseconds(began.saturating_add(pause_after(Duration::ZERO)));
         let order = Ordering::Relaxed;
-        if again > now || state.again.compare_exchange(again, next, order, order).is_err() {
+        if again > milliseconds(began)
+            || self.again.compare_exchange(again, next, order, order).is_err()
+        {
             return Guard::from_inner(None);
         }
         match self.attacher.attach_again() {
@@ -131,15 +142,23 @@ impl AgentReader {
                 }
                 state.set(Some(attached));
             }
-            Err(error) => tracing::debug!(why = error.chain(), "attaching to the agent failed"),
+            Err(error) => {
+                tracing::debug!(why = error.chain(), "attaching to the agent failed");
+                self.attach_after(since_boot().saturating_sub(began));
+            }
         }
         state.get()
     }
 
     /// A file in memory; none if the caller must read from the servers.
     pub(crate) fn read(&self, number: u32) -> Option<Bytes> {
+        self.read_with(number, Vec::new)
+    }
+
+    /// The same. For a request to the agent, `hints` gives the chunks needed next.
+    pub(super) fn read_with(&self, number: u32, hints: impl FnOnce() -> Vec<u32>) -> Option<Bytes> {
         match self.place(number) {
-            Some(place) => self.lend_at(number, place, Vec::new, copy_of),
+            Some(place) => self.lend_at(number, place, hints, copy_of),
             None => self.read_large(number).map(Bytes::from),
         }
     }
@@ -290,11 +309,6 @@ impl AgentReader {
         done
     }
 
-    /// Whether the process has an agent now; attaches if due.
-    pub(crate) fn is_attached(&self) -> bool {
-        self.attached().is_some()
-    }
-
     /// The bytes of a file in the cache; a copy if views hold too many slots already.
     pub(crate) fn view(&self, number: u32) -> Option<View> {
         let (numbers, places) = ([number], [self.place(number).unwrap_or(FilePlace::NOWHERE)]);
@@ -376,17 +390,24 @@ impl AgentReader {
         hints: &[u32],
     ) -> Option<Pinned<'a>> {
         attached.maps.pins.add(Gauge::Misses, 1);
-        let pinned = attached.want(place.chunk, number, hints);
-        if pinned.is_none() {
-            attached.maps.pins.add(Gauge::Fallbacks, 1);
-            attached.maps.pins.add(Gauge::FallbackBytes, place.length);
-            if attached.is_over()
-                && let Ok(state) = self.state()
-            {
-                state.set(None);
-            }
+        if attached.group_max().is_none()
+            && let Some(pinned) = attached.want(place.chunk, number, hints)
+        {
+            return Some(pinned);
         }
-        pinned
+        attached.maps.pins.add(Gauge::Fallbacks, 1);
+        attached.maps.pins.add(Gauge::FallbackBytes, place.length);
+        self.drop_if_over(attached);
+        None
+    }
+
+    /// Forgets the attachment to an agent that has ended.
+    pub(super) fn drop_if_over(&self, attached: &Attached) {
+        if attached.is_over()
+            && let Ok(state) = self.state()
+        {
+            state.set(None);
+        }
     }
 
     /// Ends the current order at the agent.

@@ -1,65 +1,51 @@
-//! The files of an epoch from shared memory, filled by the agent along the order.
+//! The reads of a process along an order, as the agent knows them.
 //!
-//! Must hold: the servers give a file if the agent can't in time, and the next read asks the agent
-//! again.
+//! Must hold: the agent hears of the order with the first read, and of its end with the last. For an
+//! order that no message can describe, each wait names the chunks needed next.
 
-use std::sync::{Arc, Once};
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, Once};
 
-use super::message::Begin;
+use bytes::Bytes;
+
+use super::message::{Begin, HINTS_MAX};
+use super::obstacle::Obstacle;
 use super::read::AgentReader;
-use crate::epoch::{FileRead, FileSource};
-use crate::error::Error;
-use crate::order::Cursor;
+use crate::order::{Cursor, Worker};
+use crate::process::locked;
 
-/// Reads a file from the servers, by number.
-type ReadUncached = Box<dyn Fn(u32) -> FileRead + Send + Sync>;
+/// Files ahead whose chunks a wait names.
+const FILES_AHEAD: usize = 4_096;
 
-/// The reads of a process along an order.
-struct SharedSource {
+/// An order read through the agent.
+#[derive(Debug)]
+pub(crate) struct AgentOrder {
     worker: Arc<AgentReader>,
-    /// The message that announces the order; none if too long.
+    /// The message that announces the order; none for a resumed order, or if too long.
     begin: Option<Begin>,
+    /// The files of the order, for orders without a message.
+    ahead: Mutex<Cursor>,
     begun: Once,
     /// The rank's worker in the process.
-    of: crate::order::Worker,
-    uncached: ReadUncached,
+    of: Worker,
 }
 
-impl std::fmt::Debug for SharedSource {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedSource").field("of", &self.of).finish_non_exhaustive()
-    }
-}
-
-/// The shared memory as the source of a cursor's files.
-pub(crate) fn open(
-    worker: Arc<AgentReader>,
-    cursor: &Cursor,
-    uncached: ReadUncached,
-) -> Result<Box<dyn FileSource>, Error> {
-    let of = cursor.worker();
-    let begin = Begin::of(cursor.order(), cursor.rank(), of.of_rank(cursor.position()));
-    Ok(Box::new(SharedSource { worker, begin, begun: Once::new(), of, uncached }))
-}
-
-impl Drop for SharedSource {
-    fn drop(&mut self) {
-        if self.begun.is_completed() {
-            self.worker.end();
-        }
-    }
-}
-
-impl FileSource for SharedSource {
-    fn read(&self, position: u64, number: u32) -> Option<FileRead> {
-        self.pass(position);
-        Some(match self.worker.read(number) {
-            Some(bytes) => Ok(Ok(bytes)),
-            None => self.worker.uncached(number, || (self.uncached)(number)),
-        })
+impl AgentOrder {
+    /// The order of a cursor.
+    pub(crate) fn new(worker: Arc<AgentReader>, cursor: &Cursor) -> Self {
+        let of = cursor.worker();
+        let begin = Begin::of(cursor.order(), cursor.rank(), of.of_rank(cursor.position()));
+        let ahead = Mutex::new(cursor.clone());
+        Self { worker, begin, ahead, begun: Once::new(), of }
     }
 
-    fn pass(&self, position: u64) {
+    /// The reader of the memory of the node.
+    pub(crate) fn worker(&self) -> &Arc<AgentReader> {
+        &self.worker
+    }
+
+    /// Notes that all files before a position are read, or come from elsewhere.
+    pub(crate) fn pass(&self, position: u64) {
         let position = self.of.of_rank(position);
         // Only at the first read: a process whose children read would stay at the begin, and delay
         // the order.
@@ -71,8 +57,48 @@ impl FileSource for SharedSource {
         self.worker.reached(position);
     }
 
-    fn read_out_of_order(&self, _: u32) -> Option<FileRead> {
-        // Reads by path go through the worker as well.
-        None
+    /// A file at a position; none if the caller must read from the servers.
+    pub(crate) fn read(&self, position: u64, number: u32) -> Option<Bytes> {
+        self.pass(position);
+        if self.begin.is_some() {
+            return self.worker.read(number);
+        }
+        let place = self.worker.snapshot().place(number).ok()?;
+        if self.large_group().is_some() && !self.worker.has(place.chunk) {
+            return None;
+        }
+        self.worker.read_with(number, || self.chunks_from(position))
+    }
+
+    /// The reason why the agent gives no absent chunk of the order now, if any.
+    pub(crate) fn obstacle(&self) -> Option<Obstacle> {
+        self.worker.obstacle().or_else(|| self.large_group())
+    }
+
+    /// Whether the agent has too few slots for a group, for an order unknown to the agent.
+    fn large_group(&self) -> Option<Obstacle> {
+        let group = u64::from(locked(&self.ahead).order().settings().group);
+        let chunks = u64::from(self.worker.snapshot().chunks());
+        let most = self.worker.slots()?.saturating_sub(1).into();
+        let is_large = self.begin.is_none() && most < group.min(chunks);
+        is_large.then_some(Obstacle::LargeGroup { most })
+    }
+
+    /// The chunks of the next files, in the order of first need.
+    fn chunks_from(&self, position: u64) -> Vec<u32> {
+        let mut ahead = locked(&self.ahead);
+        ahead.seek(position);
+        let places = ahead.by_ref().take(FILES_AHEAD);
+        let chunks = places.filter_map(|file| Some(self.worker.snapshot().place(file).ok()?.chunk));
+        let mut seen = HashSet::new();
+        chunks.filter(|chunk| seen.insert(*chunk)).take(HINTS_MAX).collect()
+    }
+}
+
+impl Drop for AgentOrder {
+    fn drop(&mut self) {
+        if self.begun.is_completed() {
+            self.worker.end();
+        }
     }
 }

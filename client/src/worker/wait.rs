@@ -86,7 +86,7 @@ impl Attached {
     }
 
     /// Whether the agent is silent, or a wait has just failed.
-    fn is_silent(&self, now: u64) -> bool {
+    pub(super) fn is_silent(&self, now: u64) -> bool {
         let silence = now.saturating_sub(self.maps.table.last_beat());
         silence > milliseconds(SILENCE_MAX) || now < self.paused_until.load(Ordering::Relaxed)
     }

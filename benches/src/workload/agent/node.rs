@@ -112,19 +112,21 @@ pub(crate) fn put_chunks(
     Ok(writer.close()?)
 }
 
-/// Opens a dataset through the agent of a job, or straight from the server.
+/// Opens a dataset through the agent of a job, or straight from the server. The agent is `program`,
+/// or dlcmd.
 pub(crate) fn open(
     server: &str,
     dataset: &str,
     folder: &Path,
     task: Option<&str>,
+    program: Option<PathBuf>,
 ) -> Result<Dataset> {
     let dataset = dataset.parse()?;
     if let Some(task) = task {
-        let (options, task) = options(server, task, folder)?;
-        return Ok(
-            Client::connect(ConnectOptions { task: Some(task), ..options })?.dataset(&dataset)?
-        );
+        let (options, mut task) = options(server, task, folder)?;
+        task.program = program.or(task.program);
+        let options = ConnectOptions { task: Some(task), ..options };
+        return Ok(Client::connect(options)?.dataset(&dataset)?);
     }
     let cache = SnapshotCache::new(folder.join("snapshots"), 4 << 30);
     Ok(connect(server)?.dataset(&dataset)?.with_snapshot(&cache)?)
@@ -133,7 +135,7 @@ pub(crate) fn open(
 fn options(server: &str, task: &str, folder: &Path) -> Result<(ConnectOptions, TaskOptions)> {
     let options = ConnectOptions { servers: vec![server.to_owned()], ..Default::default() };
     let task = TaskOptions::named(task).context("a legal name")?;
-    Ok((options, TaskOptions { folder: folder.join("run"), ..task }))
+    Ok((options, TaskOptions { folder: Some(folder.join("run")), ..task }))
 }
 
 impl Node {

@@ -39,6 +39,8 @@ pub(crate) struct AgentReader {
     pub(crate) seed: u64,
     /// Job of the agent; `None` to read from the server.
     pub(crate) task: Option<String>,
+    /// Program of the agent; `None` for dlcmd.
+    pub(crate) agent_program: Option<PathBuf>,
     pub(crate) memcached: Option<Listener>,
     /// Network namespace of the process.
     pub(crate) namespace: Option<String>,
@@ -92,7 +94,18 @@ impl Node {
         let (server, dataset) = (self.server.clone(), self.dataset.to_owned());
         let (folder, task) = (self.folder.clone(), Some(self.task.to_owned()));
         let namespace = self.namespace.clone();
-        AgentReader { server, dataset, folder, length, seed, task, memcached: None, namespace }
+        let (agent_program, memcached) = (None, None);
+        AgentReader {
+            server,
+            dataset,
+            folder,
+            length,
+            seed,
+            task,
+            agent_program,
+            memcached,
+            namespace,
+        }
     }
 }
 
@@ -240,8 +253,8 @@ impl Passes {
 
 impl State {
     fn new(reader: &AgentReader) -> Result<Self> {
-        let dataset =
-            open(&reader.server, &reader.dataset, &reader.folder, reader.task.as_deref())?;
+        let (task, program) = (reader.task.as_deref(), reader.agent_program.clone());
+        let dataset = open(&reader.server, &reader.dataset, &reader.folder, task, program)?;
         let files = dataset.snapshot().context("there is a snapshot")?.files();
         let mut order: Vec<u32> = (0..files).collect();
         shuffle(&mut order, reader.seed);

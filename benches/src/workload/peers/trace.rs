@@ -95,7 +95,8 @@ impl PeersReader {
 
 /// Body of a process of a node.
 pub(in crate::workload) fn trace(reader: &PeersReader) -> Result<()> {
-    let dataset = open(&reader.server, &reader.dataset, &reader.folder, reader.task.as_deref())?;
+    let task = reader.task.as_deref();
+    let dataset = open(&reader.server, &reader.dataset, &reader.folder, task, None)?;
     answer(())?;
     commands::<()>().next().context("there is a command")??;
     let files = Arc::new(AtomicU64::new(0));

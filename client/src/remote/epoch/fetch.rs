@@ -18,7 +18,7 @@ use crate::remote::chunks::get_chunks;
 use crate::remote::dataset::RemoteDataset;
 use crate::remote::epoch::chunk_bytes::{ChunkBytes, range_of};
 use crate::remote::epoch::group::Content;
-use crate::remote::epoch::window::{Fetch, Taken, Window};
+use crate::remote::epoch::window::{Fetch, IsElsewhere, Taken, Window};
 use crate::remote::read::{Arrived, ReadItem, Wanted, read_batch, read_whole};
 use crate::remote::session::Session;
 use crate::snapshot::Snapshot;
@@ -40,42 +40,30 @@ struct EpochSource {
     is_old: AtomicBool,
 }
 
-/// A source of the files of a cursor, from the servers.
-pub(crate) fn open(
-    dataset: &RemoteDataset,
-    snapshot: Arc<Snapshot>,
-    cursor: Cursor,
-) -> Result<Box<dyn FileSource>, Error> {
-    Ok(Box::new(Reader::new(EpochSource::new(dataset, snapshot)?, cursor)))
-}
-
-/// A function that reads a file by number, in a separate request.
-pub(crate) fn read_of_servers(
-    dataset: &RemoteDataset,
-    snapshot: Arc<Snapshot>,
-) -> Result<Box<dyn Fn(u32) -> FileRead + Send + Sync>, Error> {
-    let source = EpochSource::new(dataset, snapshot)?;
-    Ok(Box::new(move |number| source.read(number)))
-}
-
-/// The groups of an epoch in one process.
-struct Reader {
+/// The groups of an epoch in one process, from the servers.
+pub(crate) struct EpochReader {
     window: Arc<Window>,
     source: Arc<EpochSource>,
     /// The drop ends all fetchers.
     _open: watch::Sender<()>,
 }
 
-impl std::fmt::Debug for Reader {
+impl std::fmt::Debug for EpochReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reader").field("source", &self.source).finish_non_exhaustive()
+        f.debug_struct("EpochReader").field("source", &self.source).finish_non_exhaustive()
     }
 }
 
-impl Reader {
-    /// The files of a cursor. Fetching begins with the first read.
-    fn new(source: EpochSource, cursor: Cursor) -> Self {
-        let source = Arc::new(source);
+impl EpochReader {
+    /// The files of a cursor, without the files of chunks that another source has. Fetching begins
+    /// with the first read.
+    pub(crate) fn new(
+        dataset: &RemoteDataset,
+        snapshot: Arc<Snapshot>,
+        cursor: Cursor,
+        is_elsewhere: IsElsewhere,
+    ) -> Result<Self, Error> {
+        let source = Arc::new(EpochSource::new(dataset, snapshot)?);
         let (open, closed) = watch::channel(());
         let most = source.session.connections.width() * CHUNKS_PER_CONNECTION;
         let window = Arc::new_cyclic(|window: &Weak<Window>| {
@@ -92,16 +80,45 @@ impl Reader {
                     }
                 });
             };
-            Window::new(cursor, Box::new(start), most)
+            Window::new(cursor, Box::new(start), most, is_elsewhere)
         });
-        Self { window, source, _open: open }
+        Ok(Self { window, source, _open: open })
+    }
+
+    /// The file at a position, or [`Taken::Separate`]. None as in [`FileSource::read`].
+    pub(crate) fn take_at(&self, position: u64, number: u32) -> Option<Taken> {
+        self.window.take_at(position, number)
+    }
+
+    /// Reads a file in a separate request.
+    pub(crate) fn read_separately(&self, number: u32) -> FileRead {
+        self.source.read(number)
+    }
+
+    /// Fetches no further group. Returns the position behind the planned groups.
+    pub(crate) fn end_ahead(&self) -> Option<u64> {
+        self.window.end_ahead()
+    }
+
+    /// Whether a position lies behind the planned groups.
+    pub(crate) fn is_behind(&self, position: u64) -> bool {
+        self.window.is_behind(position)
     }
 }
 
-impl FileSource for Reader {
+/// Reads a file of a snapshot in a separate request.
+pub(crate) fn read_separately(
+    dataset: &RemoteDataset,
+    snapshot: &Arc<Snapshot>,
+    number: u32,
+) -> FileRead {
+    EpochSource::new(dataset, Arc::clone(snapshot))?.read(number)
+}
+
+impl FileSource for EpochReader {
     fn read(&self, position: u64, number: u32) -> Option<FileRead> {
-        let taken = self.window.take_at(position, number)?;
-        Some(taken.read().unwrap_or_else(|| self.source.read(number)))
+        let taken = self.take_at(position, number)?;
+        Some(taken.read().unwrap_or_else(|| self.read_separately(number)))
     }
 
     /// Reads by number advance the groups without help.
@@ -116,7 +133,7 @@ impl FileSource for Reader {
 
 impl Taken {
     /// The result for a file source; none for a file read separately.
-    fn read(self) -> Option<FileRead> {
+    pub(crate) fn read(self) -> Option<FileRead> {
         match self {
             Self::File(file) => Some(Ok(file)),
             Self::Unreachable(error) => Some(Err(error)),
@@ -125,7 +142,7 @@ impl Taken {
     }
 }
 
-impl Drop for Reader {
+impl Drop for EpochReader {
     fn drop(&mut self) {
         self.window.close();
     }

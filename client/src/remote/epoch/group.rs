@@ -66,6 +66,14 @@ impl Group {
         }
     }
 
+    /// Leaves the files of a chunk to other sources.
+    pub(super) fn pass_over(&mut self, piece: usize) {
+        let Some(passed) = self.pieces.get_mut(piece) else { return };
+        self.left -= passed.taken.iter().filter(|taken| !**taken).count();
+        passed.taken.fill(true);
+        passed.state = State::Ready(Vec::new());
+    }
+
     pub(super) fn is_taken(&self, piece: usize, place: usize) -> bool {
         let piece = self.pieces.get(piece);
         piece.and_then(|piece| piece.taken.get(place)).is_some_and(|taken| *taken)

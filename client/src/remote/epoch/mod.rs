@@ -11,4 +11,4 @@ mod group;
 mod tests;
 mod window;
 
-pub(crate) use fetch::{open, read_of_servers};
+pub(crate) use fetch::{EpochReader, read_separately};

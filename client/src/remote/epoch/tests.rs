@@ -23,6 +23,8 @@ struct Scene {
     started: Arc<AtomicUsize>,
     order: Vec<u32>,
     turns: Turns,
+    /// Chunks of another source.
+    elsewhere: Arc<Mutex<Vec<u32>>>,
 }
 
 impl Scene {
@@ -36,8 +38,11 @@ impl Scene {
         let start = move || _ = counted.fetch_add(1, Ordering::SeqCst);
         let order = cursor.clone().collect();
         let turns = Turns::new(cursor.clone());
-        let window = Window::new(cursor, Box::new(start), FETCHERS);
-        Self { window: Arc::new(window), started, order, turns }
+        let elsewhere = Arc::new(Mutex::new(Vec::new()));
+        let chunks = Arc::clone(&elsewhere);
+        let is_elsewhere = Box::new(move |chunk| chunks.lock().unwrap().contains(&chunk));
+        let window = Window::new(cursor, Box::new(start), FETCHERS, is_elsewhere);
+        Self { window: Arc::new(window), started, order, turns, elsewhere }
     }
 
     /// Runs the started fetchers; gives the finished fetches.
@@ -156,6 +161,35 @@ fn a_position_behind_the_two_groups_waits_for_the_first_group() {
         assert!(is_file(&scene.take_at(position, well).0, scene.order[position as usize]));
     }
     assert!(is_file(&scene.take_at(2 * group, well).0, scene.order[2 * group as usize]));
+}
+
+#[test]
+fn chunks_of_another_source_are_left_to_it_and_keep_no_group() {
+    let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
+    scene.elsewhere.lock().unwrap().extend(0..CHUNKS / 2);
+    let mut fetched = Vec::new();
+    for (position, number) in (0..).zip(&scene.order) {
+        let (taken, done) = scene.take_at(position, well);
+        let is_left = matches!(taken, Taken::Separate);
+        assert_eq!(is_left, *number < CHUNKS / 2 * FILES, "{number}: {taken:?}");
+        fetched.extend(done);
+    }
+    let mut files = fetched.concat();
+    files.sort_unstable();
+    assert_eq!(files, (CHUNKS / 2 * FILES..CHUNKS * FILES).collect::<Vec<_>>());
+}
+
+#[test]
+fn an_ended_window_gives_the_files_of_its_groups_only() {
+    let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
+    let end = scene.window.end_ahead().unwrap();
+    assert_eq!(end, u64::from(2 * GROUP * FILES));
+    for (position, number) in (0..end).zip(&scene.order) {
+        assert!(!scene.window.is_behind(position));
+        assert!(is_file(&scene.take_at(position, well).0, *number));
+    }
+    assert!(scene.window.is_behind(end));
+    assert!(matches!(scene.take_at(end, well).0, Taken::Separate));
 }
 
 #[test]

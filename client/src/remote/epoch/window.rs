@@ -1,6 +1,7 @@
 //! The two groups in memory: the current group, and the next group in fetching.
 //!
 //! Must hold: there are at most two groups. A file is delivered as soon as its chunk is present.
+//! Chunks in the memory of the node are not fetched.
 //! Every wait for a chunk is a wait for a fetch with an end. After a failure of all servers,
 //! fetching stops until the next request for a file.
 
@@ -19,7 +20,7 @@ const BEHIND: usize = 4;
 
 /// The result of a request for a file.
 #[derive(Debug)]
-pub(super) enum Taken {
+pub(crate) enum Taken {
     /// The bytes or the error of the file.
     File(Result<Bytes, Error>),
     /// Not kept here: the file must be read separately.
@@ -37,17 +38,21 @@ pub(super) struct Fetch {
 /// Starts a fetcher, which calls [`Window::next_fetch`] until no chunk is left.
 pub(super) type StartFetcher = Box<dyn Fn() + Send + Sync>;
 
+/// Whether another source has a chunk of the snapshot, by its number.
+pub(crate) type IsElsewhere = Box<dyn Fn(u32) -> bool + Send + Sync>;
+
 /// The groups in memory, with their waiting threads.
 pub(super) struct Window {
     inner: Mutex<Inner>,
     changed: Condvar,
     start: StartFetcher,
     fetchers_max: usize,
+    is_elsewhere: IsElsewhere,
 }
 
 struct Inner {
-    /// The source of the later groups.
-    cursor: Cursor,
+    /// The source of the later groups; none after [`Window::end_ahead`].
+    cursor: Option<Cursor>,
     /// At most two groups, in order.
     groups: VecDeque<Group>,
     number: u64,
@@ -62,10 +67,15 @@ struct Inner {
 
 impl Window {
     /// The groups of a cursor. `start` is called for each fetcher, with at most `fetchers_max` at a
-    /// time.
-    pub(super) fn new(cursor: Cursor, start: StartFetcher, fetchers_max: usize) -> Self {
+    /// time. Files of chunks that `is_elsewhere` names are left to their other source.
+    pub(super) fn new(
+        cursor: Cursor,
+        start: StartFetcher,
+        fetchers_max: usize,
+        is_elsewhere: IsElsewhere,
+    ) -> Self {
         let mut inner = Inner {
-            cursor,
+            cursor: Some(cursor),
             groups: VecDeque::new(),
             number: 0,
             queue: VecDeque::new(),
@@ -74,7 +84,25 @@ impl Window {
             asked: None,
         };
         inner.plan();
-        Self { inner: Mutex::new(inner), changed: Condvar::new(), start, fetchers_max }
+        Self {
+            inner: Mutex::new(inner),
+            changed: Condvar::new(),
+            start,
+            fetchers_max,
+            is_elsewhere,
+        }
+    }
+
+    /// Plans no further group. Returns the position behind the planned groups.
+    pub(super) fn end_ahead(&self) -> Option<u64> {
+        let mut inner = self.lock();
+        inner.cursor = None;
+        inner.end()
+    }
+
+    /// Whether a position lies behind the planned groups.
+    pub(super) fn is_behind(&self, position: u64) -> bool {
+        self.lock().end().is_none_or(|end| end <= position)
     }
 
     /// The file at a position of the order, after a wait for its chunk. None if the group of the
@@ -135,10 +163,16 @@ impl Window {
         while let Some(place) = inner.queue.pop_front() {
             let Some(group) = inner.group(place.0) else { continue };
             let Some(piece) = group.pieces.get_mut(place.1) else { continue };
-            if matches!(piece.state, State::Waiting) {
-                piece.state = State::Fetching;
-                return Some(Fetch { place, numbers: group.plan.files_of(place.1).to_vec() });
+            if !matches!(piece.state, State::Waiting) {
+                continue;
             }
+            if group.plan.number_of(place.1).is_some_and(|chunk| (self.is_elsewhere)(chunk)) {
+                group.pass_over(place.1);
+                self.changed.notify_all();
+                continue;
+            }
+            piece.state = State::Fetching;
+            return Some(Fetch { place, numbers: group.plan.files_of(place.1).to_vec() });
         }
         inner.fetchers -= 1;
         None
@@ -195,13 +229,18 @@ impl Inner {
     /// Plans groups up to two.
     fn plan(&mut self) {
         while self.groups.len() < 2 {
-            let Some(plan) = ChunkPlan::next_of(&mut self.cursor) else { return };
+            let Some(plan) = self.cursor.as_mut().and_then(ChunkPlan::next_of) else { return };
             let number = self.number + self.groups.len() as u64;
             if !self.is_stalled {
                 self.queue.extend(plan.by_need().iter().map(|piece| (number, *piece)));
             }
             self.groups.push_back(Group::new(plan));
         }
+    }
+
+    /// The position behind the planned groups.
+    fn end(&self) -> Option<u64> {
+        self.groups.back().map(|group| group.plan.positions().end)
     }
 
     /// Drops finished groups, and plans the next groups.

@@ -3,6 +3,7 @@
 
 mod cgroup;
 mod changes;
+mod direct;
 mod environment;
 mod leaving;
 mod memory;

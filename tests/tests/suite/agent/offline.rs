@@ -28,7 +28,7 @@ fn an_agent_with_all_chunks_serves_workers_with_other_settings() -> Result<()> {
     scene.wait_until(|status| status["partial"] == false)?;
     scene.kill_server()?;
     let mut task = TaskOptions::named("job").context("a name")?;
-    task.folder = scene.path("run");
+    task.folder = Some(scene.path("run"));
     task.program = Some(agent_program()?);
     let address = scene.address.clone();
     let usual = || ConnectOptions { task: Some(task.clone()), ..ConnectOptions::default() };

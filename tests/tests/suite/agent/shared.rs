@@ -19,7 +19,7 @@ fn open(scene: &Scene) -> Result<Dataset> {
 pub(super) fn open_at(scene: &Scene, node: &str, patience: Option<Duration>) -> Result<Dataset> {
     let mut task = TaskOptions::named("job").context("a name")?;
     task.patience = patience.unwrap_or(task.patience);
-    task.folder = scene.path(&format!("run{node}"));
+    task.folder = Some(scene.path(&format!("run{node}")));
     task.program = Some(agent_program()?);
     let servers = vec![scene.address.clone()];
     let options = ConnectOptions { servers, task: Some(task), ..ConnectOptions::default() };

@@ -28,7 +28,8 @@ impl Scene {
             .arg(files.to_string())
             .status()?;
         anyhow::ensure!(make.success(), "no files were made: {make}");
-        let server = Server::start(&folder.path().join("data"))?;
+        let http = ["--http", "127.0.0.1:0"];
+        let server = Server::start_with(&folder.path().join("data"), "127.0.0.1:0", &http)?;
         let address = server.address().to_owned();
         let servers = vec![address.clone()];
         let client = Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?;
