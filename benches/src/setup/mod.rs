@@ -17,7 +17,7 @@ pub(crate) use network::{Network, within};
 pub use options::{Options, Settings};
 pub(crate) use program::{
     OwnProcess, Process, Server, answer, commands, dlcmd, dlcmd_at, finish, free_address,
-    memcached, memcached_at, shell,
+    memcached, memcached_at, program, shell,
 };
 pub(crate) use redis::{Redis, RedisCluster, processor_seconds};
 pub(crate) use slow::{SlowServer, connect, runtime};

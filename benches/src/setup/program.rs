@@ -45,7 +45,8 @@ impl Drop for Process {
     }
 }
 
-fn program(name: &str) -> Result<PathBuf> {
+/// A program beside this one.
+pub(crate) fn program(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("find this program")?;
     let program = own.with_file_name(name);
     ensure!(program.is_file(), "{} is missing: run `make bench`", program.display());

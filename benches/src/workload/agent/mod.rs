@@ -10,6 +10,7 @@ pub(super) mod node;
 mod plain;
 pub(super) mod reader;
 mod small;
+mod without;
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -34,6 +35,8 @@ pub enum AgentPart {
     Fill,
     /// Epochs through a cache smaller than the dataset
     Small,
+    /// Epochs with an agent that can't serve
+    Without,
 }
 
 pub(super) fn run(part: Option<AgentPart>, settings: &Settings) -> Result<Vec<Bench>> {
@@ -41,6 +44,7 @@ pub(super) fn run(part: Option<AgentPart>, settings: &Settings) -> Result<Vec<Be
         AgentPart::Hot => hot::run(settings),
         AgentPart::Fill => fill::run(settings),
         AgentPart::Small => small::run(settings),
+        AgentPart::Without => without::run(settings),
     })
 }
 
