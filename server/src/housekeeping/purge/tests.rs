@@ -166,7 +166,7 @@ async fn a_dry_run_says_what_a_purge_gives_back_and_changes_nothing() {
     assert_eq!((done.removed, done.rewritten, done.merged), (1, 3, 1), "{done:?}");
 }
 
-/// Keeps S-77: small chunks wait until they are settled, and dead chunks are no small chunks.
+/// Keeps S-79: small chunks wait until they are settled, and dead chunks are no small chunks.
 #[tokio::test]
 async fn small_chunks_are_counted_until_a_purge_has_merged_them() {
     let scene = Scene::new().await;

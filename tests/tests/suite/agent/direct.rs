@@ -92,7 +92,7 @@ fn read(scene: &Scene, epoch: &Epoch, most: Option<u32>) -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-77.
+/// Keeps S-80.
 #[test]
 fn an_epoch_without_an_agent_reads_each_chunk_once() -> Result<()> {
     let scene = Scene::stamped(FILES)?;
@@ -153,7 +153,7 @@ fn workers_of_a_rank_and_a_resumed_epoch_read_whole_chunks() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-77.
+/// Keeps S-80.
 #[test]
 fn a_group_larger_than_the_memory_is_noted_once_and_read_in_whole_chunks() -> Result<()> {
     let scene = Scene::stamped(FILES)?;

@@ -8,7 +8,7 @@ use dl_tests::program::{dl, run};
 use dl_tests::scene::Scene;
 use dl_tests::shift::ClockShift;
 
-/// Keeps S-77: many puts of a file each, their report by `stat`, and the remedy.
+/// Keeps S-79: many puts of a file each, their report by `stat`, and the remedy.
 #[test]
 fn stat_names_small_chunks_and_purge_merges_them() -> Result<()> {
     let scene = Scene::new()?;

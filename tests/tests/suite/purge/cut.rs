@@ -201,7 +201,7 @@ async fn a_purge_cut_at_any_write_loses_nothing() -> Result<()> {
     cut_everywhere(Metadata::OnDisk, Case::Everything, rounds(3, 1), 60).await
 }
 
-/// Keeps S-27, S-01 and S-77: small chunks and their copies hold the same files at every moment.
+/// Keeps S-27, S-01 and S-79: small chunks and their copies hold the same files at every moment.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_merge_of_small_chunks_cut_at_any_write_loses_nothing() -> Result<()> {
     cut_everywhere(Metadata::Survives, Case::Small, 1, 6).await?;

@@ -24,7 +24,7 @@ async fn holders(scene: &Fixture) -> Result<Vec<dl_format::ChunkId>> {
     Ok(files.into_iter().map(|(_, record)| record.holder.chunk).collect())
 }
 
-/// Keeps S-27, S-51 and S-77.
+/// Keeps S-27, S-51 and S-79.
 #[tokio::test(flavor = "multi_thread")]
 async fn small_chunks_are_put_together_once() -> Result<()> {
     let mut scene = Fixture::empty().await?;
@@ -107,7 +107,7 @@ async fn random_history(scene: &mut Fixture, dice: &Dice) -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-27 and S-77.
+/// Keeps S-27 and S-79.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_purge_of_any_history_rewrites_nothing() -> Result<()> {
     for seed in 0..rounds(12, 300) {
@@ -128,7 +128,7 @@ async fn a_second_purge_of_any_history_rewrites_nothing() -> Result<()> {
     Ok(())
 }
 
-/// Keeps S-77: later puts meet at most a small chunk of earlier purges.
+/// Keeps S-79: later puts meet at most a small chunk of earlier purges.
 #[tokio::test(flavor = "multi_thread")]
 async fn puts_of_every_day_are_merged_into_the_last_chunk() -> Result<()> {
     let mut scene = Fixture::empty().await?;
@@ -144,7 +144,7 @@ async fn puts_of_every_day_are_merged_into_the_last_chunk() -> Result<()> {
     scene.check().await
 }
 
-/// Keeps S-45 and S-77: the chunks of a leased version stay until the job ends.
+/// Keeps S-45 and S-79: the chunks of a leased version stay until the job ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_keeps_the_small_chunks_that_a_purge_merged() -> Result<()> {
     let mut scene = Fixture::empty().await?;
