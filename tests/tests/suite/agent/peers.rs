@@ -251,7 +251,7 @@ fn start_together(seed: u64, count: usize, policy: &str) -> Result<()> {
     let (fetched, slow) = (nodes.sum("chunks_from_servers")?, nodes.slow()?);
     // On a busy machine a slow transfer is replaced by a fetch from the servers.
     let most = (chunks as f64 * ONCE_MAX).ceil() as u64 + slow;
-    tell(&format!("{count} nodes, {policy}: {fetched} fetches of {chunks} chunks, {slow} slow"));
+    tell(format!("{count} nodes, {policy}: {fetched} fetches of {chunks} chunks, {slow} slow"));
     ensure!((chunks..=most).contains(&fetched), "{policy}: {fetched} of {chunks}, {slow} slow");
     Ok(())
 }
