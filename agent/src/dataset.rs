@@ -4,7 +4,7 @@
 //! version.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use dl_format::DatasetName;
 use dl_runtime::blocking;
@@ -15,6 +15,7 @@ use libdiesel::agent::{
 use libdiesel::{Client, ConnectOptions, Dataset, Error, Kind, Snapshot, SnapshotCache};
 
 use crate::peers::Peers;
+use crate::record::FoundName;
 use crate::registration::Registration;
 use crate::terms::Terms;
 
@@ -40,6 +41,9 @@ pub(crate) struct Open {
     pub(crate) dataset: Dataset,
     /// The other agents that read the dataset.
     pub(crate) peers: Peers,
+    /// The name by which the servers found the dataset; unset while only workers' snapshots name the
+    /// dataset.
+    pub(crate) found: OnceLock<FoundName>,
     terms: Mutex<Terms>,
     pub(crate) registration: Registration,
     /// Descriptors for workers.
@@ -142,6 +146,7 @@ impl Open {
             source,
             dataset,
             peers,
+            found: OnceLock::new(),
             terms: Mutex::default(),
             registration: Registration::default(),
             snapshot_file,

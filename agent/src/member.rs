@@ -4,7 +4,6 @@
 //! Must hold: the task's version is requested before a dataset is opened. No read waits long for
 //! this call. While no server answers, the agent continues with its data.
 
-use std::collections::BTreeSet;
 use std::future::ready;
 use std::io;
 use std::pin::pin;
@@ -47,9 +46,6 @@ const JOIN_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Prefix of the names of jobs on a single machine.
 const OF_SESSION: &str = "session:";
-
-/// Time limit for the farewell of an ending agent.
-const FAREWELL: Duration = Duration::from_secs(2);
 
 /// The agent's identity towards the servers and the other agents.
 #[derive(Debug)]
@@ -235,18 +231,19 @@ impl Member {
         Ok(open)
     }
 
-    /// Registers for a dataset repeatedly. `hosts` are the servers, for records.
+    /// Registers for a dataset repeatedly, and signs off at the end of the agent. The farewell is the
+    /// last call: a later registration would lease the version for a day.
     pub(crate) async fn stay(
         self: Arc<Self>,
         cache: Arc<Cache>,
         dataset: usize,
         open: Arc<Open>,
-        hosts: BTreeSet<String>,
+        shutdown: Shutdown,
     ) {
         let clock = SystemClock::new();
         let (mut is_known, mut soon) = (true, SOON);
         let mut record_after = Duration::ZERO;
-        loop {
+        while !shutdown.is_requested() {
             let request = self.request(&cache, dataset, &open, false);
             let answer = join_task(&open.dataset, request).await;
             if self.change_terms(&cache, dataset, &open, &answer).await {
@@ -257,7 +254,7 @@ impl Member {
                     is_known = true;
                     let has_changed = open.apply_membership(&joined);
                     if has_changed || clock.monotonic() >= record_after {
-                        self.record(&open, &hosts, &joined).await;
+                        self.record(&open, &joined).await;
                         record_after = clock.monotonic().saturating_add(RECORD_INTERVAL);
                     }
                     if has_changed {
@@ -284,12 +281,19 @@ impl Member {
                     AGAIN
                 }
             };
-            clock.sleep(PAUSE_MIN).await;
+            let pausing = async {
+                clock.sleep(PAUSE_MIN).await;
+                tokio::select! {
+                    () = clock.sleep(pause.saturating_sub(PAUSE_MIN)) => {}
+                    () = open.peers.changed.notified() => {}
+                }
+            };
             tokio::select! {
-                () = clock.sleep(pause.saturating_sub(PAUSE_MIN)) => {}
-                () = open.peers.changed.notified() => {}
+                () = pausing => {}
+                () = shutdown.requested() => {}
             }
         }
+        self.leave(&cache, dataset, &open).await;
     }
 
     /// Whether another version of the task, or a missing snapshot, changes the terms of a dataset.
@@ -319,30 +323,31 @@ impl Member {
     }
 
     /// Records a registration for a new agent.
-    async fn record(&self, open: &Open, hosts: &BTreeSet<String>, joined: &TaskMembership) {
+    async fn record(&self, open: &Open, joined: &TaskMembership) {
         let Some(records) = self.records.clone() else { return };
-        let is_of_task = open.terms() == Terms::OfTask;
-        let record = Record::new(&open.name, hosts.clone(), open.ids(), is_of_task, joined);
-        let saved = blocking::run(move || records.save(&record)).await;
-        if let Ok(Err(why)) = saved {
+        let (ids, is_of_task) = (open.ids(), open.terms() == Terms::OfTask);
+        let (found, joined) = (open.found.get().cloned(), joined.clone());
+        let save = move || {
+            // An agent opened by a worker's snapshot keeps the name known to an earlier agent.
+            let found = found.or_else(|| records.of_version(ids).and_then(Record::found));
+            records.save(&Record::new(found, ids, is_of_task, &joined))
+        };
+        if let Ok(Err(why)) = blocking::run(save).await {
             tracing::debug!(%why, "record a registration");
         }
     }
 
-    /// Signs off from all datasets.
-    pub(crate) async fn leave(&self, cache: &Cache) {
-        let opens: Vec<Arc<Open>> = cache.state().datasets.clone();
-        let clock = SystemClock::new();
-        let leaving = async {
-            for (dataset, open) in opens.iter().enumerate() {
-                let request = self.request(cache, dataset, open, true);
-                // Without the farewell, servers wait for three missing calls.
-                let _ = join_task(&open.dataset, request).await;
-            }
-        };
-        tokio::select! {
-            () = leaving => {}
-            () = clock.sleep(FAREWELL) => {}
+    /// Signs off from a dataset. Without the lease, no new agent may read the version by its record.
+    async fn leave(&self, cache: &Cache, dataset: usize, open: &Open) {
+        let request = self.request(cache, dataset, open, true);
+        // Without the farewell, servers wait for three missing calls.
+        if join_task(&open.dataset, request).await.is_err() {
+            return;
+        }
+        let Some(records) = self.records.clone() else { return };
+        let ids = open.ids();
+        if let Ok(Err(why)) = blocking::run(move || records.remove(ids)).await {
+            tracing::debug!(%why, "remove the record of a registration");
         }
     }
 }

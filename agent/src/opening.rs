@@ -6,18 +6,24 @@
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use dl_format::DatasetName;
-use dl_runtime::{Shutdown, spawn};
+use dl_runtime::{Clock, Shutdown, SystemClock, spawn};
 use libdiesel::agent::{DatasetId, Hello, Owner, Servers, Version};
 use libdiesel::{Error, Kind};
 use tokio::sync::OnceCell;
+use tokio::task::JoinHandle;
 
 use crate::Policy;
 use crate::cache::Cache;
 use crate::counts::Counts;
 use crate::dataset::{Open, Refusal, chain, unblocked};
 use crate::member::Member;
+use crate::record::FoundName;
+
+/// Time limit for the farewell of an ending agent.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Opens datasets, and finds open datasets.
 #[derive(Debug)]
@@ -27,6 +33,8 @@ pub(crate) struct Opener {
     pub(crate) member: Arc<Member>,
     owner: Owner,
     attempts: Mutex<Vec<Attempt>>,
+    /// The repeated registrations.
+    stays: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// A dataset requested by workers.
@@ -93,7 +101,23 @@ impl Opener {
         member: Arc<Member>,
         owner: Owner,
     ) -> Self {
-        Self { cache, shutdown, member, owner, attempts: Mutex::default() }
+        let (attempts, stays) = (Mutex::default(), Mutex::default());
+        Self { cache, shutdown, member, owner, attempts, stays }
+    }
+
+    /// Waits until the member has signed off from all datasets, for a limited time after the request
+    /// to stop.
+    pub(crate) async fn leave(&self) {
+        let stays = std::mem::take(&mut *self.stays.lock().unwrap_or_else(PoisonError::into_inner));
+        let leaving = async {
+            for stay in stays {
+                let _ = stay.await;
+            }
+        };
+        tokio::select! {
+            () = leaving => {}
+            () = SystemClock::new().sleep(FAREWELL) => {}
+        }
     }
 
     /// The number of a dataset, which is opened unless already open. `handed` is the file of the
@@ -144,7 +168,7 @@ impl Opener {
         };
         self.member.open_endpoint(&self.cache, &hello.servers.addresses, &self.shutdown).await;
         let open = self.member.join(&self.cache, &hello.dataset, dataset).await?;
-        self.add(open, hello)
+        self.add(open, Some(found_name(hello)))
     }
 
     /// Opens the last known version of the task if no server answers.
@@ -158,10 +182,19 @@ impl Opener {
             let find = move || Ok(records.of_task(&dataset, &hosts).and_then(|found| found.ids()));
             unblocked(find).await.ok()?
         };
-        let Some((dataset, version)) = recorded.await else { return Err(error.into()) };
-        let why = chain(&error);
+        let Some(ids) = recorded.await else { return Err(error.into()) };
+        // The snapshot of a worker may have the same ids.
+        if let Some(number) = self.find(|open| open.ids() == ids && open.found.get().is_some()) {
+            return Ok(number);
+        }
+        let (why, version) = (chain(&error), ids.1);
         tracing::warn!(name = hello.dataset, %version, why, "open the last known version of the task");
-        self.open_version(hello, (dataset, version), None).await.map_err(|_| error.into())
+        let opened = async {
+            let open = self.open_snapshot(hello, ids, None).await?;
+            open.registration.began_recorded(&why);
+            self.add(open, Some(found_name(hello)))
+        };
+        opened.await.map_err(|_: Refusal| error.into())
     }
 
     /// Opens a version whose snapshot is in the user's cache, or was handed over. No server is asked.
@@ -174,6 +207,17 @@ impl Opener {
         if let Some(number) = self.find(|open| open.ids() == ids) {
             return Ok(number);
         }
+        let open = self.open_snapshot(hello, ids, handed).await?;
+        self.add(open, None)
+    }
+
+    /// A dataset by a snapshot in the user's cache, or by a snapshot that was handed over.
+    async fn open_snapshot(
+        &self,
+        hello: &Hello,
+        ids: (DatasetId, Version),
+        handed: Option<OwnedFd>,
+    ) -> Result<Open, Refusal> {
         let (name, servers) = (name_of(hello)?, hello.servers.clone());
         let found = unblocked(move || Open::handed(&name, &servers, ids, handed)).await?;
         self.member.open_endpoint(&self.cache, &hello.servers.addresses, &self.shutdown).await;
@@ -186,9 +230,10 @@ impl Opener {
         let (open, record) = unblocked(open).await?;
         // Until the servers answer, the members of the last registration may have chunks.
         if let Some(record) = record {
-            let _ = open.apply_membership(&record.membership(self.member.me(&self.cache)));
+            let membership = record.membership(self.member.me(&self.cache));
+            let _ = open.peers.update(ids.0, ids.1, &membership);
         }
-        self.add(open, hello)
+        Ok(open)
     }
 
     /// The number of an open dataset.
@@ -197,12 +242,18 @@ impl Opener {
     }
 
     /// Serves a dataset from now on, unless another worker has opened the same snapshot. Returns the
-    /// number of the dataset.
-    fn add(&self, open: Open, hello: &Hello) -> Result<usize, Refusal> {
+    /// number of the dataset. `found` is set for a dataset found by name.
+    fn add(&self, open: Open, found: Option<FoundName>) -> Result<usize, Refusal> {
         let mut state = self.cache.state();
-        let is_same = |other: &Arc<Open>| open.snapshot.is_same(&other.snapshot);
-        if let Some(number) = state.datasets.iter().position(is_same) {
+        let is_same = |(_, other): &(usize, &Arc<Open>)| open.snapshot.is_same(&other.snapshot);
+        if let Some((number, other)) = state.datasets.iter().enumerate().find(is_same) {
+            if let Some(found) = found {
+                let _ = other.found.set(found);
+            }
             return Ok(number);
+        }
+        if let Some(found) = found {
+            let _ = open.found.set(found);
         }
         let chunk = open.snapshot.shape().size();
         state
@@ -217,14 +268,19 @@ impl Opener {
         }
         state.beat();
         drop(state);
-        let (cache, hosts) = (Arc::clone(&self.cache), hosts(&hello.servers));
-        spawn(Arc::clone(&self.member).stay(cache, number, open, hosts));
+        let (cache, shutdown) = (Arc::clone(&self.cache), self.shutdown.clone());
+        let stay = spawn(Arc::clone(&self.member).stay(cache, number, open, shutdown));
+        self.stays.lock().unwrap_or_else(PoisonError::into_inner).push(stay);
         Ok(number)
     }
 }
 
 fn name_of(hello: &Hello) -> Result<DatasetName, Refusal> {
     DatasetName::new(&hello.dataset).map_err(|why| Refusal::because(&why))
+}
+
+fn found_name(hello: &Hello) -> FoundName {
+    FoundName { name: hello.dataset.clone(), hosts: hosts(&hello.servers) }
 }
 
 /// The servers of a worker, without schemes and logins.

@@ -41,17 +41,25 @@ pub(crate) struct Records {
     owner: String,
 }
 
-/// A registration.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Record {
-    /// The name of the dataset at its servers.
+/// The name by which servers found a dataset.
+#[derive(Debug, Clone)]
+pub(crate) struct FoundName {
     pub(crate) name: String,
     /// The servers.
     pub(crate) hosts: BTreeSet<String>,
+}
+
+/// A registration.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// The name of the dataset at its servers; empty if the servers did not find the dataset by name.
+    name: String,
+    /// The servers; empty without a name.
+    hosts: BTreeSet<String>,
     dataset: String,
     version: String,
-    /// Whether the version is the version of the task.
-    pub(crate) is_of_task: bool,
+    /// Whether the version is the version of the task, for a dataset with a name.
+    is_of_task: bool,
     secret: Vec<u8>,
     members: Vec<RecordedMember>,
 }
@@ -67,8 +75,7 @@ struct RecordedMember {
 
 impl Record {
     pub(crate) fn new(
-        name: &str,
-        hosts: BTreeSet<String>,
+        found: Option<FoundName>,
         (dataset, version): (DatasetId, Version),
         is_of_task: bool,
         joined: &TaskMembership,
@@ -80,8 +87,10 @@ impl Record {
             key_fingerprint: member.key_fingerprint,
             memory: member.memory,
         });
+        let is_of_task = is_of_task && found.is_some();
+        let (name, hosts) = found.map(|found| (found.name, found.hosts)).unwrap_or_default();
         Self {
-            name: name.to_owned(),
+            name,
             hosts,
             dataset: dataset.to_string(),
             version: version.to_string(),
@@ -94,6 +103,12 @@ impl Record {
     /// The dataset and the version; none for a text of another program.
     pub(crate) fn ids(&self) -> Option<(DatasetId, Version)> {
         Some((self.dataset.parse().ok()?, self.version.parse().ok()?))
+    }
+
+    /// The name of the dataset, if known.
+    pub(crate) fn found(self) -> Option<FoundName> {
+        let Self { name, hosts, .. } = self;
+        (!hosts.is_empty()).then_some(FoundName { name, hosts })
     }
 
     /// The members of the task at the time of the record, with a new member.
@@ -151,6 +166,11 @@ impl Records {
         fs::rename(&partial, &path)?;
         self.tidy();
         Ok(())
+    }
+
+    /// Removes the record of a version. Blocks.
+    pub(crate) fn remove(&self, (dataset, version): (DatasetId, Version)) -> io::Result<()> {
+        fs::remove_file(self.path(&dataset.to_string(), &version.to_string()))
     }
 
     /// Removes the oldest records beyond the limit, and other files that are a day old.
@@ -228,6 +248,10 @@ mod tests {
         hosts.iter().map(|host| (*host).to_owned()).collect()
     }
 
+    fn found(name: &str, of: &[&str]) -> Option<FoundName> {
+        Some(FoundName { name: name.to_owned(), hosts: hosts(of) })
+    }
+
     fn ids(byte: u8) -> (DatasetId, Version) {
         (DatasetId::from_bytes([byte; 16]), Version::default())
     }
@@ -240,13 +264,13 @@ mod tests {
             owner: owner.to_owned(),
         };
         let own = records("a");
-        let record = Record::new("ds", hosts(&["x:1", "y:1"]), ids(1), true, &joined(2));
+        let record = Record::new(found("ds", &["x:1", "y:1"]), ids(1), true, &joined(2));
         own.save(&record).unwrap();
-        own.save(&Record::new("ds", hosts(&["x:1"]), ids(2), false, &joined(1))).unwrap();
-        let found = own.of_task("ds", &hosts(&["y:1"])).unwrap();
-        assert_eq!(found.ids(), Some(ids(1)));
+        own.save(&Record::new(found("ds", &["x:1"]), ids(2), false, &joined(1))).unwrap();
+        let of_task = own.of_task("ds", &hosts(&["y:1"])).unwrap();
+        assert_eq!(of_task.ids(), Some(ids(1)));
         let me = TaskMember { id: MemberId::from_bytes([7; 16]), ..joined(1).members[0].clone() };
-        let membership = found.membership(me.clone());
+        let membership = of_task.membership(me.clone());
         assert_eq!(membership.members, [joined(2).members, vec![me]].concat());
         assert_eq!(membership.secret, joined(1).secret);
         assert!(own.of_task("ds", &hosts(&["z:1"])).is_none(), "other servers");
@@ -263,12 +287,27 @@ mod tests {
         let old = SystemClock::new().now() - LIFETIME - Duration::from_secs(1);
         file.set_modified(old).unwrap();
         assert!(own.of_version(ids(1)).is_none(), "a day old");
-        own.save(&Record::new("ds", hosts(&["x:1"]), ids(2), false, &joined(1))).unwrap();
+        own.save(&Record::new(found("ds", &["x:1"]), ids(2), false, &joined(1))).unwrap();
         assert_eq!(own.paths().len(), 1, "the old record is removed");
         for number in 0..=u8::try_from(RECORDS_MAX).unwrap() {
-            own.save(&Record::new("ds", hosts(&[]), ids(number), true, &joined(100))).unwrap();
+            own.save(&Record::new(found("ds", &[]), ids(number), true, &joined(100))).unwrap();
         }
         assert_eq!(own.paths().len(), RECORDS_MAX, "bounded");
         assert!(own.paths().iter().all(|path| fs::metadata(path).unwrap().len() < BYTES_MAX));
+    }
+
+    #[test]
+    fn a_record_without_a_name_is_no_version_of_the_task() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = Records { folder: folder.path().join("tasks"), owner: "a".to_owned() };
+        records.save(&Record::new(None, ids(1), true, &joined(1))).unwrap();
+        let record = records.of_version(ids(1)).unwrap();
+        assert!(!record.is_of_task && record.found().is_none());
+        records.save(&Record::new(found("ds", &["x:1"]), ids(1), true, &joined(1))).unwrap();
+        let name = records.of_version(ids(1)).and_then(Record::found).unwrap();
+        assert_eq!((name.name.as_str(), name.hosts), ("ds", hosts(&["x:1"])));
+        records.remove(ids(1)).unwrap();
+        assert!(records.of_task("ds", &hosts(&["x:1"])).is_none(), "removed");
+        assert!(records.of_version(ids(1)).is_none() && records.paths().is_empty());
     }
 }

@@ -19,6 +19,8 @@ struct Answers {
     until: Option<Stamp>,
     /// Whether the dataset was opened before the registration.
     is_late: bool,
+    /// Whether the version is the last known version of the task, which no server has confirmed yet.
+    is_recorded: bool,
     /// The lag of the version behind the newest version, and whether only ended agents read it.
     lag: Option<(Duration, bool)>,
     /// The reason for missing answers.
@@ -35,6 +37,7 @@ impl Registration {
         let mut answers = self.answers();
         answers.until = Some(joined.leased_until);
         answers.failure = None;
+        answers.is_recorded = false;
     }
 
     /// Notes the first answer, for a task without a version of its own choice.
@@ -50,6 +53,12 @@ impl Registration {
     pub(crate) fn began_late(&self, why: &str) {
         self.answers().is_late = true;
         self.failed(why);
+    }
+
+    /// Notes that the last known version of the task was opened, as no server answers.
+    pub(crate) fn began_recorded(&self, why: &str) {
+        self.answers().is_recorded = true;
+        self.began_late(why);
     }
 
     /// Notes a registration without an answer.
@@ -72,11 +81,15 @@ impl Registration {
         is_beside: bool,
     ) -> Vec<String> {
         let answers = self.answers();
-        let failure = answers.failure.as_ref().map(|why| {
-            format!(
+        let failure = answers.failure.as_ref().map(|why| match answers.is_recorded {
+            true => format!(
+                "dl://{name}: no server answers: the last known version {version} of task {task} is \
+                 read, and the agent can't renew its lease now: {why}"
+            ),
+            false => format!(
                 "dl://{name}: the agent can't register with the servers now, so no lease protects \
                  version {version}; reads go on: {why}"
-            )
+            ),
         });
         let other = (answers.is_late && is_beside).then(|| {
             format!(
@@ -174,5 +187,19 @@ mod tests {
         let notes = registration.notes("ds", version(1), &task, true);
         let [note] = notes.as_slice() else { panic!("{notes:?}") };
         assert!(note.contains("other nodes of task job read"), "{note}");
+    }
+
+    #[test]
+    fn the_last_known_version_is_noted_until_the_servers_answer() {
+        let task = "job".parse().unwrap();
+        let registration = Registration::default();
+        registration.began_recorded("refused");
+        registration.failed("refused again");
+        let notes = registration.notes("ds", version(1), &task, false);
+        let [note] = notes.as_slice() else { panic!("{notes:?}") };
+        assert!(note.contains("last known version") && note.contains("refused again"), "{note}");
+        assert_eq!(registration.leased_until(), None);
+        registration.answered(&joined(version(1), 1));
+        assert_eq!(registration.notes("ds", version(1), &task, false), Vec::<String>::new());
     }
 }

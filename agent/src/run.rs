@@ -86,9 +86,9 @@ pub async fn run(config: Config) -> io::Result<Ended> {
         () = unneeded(&server, idle, &clock) => Ok(Ended::Idle),
     };
     driving.abort();
-    // Tells other agents about the end.
+    // Tells other agents about the end, and ends the registrations.
     stop.request();
-    server.opener.member.leave(&cache).await;
+    server.opener.leave().await;
     tracing::info!(?ended, "the agent ends");
     if let Ok(files) = AgentFiles::of_lock(&lock) {
         files.remove(&lock);
