@@ -39,7 +39,7 @@ struct Direct {
     until: Option<u64>,
     /// The time of the next check of the agent, since boot.
     next_look: Duration,
-    /// The last position of the caller.
+    /// The highest position of the caller. Files before this position may come from the agent.
     position: u64,
 }
 
@@ -58,7 +58,7 @@ impl TaskSource {
     /// The reads from the servers at a position, unless the agent serves.
     fn direct_at(&self, position: u64) -> Option<Arc<EpochReader>> {
         let mut direct = locked(&self.direct);
-        direct.position = position;
+        direct.position = direct.position.max(position);
         let reader = Arc::clone(direct.reader.as_ref()?);
         if let Some(until) = direct.until {
             if position >= until {
@@ -84,8 +84,8 @@ impl TaskSource {
         Some(reader)
     }
 
-    /// Begins reads from the servers at a position; none if the agent can serve.
-    fn begin_direct(&self, position: u64) -> Result<Option<Arc<EpochReader>>, Error> {
+    /// Begins reads from the servers at the highest position; none if the agent can serve.
+    fn begin_direct(&self) -> Result<Option<Arc<EpochReader>>, Error> {
         let Some(obstacle) = self.order.obstacle() else { return Ok(None) };
         let mut direct = locked(&self.direct);
         if let Some(reader) = &direct.reader {
@@ -93,7 +93,7 @@ impl TaskSource {
         }
         self.note(obstacle);
         let mut cursor = self.cursor.clone();
-        cursor.seek(position);
+        cursor.seek(direct.position);
         let worker = Arc::clone(self.order.worker());
         let is_elsewhere = Box::new(move |chunk| worker.has(chunk));
         let snapshot = Arc::clone(&self.snapshot);
@@ -133,7 +133,7 @@ impl FileSource for TaskSource {
                 if let Some(bytes) = self.order.read(position, number) {
                     return Some(Ok(Ok(bytes)));
                 }
-                match self.begin_direct(position) {
+                match self.begin_direct() {
                     Ok(Some(reader)) => reader,
                     Ok(None) => return Some(self.read_separately(number)),
                     Err(error) => return Some(Err(error)),
@@ -165,14 +165,18 @@ impl FileSource for TaskSource {
         }
     }
 
+    fn skip(&self, position: u64) {
+        let reader = locked(&self.direct).reader.clone();
+        if let Some(reader) = reader {
+            reader.skip(position);
+        }
+    }
+
     fn read_out_of_order(&self, number: u32) -> Option<FileRead> {
-        let (reader, position) = {
-            let direct = locked(&self.direct);
-            (direct.reader.clone(), direct.position)
-        };
+        let reader = locked(&self.direct).reader.clone();
         let reader = match reader {
             Some(reader) => reader,
-            None => match self.begin_direct(position) {
+            None => match self.begin_direct() {
                 Ok(reader) => reader?,
                 Err(error) => return Some(Err(error)),
             },

@@ -171,7 +171,11 @@ impl Reader {
                     self.turns.give_back(turn);
                     return Some((position, number, Err(error)));
                 }
-                None => self.turns.wait(turn),
+                None => {
+                    if !self.turns.wait(turn) {
+                        self.source.skip(position);
+                    }
+                }
             }
         }
     }

@@ -21,6 +21,10 @@ pub(crate) trait FileSource: Debug + Send + Sync {
     /// Skips the files before a position, which the caller reads without the source.
     fn pass(&self, position: u64);
 
+    /// Skips the files before a position without a result of [`FileSource::read`]. No thread reads the
+    /// files in memory: the files were read without the source.
+    fn skip(&self, position: u64);
+
     /// The file with a number, out of turn, for a caller who may keep the bytes. None for a file neither
     /// here nor on its way: the caller reads the file as if there were no epoch.
     fn read_out_of_order(&self, number: u32) -> Option<FileRead>;

@@ -33,6 +33,8 @@ impl FileSource for Scripted {
 
     fn pass(&self, _: u64) {}
 
+    fn skip(&self, _: u64) {}
+
     fn read_out_of_order(&self, number: u32) -> Option<FileRead> {
         (number == 3).then(|| Ok(Ok(bytes_of(number))))
     }

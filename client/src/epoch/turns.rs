@@ -76,8 +76,8 @@ impl Turns {
     }
 
     /// The file can't be read before reads of other threads end: gives the file back, and waits until
-    /// such a read has ended, or none is left.
-    pub(crate) fn wait(&self, turn: Turn) {
+    /// such a read has ended, or none is left. Returns whether such a read has ended.
+    pub(crate) fn wait(&self, turn: Turn) -> bool {
         let mut inner = self.lock();
         inner.returned.insert(turn.position, turn.number);
         inner.reading -= 1;
@@ -89,6 +89,7 @@ impl Turns {
             inner = self.ended.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
         inner.waiting -= 1;
+        inner.ends != turn.ends
     }
 
     /// Files before the first file to give.

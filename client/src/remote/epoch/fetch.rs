@@ -124,6 +124,10 @@ impl FileSource for EpochReader {
     /// Reads by number advance the groups without help.
     fn pass(&self, _: u64) {}
 
+    fn skip(&self, position: u64) {
+        self.window.skip(position);
+    }
+
     fn read_out_of_order(&self, number: u32) -> Option<FileRead> {
         let kept = |bytes| Arrived::with_message(bytes, REPLY_BYTES).into_kept();
         let read = self.window.take(number).read()?;

@@ -163,6 +163,28 @@ fn a_position_behind_the_two_groups_waits_for_the_first_group() {
     assert!(is_file(&scene.take_at(2 * group, well).0, scene.order[2 * group as usize]));
 }
 
+/// The files before the last position were read without the window.
+#[test]
+fn a_lone_position_behind_the_two_groups_skips_them() {
+    let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
+    let skipped = u64::from(2 * GROUP * FILES) + 7;
+    for _ in 0..skipped {
+        scene.turns.end(scene.turns.give().unwrap());
+    }
+    let turn = scene.turns.give().unwrap();
+    assert_eq!(turn.position, skipped);
+    assert!(scene.window.take_at(turn.position, turn.number).is_none());
+    assert!(!scene.turns.wait(turn), "no other thread reads");
+    for position in [skipped, 0] {
+        scene.window.skip(position);
+    }
+    for (position, number) in (0..).zip(&scene.order).skip(skipped as usize) {
+        assert!(is_file(&scene.take_at(position, well).0, *number), "at {position}");
+    }
+    let late = skipped - 1;
+    assert!(matches!(scene.take_at(late, well).0, Taken::Separate));
+}
+
 #[test]
 fn chunks_of_another_source_are_left_to_it_and_keep_no_group() {
     let scene = Scene::new(OrderSettings::new(1, 0, GROUP));
@@ -236,7 +258,9 @@ fn threads_share_an_epoch_and_leave_nothing_out() {
                             let (position, number) = (turn.position, turn.number);
                             match scene.window.take_at(position, number) {
                                 None => {
-                                    scene.turns.wait(turn);
+                                    if !scene.turns.wait(turn) {
+                                        scene.window.skip(position);
+                                    }
                                     continue;
                                 }
                                 // A dropped group is read separately.

@@ -118,6 +118,21 @@ impl Window {
         Some(self.take_from(inner, number))
     }
 
+    /// Plans the groups from a position on, if the position lies behind two planned groups.
+    pub(super) fn skip(&self, position: u64) {
+        let mut inner = self.lock();
+        let is_behind = inner.groups.len() == 2 && inner.end().is_some_and(|end| end <= position);
+        let Some(cursor) = inner.cursor.as_mut().filter(|_| is_behind) else { return };
+        cursor.seek(position);
+        let skipped = std::mem::take(&mut inner.groups);
+        inner.number += skipped.len() as u64;
+        inner.queue.clear();
+        inner.plan();
+        drop(inner);
+        // Threads may wait for files of the skipped groups, by number.
+        self.changed.notify_all();
+    }
+
     /// The file with a number, after a wait for its chunk.
     pub(super) fn take(&self, number: u32) -> Taken {
         self.take_from(self.lock(), number)
