@@ -114,7 +114,8 @@ pub(crate) async fn end_leases(
     }
     let mut ended = 0;
     for leased in leases::living(parts, record.id).await? {
-        if leased.task == task {
+        // A later lease belongs to a job of the same name that has begun meanwhile.
+        if leased.task == task && leased.until <= lease.until {
             leases::remove(parts, record.id, leased).await?;
             ended += 1;
         }

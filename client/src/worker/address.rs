@@ -71,7 +71,9 @@ impl AgentAddress {
 
     /// The process id of the agent, from the lock file.
     pub(crate) fn holder(&self) -> Option<u32> {
-        self.folders.iter().find_map(|folder| {
+        self.folders.iter().enumerate().find_map(|(index, folder)| {
+            // A file of another user could block the read for ever.
+            self.check(index, folder).ok()?;
             fs::read_to_string(self.files(folder).lock()).ok()?.trim().parse().ok()
         })
     }

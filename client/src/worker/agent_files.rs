@@ -1,7 +1,7 @@
 //! The files of agents in the runtime folder: socket, lock and log, named by the hash of the task.
 //!
 //! Must hold: socket and lock are removed only under the lock, so no file of a starting agent is
-//! removed. A lock counts only while its file has its name.
+//! removed. A lock counts only while its file has its name. Files of the user stay.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -97,11 +97,13 @@ impl AgentFiles {
         }
     }
 
-    /// Removes the files of ended agents from the folder, except for the newest logs.
+    /// Removes the files of ended agents from the folder, except for the newest logs. The folder may
+    /// hold files of the user: only names of agents count.
     pub fn clean(&self) {
         let Some(folder) = self.lock.parent() else { return };
         let Ok(entries) = fs::read_dir(folder) else { return };
-        let paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        let paths = entries.flatten().map(|entry| entry.path());
+        let paths: Vec<PathBuf> = paths.filter(|path| is_of_agent(path)).collect();
         let of = |ending: &'static str| {
             let paths =
                 paths.iter().filter(move |path| path.extension().is_some_and(|e| e == ending));
@@ -122,6 +124,12 @@ impl AgentFiles {
             let _ = fs::remove_file(older(log));
         }
     }
+}
+
+/// Whether a file has the name of an agent: 32 hexadecimal digits.
+fn is_of_agent(path: &Path) -> bool {
+    let digits = path.file_stem().map(|stem| stem.as_encoded_bytes());
+    digits.is_some_and(|digits| digits.len() == 32 && digits.iter().all(u8::is_ascii_hexdigit))
 }
 
 /// An error with the path of its file.
@@ -152,11 +160,15 @@ mod tests {
         File::create(path).unwrap();
     }
 
+    /// The files of the agent with a number.
+    fn agent(folder: &Path, number: usize) -> AgentFiles {
+        AgentFiles::new(folder, &format!("{number:032x}"))
+    }
+
     #[test]
     fn an_ended_agent_leaves_its_log_and_a_killed_agent_is_cleaned_by_the_next() {
         let folder = tempfile::tempdir().unwrap();
-        let files =
-            ["ended", "killed", "alive", "own"].map(|name| AgentFiles::new(folder.path(), name));
+        let files = [1, 2, 3, 4].map(|number| agent(folder.path(), number));
         let [ended, killed, alive, own] = &files;
         let mut locks = files.each_ref().map(|files| {
             create(files.socket());
@@ -170,10 +182,8 @@ mod tests {
         *killed_lock = None;
         own.clean();
         assert!(!killed.lock().exists() && !killed.socket().exists());
-        let left = names(folder.path());
-        let right =
-            "alive.lock alive.log alive.sock ended.log killed.log own.lock own.log own.sock";
-        assert_eq!(left.join(" "), right);
+        let left = names(folder.path()).join(" ").replace(&"0".repeat(31), "");
+        assert_eq!(left, "1.log 2.log 3.lock 3.log 3.sock 4.lock 4.log 4.sock");
         let named = AgentFiles::of_lock(locks[3].as_ref().unwrap()).unwrap();
         assert_eq!(named.log(), own.log());
     }
@@ -197,14 +207,29 @@ mod tests {
     fn only_the_newest_logs_of_ended_agents_stay() {
         let folder = tempfile::tempdir().unwrap();
         for number in 0..LOGS_MAX + 4 {
-            let log = AgentFiles::new(folder.path(), &format!("{number:02}")).log();
+            let log = agent(folder.path(), number).log();
             create(older(&log));
             create(log.clone());
             let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(number as u64 + 1);
             File::options().write(true).open(log).unwrap().set_modified(time).unwrap();
         }
-        AgentFiles::new(folder.path(), "own").clean();
+        agent(folder.path(), LOGS_MAX + 4).clean();
         let left = names(folder.path());
-        assert_eq!((left.len(), left[0].as_str()), (2 * LOGS_MAX, "04.log"));
+        assert_eq!(
+            (left.len(), left[0].as_str()),
+            (2 * LOGS_MAX, format!("{:032x}.log", 4).as_str())
+        );
+    }
+
+    #[test]
+    fn files_of_the_user_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let logs = (0..2 * LOGS_MAX).map(|number| format!("run{number}.log"));
+        let mut users: Vec<String> =
+            logs.chain(["Cargo.lock".into(), "Cargo.sock".into()]).collect();
+        users.iter().for_each(|name| create(folder.path().join(name)));
+        agent(folder.path(), 1).clean();
+        users.sort();
+        assert_eq!(names(folder.path()), users);
     }
 }

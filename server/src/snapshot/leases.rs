@@ -59,7 +59,7 @@ pub(crate) async fn living(parts: &Parts, dataset: DatasetId) -> Result<Vec<Leas
 
 /// The time since the last renewal of each lease on a living dataset.
 pub(crate) async fn ages(parts: &Parts) -> Result<Vec<Duration>, Error> {
-    let names = names::recent(parts).await?;
+    let names = names::all(parts).await?;
     let now = parts.clock.now();
     let mut ages = Vec::new();
     for (_, named) in names.live() {

@@ -101,7 +101,7 @@ fn killed_processes_leave_nothing_behind() -> Result<()> {
         let holders = processes_with("maps", &format!(" {inode} "))?;
         ensure!(holders.is_empty(), "{holders:?} hold memory {inode}");
     }
-    ensure!(fs::read_dir(scene.path("run"))?.count() == 2, "a socket and a lock");
+    ensure!(fs::read_dir(scene.path("run"))?.count() == 3, "a socket, a lock and a log");
     scene.server = Some(Server::start_with(&scene.path("data"), &scene.address, &[])?);
     let mut worker = scene.worker(3)?;
     worker.ask("open")?;

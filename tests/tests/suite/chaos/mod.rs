@@ -530,7 +530,10 @@ fn redis_loses_data_again_during_a_recovery() -> Result<()> {
         for number in 0..rounds(1, 3) {
             let mut stage = Stage::new(number as u64, 0)?;
             stage.under_writers(first)?;
-            stage.ask(&["ls", "dl://chaos"])?.code(1)?;
+            // The servers rebuild by themselves what a single primary has lost.
+            if matches!(first, Event::AllIsFlushed) {
+                stage.ask(&["ls", "dl://chaos"])?.code(1)?;
+            }
             // A slow bucket, so that the recovery takes a second or two.
             stage.proxy.set_throttle(Throttle { latency: SLOWLY, ..Throttle::default() });
             let servers = stage.addresses.join(",");
