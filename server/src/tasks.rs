@@ -183,6 +183,8 @@ impl Job<'_> {
             let why = "the metadata store began no task";
             Error::new(Kind::Internal, ACTION, self.name, why)
         })?;
+        // The lease may have been ended before the job had a member.
+        self.lease(&group.terms).await?;
         self.tidy(&terms, &group.terms).await?;
         let (dataset, id) = (self.heartbeat.task.dataset, self.heartbeat.task.task);
         tracing::info!(task = %self.name, user = self.user, %id, %dataset, %version, "a training job began");

@@ -11,7 +11,14 @@ import torch.utils.data
 import libdiesel
 from libdiesel import Dataset, Epoch, Ranks, View
 from libdiesel._options import functions, whole
-from libdiesel.errors import CorruptError, InvalidError
+from libdiesel.errors import (
+    CancelledError,
+    CorruptError,
+    InvalidError,
+    Timeout,
+    UnavailableError,
+    UnreachableError,
+)
 from libdiesel.torch._folder import (
     Bad,
     Folder,
@@ -23,6 +30,10 @@ from libdiesel.torch._folder import (
     split,
 )
 from libdiesel.torch._order import TOGETHER, Order
+
+
+#: Errors of an epoch that may pass.
+_TEMPORARY = (CancelledError, Timeout, UnavailableError, UnreachableError)
 
 
 class Epochs(torch.utils.data.IterableDataset[Any]):
@@ -91,18 +102,22 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:
-        epoch: list[Epoch] = []
+        epoch: list[Epoch | None] = []
         # The iteration goes on after an error of a sample: unlike a generator, `chain` and `map` do.
         return itertools.chain.from_iterable(iter(lambda: self._read(epoch), None))
 
-    def _read(self, begun: list[Epoch]) -> Iterator[Any] | None:
-        """The next samples of an epoch, which the first call begins; none at the end. An error is raised by the
-        first sample, so that the iteration goes on after an error of the servers too."""
+    def _read(self, begun: list[Epoch | None]) -> Iterator[Any] | None:
+        """The next samples of an epoch, which the first call begins; none at the end, and behind an error that
+        stays. An error is raised by the first sample, so that the iteration goes on after an error that may pass."""
         try:
             epoch = begun[0] if begun else self.order.begin()
+            if epoch is None:
+                return None
             begun[:] = [epoch]
             numbers, views = epoch.read(min(TOGETHER, max(self.order.batch_size, TOGETHER // 4)))
         except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, _TEMPORARY):
+                begun[:] = [None]
             return map(_throw, (error,))
         if not numbers:
             self.order.end()

@@ -65,11 +65,20 @@ class _Undecodable(Exception):
     """The loader failed."""
 
 
+def _is_temporary(error: Exception) -> bool:
+    """Whether the file itself may be whole, so that no other file may take its place."""
+    if isinstance(error, DieselError):
+        return not isinstance(error, CorruptError)
+    return isinstance(error, (MemoryError, ConnectionError, TimeoutError))
+
+
 def decode(loader: Loader, view: View) -> Any:
     """The sample of a file, for :meth:`Bad.substitute`."""
     try:
         return loader(view)
     except Exception as error:
+        if _is_temporary(error):
+            raise
         raise _Undecodable from error
 
 
@@ -87,8 +96,8 @@ class Bad:
         self, error: Exception, name: str, index: int, files: int, read: Callable[[int], Sample]
     ) -> Sample:
         """Reads and decodes a substitute: the first whole file among the files 1, 2, 4, 8 ... places behind.
-        Raises the error with the policy ``raise``."""
-        if self.on_bad == "raise":
+        Raises the error with the policy ``raise``, and errors of servers and memory."""
+        if self.on_bad == "raise" or _is_temporary(error):
             raise error
         if not self._named[index % NAMED]:
             self._named[index % NAMED] = True

@@ -95,9 +95,10 @@ impl Task {
     fn hear(&mut self, now: Duration, member: MemberId, counters: TaskCounters, has_left: bool) {
         let before = self.members.get(&member).map_or(counters, |member| member.counters);
         for (count, (_, _, of)) in self.counts.iter_mut().zip(COUNTERS) {
-            *count += of(&counters).saturating_sub(of(&before));
+            *count = count.saturating_add(of(&counters).saturating_sub(of(&before)));
         }
-        self.waited_micros += counters.waited.saturating_sub(before.waited);
+        let waited = counters.waited.saturating_sub(before.waited);
+        self.waited_micros = self.waited_micros.saturating_add(waited);
         self.heard = now;
         self.members.insert(member, Member { heard: now, has_left, counters });
     }
@@ -135,10 +136,12 @@ impl TaskMetrics {
         tasks.entry(key).or_insert_with(|| Task::new(labels)).hear(now, member, counters, false);
     }
 
-    /// Records the leave of a member, with its last counters.
+    /// Records the leave of a known member, with its last counters.
     pub(crate) fn left(&self, key: &TaskKey, member: MemberId, counters: TaskCounters) {
         let now = self.clock.monotonic();
-        if let Some(task) = self.known(now).get_mut(key) {
+        if let Some(task) = self.known(now).get_mut(key)
+            && task.members.contains_key(&member)
+        {
             task.hear(now, member, counters, true);
         }
     }
