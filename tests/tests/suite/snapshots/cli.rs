@@ -77,7 +77,7 @@ fn a_saved_snapshot_answers_as_the_server_does() -> Result<()> {
         ensure!(answered.stderr.contains("is not known"), "{answered:?}");
     }
     for (words, servers_only) in [
-        (&["stat", "dl://ds"][..], &["created: ", "objects: "][..]),
+        (&["stat", "dl://ds"][..], &["created: ", "objects: ", "small chunks: "][..]),
         (&["stat", "dl://ds", "--json"], &[r#""created":"#, r#""objects":"#, r#""small_chunk"#]),
     ] {
         let fields = |text: String| -> Vec<String> {
