@@ -236,7 +236,7 @@ def test_notes_go_to_logging(scene, caplog):
             del os.environ["DIESEL_AGENT"]
             if before:
                 os.environ["DIESEL_AGENT"] = before
-    assert any("without the node's cache" in record.message for record in caplog.records)
+    assert any("not from the node's cache" in record.message for record in caplog.records)
 
 
 def test_every_object_shows_itself(dataset):
