@@ -26,6 +26,7 @@ stop() {
     fi
 }
 finish() {
+    "${dlcmd:-false}" umount --lazy "$work/mnt" >/dev/null 2>&1 || true
     "${dlcmd:-false}" agent stop --task demo >/dev/null 2>&1 || true
     stop KILL
     rm -rf "$work"
@@ -113,6 +114,21 @@ epoch 0
 echo "  The second epoch asks the server for nothing:"
 epoch 1
 run agent stop --task demo
+
+if [ -r /dev/fuse ] && [ -w /dev/fuse ] && [ "$(id -u)" = 0 ]; then
+    say "   The dataset as a folder, whose server is killed"
+    mkdir "$work/mnt"
+    XDG_CACHE_HOME=$work/cache run mount dl://demo "$work/mnt" --task demo
+    echo "  $(find "$work/mnt" -type f | wc -l) files in the folder"
+    serving=$("$dlcmd" --json mounts "$work/mnt" | sed -n 's/.*"server":\([0-9]*\).*/\1/p')
+    echo "  kill -KILL $serving; tar of all files:"
+    kill -KILL "$serving"
+    tar -C "$work/mnt" -cf - . | wc -c | sed 's/$/ bytes/; s/^/    /'
+    run umount "$work/mnt"
+    run agent stop --task demo
+else
+    say "   No mount: this needs root and /dev/fuse"
+fi
 
 say "6. kill -9 the server, and lose all of its metadata"
 echo "  kill -KILL $server; rm -r data/meta"

@@ -103,6 +103,8 @@ pub(crate) struct Connection {
     pub(crate) hints: VecDeque<u32>,
     /// Unanswered waits.
     pub(crate) open: usize,
+    /// Whether the process has another connection, for all but waits.
+    pub(crate) is_beside: bool,
 }
 
 /// The agent's cache.
@@ -230,8 +232,13 @@ impl State {
 
     /// All workers' views together may pin half of the slots.
     fn share_views(&self) {
-        let share = self.slots() / 2 / (self.connections.len() as u32).max(1);
-        self.connections.values().for_each(|one| one.pins.set(Gauge::ViewsMax, share.into()));
+        let share = self.slots() / 2 / (self.processes().count() as u32).max(1);
+        self.processes().for_each(|(_, one)| one.pins.set(Gauge::ViewsMax, share.into()));
+    }
+
+    /// The connections of processes, one of each.
+    pub(crate) fn processes(&self) -> impl Iterator<Item = (&u64, &Connection)> {
+        self.connections.iter().filter(|(_, one)| !one.is_beside)
     }
 
     /// Ends the order of a connection.

@@ -15,6 +15,7 @@ use libdiesel::agent::{AgentFiles, Owner, TaskName, accept};
 use tokio::io::unix::AsyncFd;
 
 use crate::cache::Cache;
+use crate::collapsing::collapse_all;
 use crate::member::Member;
 use crate::readiness::watch;
 use crate::record::Records;
@@ -79,6 +80,7 @@ pub async fn run(config: Config) -> io::Result<Ended> {
     let server = Arc::new(WorkerServer::new(Arc::clone(&cache), stop.clone(), member, owner, idle));
     let clock = SystemClock::new();
     let driving = spawn(drive(Arc::clone(&cache)));
+    let collapsing = spawn(collapse_all(Arc::clone(&cache)));
     let ended = tokio::select! {
         failed = accept_all(&listener, &server) => Err(failed),
         () = shutdown.requested() => Ok(Ended::Stopped),
@@ -86,6 +88,7 @@ pub async fn run(config: Config) -> io::Result<Ended> {
         () = unneeded(&server, idle, &clock) => Ok(Ended::Idle),
     };
     driving.abort();
+    collapsing.abort();
     // Tells other agents about the end, and ends the registrations.
     stop.request();
     server.opener.leave().await;

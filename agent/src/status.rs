@@ -218,7 +218,7 @@ pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
         chunks: chunks.into(),
         chunks_present: present(state, dataset),
         memory_used: held * slot,
-        workers: readers.count() as u32,
+        workers: readers.filter(|one| !one.is_beside).count() as u32,
         chunks_from_peers: ended.chunks_from_peers,
         bytes_from_peers: ended.bytes_from_peers,
         peers: state.datasets.get(dataset).map_or(0, |open| open.peers.connected()),
@@ -277,7 +277,7 @@ fn orders(state: &State) -> Vec<OrderStatus> {
 
 fn workers(state: &State) -> Vec<WorkerStatus> {
     let positions = state.orders.positions();
-    let workers = state.connections.iter().take(SHOWN_MAX).map(|(number, one)| {
+    let workers = state.processes().take(SHOWN_MAX).map(|(number, one)| {
         let at = positions.get(number);
         let awaits = one.pins.get(Gauge::Awaited).checked_sub(1);
         let since = one.pins.get(Gauge::AwaitedSince);
@@ -341,7 +341,7 @@ fn of(state: &State, policy: Policy, budget: u64, pages: Pages) -> Status {
         epochs: state.orders.epochs.all(),
         orders: orders(state),
         workers: workers(state),
-        workers_left_out: state.connections.len().saturating_sub(SHOWN_MAX) as u64,
+        workers_left_out: state.processes().count().saturating_sub(SHOWN_MAX) as u64,
         waits: waits::of(state),
         peer_waits: waits::of_peers(state),
     }

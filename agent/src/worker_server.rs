@@ -144,7 +144,7 @@ impl WorkerServer {
         (hello, handed): (Hello, Option<OwnedFd>),
         number: &mut Option<u64>,
     ) -> io::Result<()> {
-        let (pid, protocol) = (hello.pid, hello.protocol);
+        let Hello { pid, protocol, is_beside, .. } = hello;
         let opened = match protocol {
             PROTOCOL => {
                 self.opening.fetch_add(1, Ordering::Relaxed);
@@ -185,7 +185,8 @@ impl WorkerServer {
         let files = [open.snapshot_file.as_fd(), open.table_file.as_fd(), pin_file.as_fd()];
         // Before the worker can set a pin.
         let (hints, socket_of) = (VecDeque::new(), Arc::clone(socket));
-        let connection = Connection { pid, dataset, pins, socket: socket_of, hints, open: 0 };
+        let connection =
+            Connection { pid, dataset, pins, socket: socket_of, hints, open: 0, is_beside };
         *number = Some(self.cache.state().enter(connection));
         socket.send(&FromAgent::Welcome(welcome), &files, Duration::ZERO)?;
         send_segments(socket, &segments)?;

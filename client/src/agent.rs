@@ -25,8 +25,10 @@ pub use crate::worker::message::{
     Begin, FromAgent, HINTS_MAX, Hello, NO_FILE, PROTOCOL, Servers, ToAgent, Want, WantFiles,
     WantedVersion, Welcome,
 };
-pub use crate::worker::socket::{DESCRIPTORS_MAX, Socket, accept};
-pub use node::{Claim, Owner, claim, close_on_exec, is_running, start, status, stop};
+pub use crate::worker::socket::{DESCRIPTORS_MAX, Socket, accept, bind_at};
+pub use node::{
+    Claim, Owner, claim, close_on_exec, is_running, runtime_folder, start, status, stop,
+};
 pub use tasks::{at_version, by_descriptor, join_task, of_cache};
 
 impl ChunkSource {

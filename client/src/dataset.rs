@@ -8,6 +8,7 @@ mod cached;
 mod epoch;
 mod listing;
 mod open;
+mod range;
 mod read;
 mod snapshot;
 mod task;
@@ -30,6 +31,7 @@ use crate::snapshot::Snapshot;
 use crate::worker::AgentReader;
 pub use cached::AsFile;
 pub use listing::Listing;
+use range::KeptPiece;
 
 const PUT: &str = "put";
 
@@ -52,6 +54,7 @@ struct Inner {
     worker: Option<Arc<AgentReader>>,
     /// The epoch that answers reads along its order.
     epoch: PerProcess<Mutex<Option<WeakEpoch>>>,
+    kept_piece: PerProcess<Mutex<Option<KeptPiece>>>,
 }
 
 /// The result of a deletion.
@@ -73,9 +76,9 @@ impl Dataset {
         snapshot: Option<Arc<Snapshot>>,
         worker: Option<Arc<AgentReader>>,
     ) -> Self {
-        let (is_written, epoch) = (AtomicBool::new(false), PerProcess::new());
-        let remote = Arc::new(remote);
-        Self(Arc::new(Inner { remote, snapshot, is_written, worker, epoch }))
+        let (is_written, remote) = (AtomicBool::new(false), Arc::new(remote));
+        let (epoch, kept_piece) = (PerProcess::new(), PerProcess::new());
+        Self(Arc::new(Inner { remote, snapshot, is_written, worker, epoch, kept_piece }))
     }
 
     /// The part that talks to the servers.

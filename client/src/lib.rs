@@ -39,6 +39,6 @@ pub use remote::{
     Client, ClientCertificate, ConnectOptions, FailedWrite, FileSink, Flushed, OnNote, OnRetry,
     ReadItem, Retry,
 };
-pub use snapshot::{FilePlace, Snapshot, SnapshotCache};
+pub use snapshot::{Child, FilePlace, Snapshot, SnapshotCache};
 pub use task::TaskOptions;
 pub use worker::{Presence, View};

@@ -6,7 +6,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    agent, cat, completions, datasets, delete_dataset, du, get, lease, ls, man, purge, put,
+    agent, cat, completions, datasets, delete_dataset, du, get, lease, ls, man, mount, purge, put,
     recover, rm, shuffle, snapshot, stat, user, verify, why,
 };
 use crate::context::Global;
@@ -78,6 +78,9 @@ impl Command {
             | Self::Recover(_)
             | Self::User(_)
             | Self::Lease(_)
+            | Self::Mount(_)
+            | Self::Umount(_)
+            | Self::Mounts(_)
             | Self::Agent(_)
             | Self::Why(_)
             | Self::Verify(_)
@@ -100,6 +103,9 @@ pub(crate) enum Command {
     Datasets(datasets::Arguments),
     Snapshot(snapshot::Arguments),
     Shuffle(shuffle::Arguments),
+    Mount(mount::Arguments),
+    Umount(mount::UnmountArguments),
+    Mounts(mount::ListArguments),
     Agent(agent::Arguments),
     Why(why::Arguments),
     Lease(lease::Arguments),

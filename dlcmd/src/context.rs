@@ -44,20 +44,20 @@ pub(crate) struct Global {
         value_delimiter = ',',
         value_parser = server
     )]
-    server: Vec<String>,
+    pub(crate) server: Vec<String>,
 
     /// Name of the user (otherwise the environment variable DIESEL_USER)
     #[arg(long, global = true, value_name = "NAME")]
-    user: Option<String>,
+    pub(crate) user: Option<String>,
 
     /// File with the user's key (otherwise the environment variable DIESEL_KEY has the key)
     #[arg(long, global = true, value_name = "FILE")]
-    key_file: Option<PathBuf>,
+    pub(crate) key_file: Option<PathBuf>,
 
     /// Trust the certificates in this file, PEM, for servers with https (otherwise the environment
     /// variable DIESEL_CA; otherwise the certificates of the machine)
     #[arg(long, global = true, value_name = "FILE")]
-    ca: Option<PathBuf>,
+    pub(crate) ca: Option<PathBuf>,
 
     /// Certificate to show to servers on request, PEM (otherwise the environment variable
     /// DIESEL_CLIENT_CERT)
@@ -77,7 +77,7 @@ pub(crate) struct Global {
     /// ls, stat and du show, and the job of `dlcmd agent` and `why` (otherwise the environment variable
     /// DIESEL_TASK; otherwise files come from the servers)
     #[arg(long, global = true, value_name = "NAME")]
-    task: Option<String>,
+    pub(crate) task: Option<String>,
 
     /// Read metadata from this snapshot of the dataset (see `dlcmd snapshot save`) instead of the
     /// servers: for get, cat, ls, stat, du and shuffle

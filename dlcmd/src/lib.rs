@@ -23,6 +23,7 @@ mod time;
 mod waiting;
 
 use std::env;
+use std::ffi::OsString;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::num::{IntErrorKind, NonZeroUsize, ParseIntError};
 use std::os::unix::ffi::OsStrExt;
@@ -48,7 +49,7 @@ const STDOUT_BUFFER: usize = 256 << 10;
 pub fn main() -> ExitCode {
     // Another library of the process may have installed a provider already, which is fine.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(arguments()) {
         Ok(cli) => cli,
         Err(said) if said.use_stderr() => {
             // Printing fails only if stderr is closed.
@@ -88,14 +89,21 @@ pub fn main() -> ExitCode {
     exit.into()
 }
 
+/// The arguments of this process, also where mount(8) runs it.
+fn arguments() -> Vec<OsString> {
+    let given: Vec<OsString> = env::args_os().collect();
+    commands::mount::arguments_of_helper(&given).unwrap_or(given)
+}
+
 /// The parser's error, with all names escaped for a terminal.
 fn safe(error: clap::Error) -> clap::Error {
     let is_safe = |text: &str| !text.contains(char::is_control);
-    let arguments =
-        env::args_os().map(|argument| match argument.to_str().filter(|text| is_safe(text)) {
+    let arguments = arguments().into_iter().map(|argument| {
+        match argument.to_str().filter(|text| is_safe(text)) {
             Some(text) => text.to_owned(),
             None => text::escaped(argument.as_bytes()).to_string(),
-        });
+        }
+    });
     Cli::try_parse_from(arguments).err().filter(clap::Error::use_stderr).unwrap_or(error)
 }
 
@@ -110,7 +118,7 @@ fn print_help(help: &clap::Error) -> Exit {
     }
 }
 
-fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failure> {
+fn run(mut cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failure> {
     let goes_on =
         matches!(cli.command, Command::Put(_) | Command::Get(_)).then(|| Arc::clone(&notes));
     let announce = move |signal: &str| {
@@ -122,6 +130,9 @@ fn run(cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Failur
         .map_err(|why| Failure::local("prepare to be stopped by a signal", why))?;
     let shutdown = interrupt.shutdown.clone();
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    if let Command::Mount(arguments) = &cli.command {
+        arguments.complete(&mut cli.global)?;
+    }
     let task = cli.global.task()?;
     let task_notes = Arc::clone(&notes);
     let on_note: OnNote = Arc::new(move |note| task_notes.note(note));
@@ -159,6 +170,9 @@ fn execute(command: Command, context: &Context, out: &mut Output<'_>) -> Result<
         Command::Du(arguments) => commands::du::run(arguments, context, out),
         Command::Snapshot(arguments) => commands::snapshot::run(arguments, context, out),
         Command::Shuffle(arguments) => commands::shuffle::run(arguments, context, out),
+        Command::Mount(arguments) => commands::mount::run(&arguments, context, out),
+        Command::Umount(arguments) => commands::mount::unmount(&arguments, context),
+        Command::Mounts(arguments) => commands::mount::list(&arguments, context, out),
         Command::Agent(arguments) => commands::agent::run(arguments, context, out),
         Command::Why(arguments) => commands::why::run(arguments, context, out),
         Command::Lease(arguments) => commands::lease::run(arguments, context, out),

@@ -7,6 +7,7 @@ mod agent;
 mod commit;
 mod many;
 mod memory;
+mod mount;
 mod order;
 mod order_read;
 mod pack;
@@ -102,6 +103,8 @@ pub enum Workload {
         /// Part of the rows; default: all rows
         part: Option<PeersPart>,
     },
+    /// Files of a mount (paper, 6.3 to 6.6), beside the file system of the machine; needs root
+    Mount,
     /// Commits of packed chunks into a Redis Cluster, beside SET of redis-benchmark
     RedisCommit,
     /// Path queries through one server over Redis (paper, Figure 10a), beside GET
@@ -129,6 +132,7 @@ impl Workload {
         Self::Tier,
         Self::Agent { part: None },
         Self::Peers { part: None },
+        Self::Mount,
         Self::RedisCommit,
         Self::Stat,
         Self::Servers,
@@ -156,6 +160,7 @@ impl Workload {
             Self::Tier => tier::run(settings),
             Self::Agent { part } => agent::run(part, settings),
             Self::Peers { part } => peers::run(part, settings),
+            Self::Mount => mount::run(settings),
             Self::RedisCommit => commit::run(settings),
             Self::Stat => stat::run(settings),
             Self::Servers => stat::servers(settings),

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dl_format::{DatasetName, TaskName};
@@ -189,6 +189,15 @@ fn address(options: &ConnectOptions, task: &TaskOptions) -> AgentAddress {
 
 fn failed(task: &TaskOptions, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::new(Kind::Local, "ask the agent of", format!("task {}", task.name), why)
+}
+
+/// The folder for sockets of the user on this machine, made if missing: that of the agents.
+///
+/// # Errors
+/// Without a folder of the user alone.
+pub fn runtime_folder() -> io::Result<PathBuf> {
+    let task = TaskOptions::named("mount").ok_or(io::ErrorKind::InvalidInput)?;
+    address(&ConnectOptions::default(), &task).folder()
 }
 
 /// Closes all descriptors but the standard ones when the process starts a program.

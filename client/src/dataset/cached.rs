@@ -308,7 +308,7 @@ impl Dataset {
         }
     }
 
-    fn get_of_servers(&self, file: &FileKey<'_>) -> Result<Bytes, Error> {
+    pub(super) fn get_of_servers(&self, file: &FileKey<'_>) -> Result<Bytes, Error> {
         match file {
             FileKey::Path(path) => self.get_uncached(path),
             FileKey::Number(number) => self.finish(self.begin_number(*number)?),
@@ -339,7 +339,7 @@ impl Dataset {
     }
 
     /// The snapshot with the numbers of the files.
-    fn numbering(&self) -> Result<&Arc<Snapshot>, Error> {
+    pub(super) fn numbering(&self) -> Result<&Arc<Snapshot>, Error> {
         let none = || {
             let why = "the handle has no snapshot, so files have no numbers";
             Error::new(Kind::Invalid, "read", self.0.remote.address(), why)

@@ -227,7 +227,7 @@ impl Dataset {
         worker.lend(number, hints, take).is_some()
     }
 
-    fn find(&self, path: &FilePath) -> Result<FileRecord, Error> {
+    pub(super) fn find(&self, path: &FilePath) -> Result<FileRecord, Error> {
         let (kind, why) = match self.stat(path)? {
             StatItem::File(record) => return Ok(record),
             StatItem::Folder => (Kind::Conflict, "it is a folder"),

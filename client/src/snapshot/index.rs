@@ -389,16 +389,6 @@ impl Snapshot {
         numbers.map(|number| Ok((self.path(number)?, self.record(number)?)))
     }
 
-    /// The number of folders, with the root. Folders count from 0, the root first, and each parent
-    /// before its children.
-    pub(crate) fn folders(&self) -> u32 {
-        self.format.directories()
-    }
-
-    pub(crate) fn folders_in(&self, folder: u32) -> Result<Range<u32>, Error> {
-        self.format.subdirectories(folder).map_err(self.damaged())
-    }
-
     pub(crate) fn files_in(&self, folder: u32) -> Result<Vec<Range<u32>>, Error> {
         self.format.runs_of(folder).map_err(self.damaged())
     }

@@ -67,9 +67,16 @@ pub(crate) enum Advice {
 
 /// Gives the kernel an advice on memory that begins at a page.
 pub(crate) fn advise(start: *const u8, length: usize, advice: Advice) {
+    // Memory without the advice is good enough.
+    let _ = try_advise(start, length, advice);
+}
+
+/// The same, with the error of a kernel that refuses.
+pub(crate) fn try_advise(start: *const u8, length: usize, advice: Advice) -> io::Result<()> {
     #[expect(unsafe_code, reason = "there is no safe way to advise on memory")]
     // SAFETY: no advice changes a byte, so any memory will do.
-    let _ = unsafe { libc::madvise(start.cast_mut().cast(), length, advice as libc::c_int) };
+    let done = unsafe { libc::madvise(start.cast_mut().cast(), length, advice as libc::c_int) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// A range of mapped memory that begins at a huge page's boundary, valid also after its file loses

@@ -4,6 +4,7 @@
 
 mod cache;
 mod file;
+mod folders;
 mod index;
 mod local_folder;
 mod lock;
@@ -17,10 +18,11 @@ mod user_file;
 
 pub use cache::SnapshotCache;
 pub(crate) use cache::{Key, Origin};
+pub use folders::Child;
 pub(crate) use index::Walk;
 pub use index::{FilePlace, Snapshot};
 pub(crate) use lock::Lock;
 pub use mapped::HUGE_PAGE;
-pub(crate) use mapped::{Advice, RawMap, advise, prefetch};
+pub(crate) use mapped::{Advice, RawMap, advise, prefetch, try_advise};
 pub(crate) use target::Target;
 pub(crate) use user_file::{UserFile, room};

@@ -3,6 +3,8 @@
 //! Must hold: the pieces of a file, in their order, are all of its bytes. Each piece has its own
 //! checksum.
 
+use std::ops::Range;
+
 use dl_format::snapshot::FileNumber;
 use dl_format::{ChunkId, ChunkShape, Crc32c, Extent};
 
@@ -25,6 +27,37 @@ impl Snapshot {
         let number = holder.checked_sub(self.chunks()).ok_or_else(none)?;
         let (FileNumber(file), extent) = self.format().part(number).map_err(self.damaged())?;
         Ok((extent.part, file, place_of(holder, extent)))
+    }
+
+    /// The pieces of a large file with bytes in a range, and the offset of each in the file. The
+    /// checksum of the last piece is that of the file.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`](crate::Kind::Corrupt) when the rows are damaged.
+    pub(crate) fn pieces_within(
+        &self,
+        number: u32,
+        range: &Range<u64>,
+    ) -> Result<Vec<(u64, FilePlace)>, Error> {
+        let (mut pieces, mut start) = (Vec::new(), 0_u64);
+        for part in self.format().parts_of(FileNumber(number)) {
+            if start >= range.end {
+                return Ok(pieces);
+            }
+            let (_, extent) = self.format().part(part).map_err(self.damaged())?;
+            let end = start.saturating_add(extent.length.into());
+            if end > range.start {
+                pieces.push((start, place_of(self.chunks().saturating_add(part), extent)));
+            }
+            start = end;
+        }
+        let whole = self.place(number)?;
+        let left = whole.length.checked_sub(start);
+        let length = left.ok_or_else(|| self.lacks("the last part of a file"))?;
+        if start < range.end {
+            pieces.push((start, FilePlace { length, ..whole }));
+        }
+        Ok(pieces)
     }
 
     /// The pieces of a large file; none of a file that lies in its chunk as a whole. The `chunk` of a piece

@@ -116,6 +116,18 @@ impl AgentAddress {
         Err(no_folder(&unusable))
     }
 
+    /// The first folder that can be used.
+    pub(crate) fn folder(&self) -> io::Result<PathBuf> {
+        let mut unusable = Vec::new();
+        for (index, folder) in self.folders.iter().enumerate() {
+            match self.make(index, folder) {
+                Ok(()) => return Ok(folder.clone()),
+                Err(why) => unusable.push(why.to_string()),
+            }
+        }
+        Err(no_folder(&unusable))
+    }
+
     fn claim_in(&self, folder: &Path) -> io::Result<Option<(OwnedFd, OwnedFd)>> {
         let files = self.files(folder);
         let Some(lock) = files.try_lock(true)? else { return Ok(None) };

@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::Duration;
 
 use dl_runtime::since_boot;
@@ -29,6 +29,12 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// Time for an agent to open a dataset, perhaps with the download of a snapshot.
 const WELCOME_PATIENCE: Duration = Duration::from_secs(330);
+
+/// Connections of a process for waits beside the first, at most.
+const BESIDE_MAX: usize = 7;
+
+/// Time for such a connection.
+const BESIDE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Time between two attempts to attach, at least and at most.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -62,6 +68,8 @@ pub(crate) struct Attached {
     pub(super) maps: Maps,
     /// Belongs to the process that attached, as do the pins in `maps`.
     channel: Owned<Mutex<Channel>>,
+    /// Further connections, made on demand, for waits of several threads at once.
+    beside: Owned<[OnceLock<WaitChannel>; BESIDE_MAX]>,
     /// The pins of each child with views.
     child_pins: PerProcess<ChildPins>,
     /// The number of views of the current process on each slot.
@@ -77,14 +85,44 @@ pub(crate) struct Attached {
     pub(super) patience: Duration,
     /// The end of a pause in waits after a failed wait: milliseconds since boot.
     pub(super) paused_until: AtomicU64,
+    /// The end of a time without requests of orders, after refused chunks in a row: milliseconds since
+    /// boot.
+    pub(super) refused_until: AtomicU64,
 }
 
-/// The socket, and the number of the next request.
+/// The socket, and the requests so far.
 #[derive(Debug)]
 pub(super) struct Channel {
     pub(super) socket: Socket,
     pub(super) next_id: u64,
+    pub(super) refusals: Refusals,
 }
+
+impl Channel {
+    fn new(socket: Socket) -> Self {
+        Self { socket, next_id: 1, refusals: Refusals::default() }
+    }
+}
+
+/// The chunks refused by the agent since its last chunk.
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    /// The number of chunks, each counted once in a row of its refusals.
+    pub(super) chunks: u32,
+    pub(super) last: Option<u32>,
+}
+
+/// A connection for waits, with a page for their pins.
+#[derive(Debug)]
+struct WaitChannel {
+    pins: PinPage,
+    channel: Mutex<Channel>,
+    /// The descriptor of the socket in `channel`.
+    socket: RawFd,
+}
+
+/// A connection for a single wait, and its page if it is not the first connection.
+pub(super) type ForWait<'a> = (MutexGuard<'a, Channel>, Option<&'a PinPage>);
 
 #[derive(Debug)]
 pub(super) enum ChildPins {
@@ -177,7 +215,7 @@ impl Attacher {
         let patience = self.task.patience.min(most);
         let wanted = self.wanted.as_ref();
         let handed = wanted.map(|wanted| snapshot_file(wanted, self.cache.as_ref())).transpose()?;
-        let (welcome, files) = match self.say_hello(&socket, handed, patience, most)? {
+        let (welcome, files) = match self.say_hello(&socket, handed, patience, most, false)? {
             Ok(welcomed) => welcomed,
             Err(refused) => return Ok(Err(refused)),
         };
@@ -211,8 +249,9 @@ impl Attacher {
         let descriptor = socket.as_raw_fd();
         let attached = Attached {
             maps,
-            channel: Owned::new(Mutex::new(Channel { socket, next_id: 1 })),
+            channel: Owned::new(Mutex::new(Channel::new(socket))),
             socket: descriptor,
+            beside: Owned::new(Default::default()),
             child_pins: PerProcess::new(),
             views: (0..slots).map(|_| AtomicU32::new(0)).collect(),
             attacher: self.clone().of_version(Arc::clone(&snapshot)),
@@ -220,6 +259,7 @@ impl Attacher {
             notes,
             patience: self.task.patience,
             paused_until: AtomicU64::new(0),
+            refused_until: AtomicU64::new(0),
         };
         Ok(Ok((attached, snapshot)))
     }
@@ -233,6 +273,7 @@ impl Attacher {
         handed: Option<OwnedFd>,
         patience: Duration,
         most: Duration,
+        is_beside: bool,
     ) -> io::Result<Welcomed> {
         let hello = ToAgent::Hello(Hello {
             protocol: PROTOCOL,
@@ -240,6 +281,7 @@ impl Attacher {
             dataset: self.dataset.clone(),
             servers: self.servers.clone(),
             version: self.wanted.as_deref().map(WantedVersion::of),
+            is_beside,
         });
         let handed: Vec<BorrowedFd<'_>> = handed.iter().map(AsFd::as_fd).collect();
         socket.send(&hello, &handed, patience)?;
@@ -269,7 +311,10 @@ type Welcomed = Result<(Welcome, [OwnedFd; 3]), Error>;
 impl Attached {
     /// Whether the agent has ended, or the attachment belongs to another process.
     pub(super) fn is_over(&self) -> bool {
-        self.channel().is_none_or(|channel| channel.socket.is_closed())
+        // A thread that waits for an answer finds the end by itself.
+        self.channel.get().is_none_or(|channel| {
+            try_locked(channel).is_some_and(|channel| channel.socket.is_closed())
+        })
     }
 
     /// Chunks of the largest group that fits, while the agent gives no absent chunk for an order with
@@ -282,6 +327,36 @@ impl Attached {
     /// The connection to the agent; none in a child of the process that attached.
     pub(super) fn channel(&self) -> Option<MutexGuard<'_, Channel>> {
         Some(locked(self.channel.get()?))
+    }
+
+    /// A connection without a wait: a free connection, a new connection, or the first connection when
+    /// it is free. None in a child of the process that attached.
+    pub(super) fn for_wait(&self) -> Option<ForWait<'_>> {
+        let first = self.channel.get()?;
+        if let Some(free) = try_locked(first) {
+            return Some((free, None));
+        }
+        for place in self.beside.get()? {
+            if place.get().is_none() {
+                match self.connect(BESIDE_PATIENCE, true) {
+                    Ok((pins, socket)) => {
+                        let descriptor = socket.as_raw_fd();
+                        let channel = Mutex::new(Channel::new(socket));
+                        // The connection of a faster thread wins.
+                        let _ = place.set(WaitChannel { pins, channel, socket: descriptor });
+                    }
+                    Err(why) => {
+                        tracing::debug!(%why, "another connection for a wait");
+                        break;
+                    }
+                }
+            }
+            let beside = place.get()?;
+            if let Some(free) = try_locked(&beside.channel) {
+                return Some((free, Some(&beside.pins)));
+            }
+        }
+        Some((locked(first), None))
     }
 
     /// Turns the pin of a read into the pin of a view.
@@ -342,19 +417,23 @@ impl Attached {
         self.viewed().next().is_some()
     }
 
-    /// The descriptor of the current process's socket.
-    pub(super) fn descriptor(&self) -> Option<RawFd> {
+    /// The descriptors of the current process's sockets.
+    pub(super) fn descriptors(&self) -> Vec<RawFd> {
         match self.child_pins.get() {
-            Some(ChildPins::Own { socket, .. }) => Some(socket.as_raw_fd()),
-            Some(ChildPins::Shared) => None,
-            // A copy of the number: a fork must not wait for the lock on the socket.
-            None => self.channel.get().map(|_| self.socket),
+            Some(ChildPins::Own { socket, .. }) => vec![socket.as_raw_fd()],
+            Some(ChildPins::Shared) => Vec::new(),
+            // Copies of the numbers: a fork must not wait for the locks on the sockets.
+            None => {
+                let beside = self.beside.get().into_iter().flatten().filter_map(OnceLock::get);
+                let first = self.channel.get().map(|_| self.socket);
+                first.into_iter().chain(beside.map(|beside| beside.socket)).collect()
+            }
         }
     }
 
     /// Pins all views for a future child.
     pub(super) fn pin_for_child(&self, patience: Duration) -> ChildPins {
-        match self.connect_for_child(patience) {
+        match self.connect(patience, false) {
             Ok((pins, socket)) => {
                 pins.add_views(self.viewed());
                 ChildPins::Own { pins, socket }
@@ -372,9 +451,9 @@ impl Attached {
     }
 
     /// Opens another connection to the same agent.
-    fn connect_for_child(&self, patience: Duration) -> io::Result<(PinPage, Socket)> {
+    fn connect(&self, patience: Duration, is_beside: bool) -> io::Result<(PinPage, Socket)> {
         let socket = self.attacher.address.connect()?;
-        let welcomed = self.attacher.say_hello(&socket, None, patience, patience)?;
+        let welcomed = self.attacher.say_hello(&socket, None, patience, patience, is_beside)?;
         let (Welcome { agent, slots, .. }, [_, _, pins]) = welcomed.map_err(io::Error::other)?;
         if agent != self.agent {
             return Err(io::Error::other("another agent answers"));
@@ -389,6 +468,15 @@ impl Attached {
             pins.keep_views(self.viewed());
         }
         let _ = self.child_pins.get_or_make(|| Ok::<_, std::convert::Infallible>(child_pins));
+    }
+}
+
+/// The value of a lock that is free.
+fn try_locked<T>(value: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match value.try_lock() {
+        Ok(free) => Some(free),
+        Err(TryLockError::Poisoned(free)) => Some(free.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
 }
 

@@ -26,8 +26,8 @@ thread_local! {
 
 struct Prepared {
     attached: Arc<Attached>,
-    /// The socket of the forking process; the child closes its copy.
-    socket: Option<RawFd>,
+    /// The sockets of the forking process; the child closes its copies.
+    sockets: Vec<RawFd>,
     /// The pins for the child, if there are views.
     child_pins: Option<ChildPins>,
 }
@@ -55,9 +55,11 @@ extern "C" fn before() {
     let attached: Vec<_> = all().iter().filter_map(Weak::upgrade).collect();
     let prepare = |attached: Arc<Attached>| {
         let child_pins = attached.has_views().then(|| attached.pin_for_child(PATIENCE));
-        let socket =
-            attached.descriptor().filter(|_| !matches!(child_pins, Some(ChildPins::Shared)));
-        Prepared { attached, socket, child_pins }
+        let sockets = match child_pins {
+            Some(ChildPins::Shared) => Vec::new(),
+            _ => attached.descriptors(),
+        };
+        Prepared { attached, sockets, child_pins }
     };
     let prepared = attached.into_iter().map(prepare).collect();
     let _ = PREPARED.try_with(|list| list.replace(prepared));
@@ -69,10 +71,10 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    for Prepared { attached, socket, child_pins } in
+    for Prepared { attached, sockets, child_pins } in
         PREPARED.try_with(RefCell::take).unwrap_or_default()
     {
-        if let Some(socket) = socket {
+        for socket in sockets {
             #[expect(
                 unsafe_code,
                 reason = "the owner belongs to the parent and is not dropped here"

@@ -5,7 +5,7 @@
 use std::cell::OnceCell;
 
 use super::attach::Attached;
-use super::layout::{Gauge, Pinned};
+use super::layout::{Gauge, Maps, Pinned};
 use super::message::NO_FILE;
 use crate::snapshot::FilePlace;
 
@@ -38,7 +38,7 @@ impl<'a, 'b> Batch<'a, 'b> {
         let (pinned, offsets) = self.gathered.get_or_init(|| self.gather(index)).as_ref()?;
         let offset = offsets.get(index).copied().filter(|offset| *offset != NO_FILE)?;
         let place = FilePlace { offset, ..*self.places.get(index)? };
-        Some((self.attached.maps.pin_again(pinned)?, place))
+        Some((Maps::pin_again(pinned)?, place))
     }
 
     fn gather(&self, from: usize) -> Option<(Pinned<'a>, Vec<u32>)> {

@@ -25,5 +25,6 @@ pub fn snapshot_file(snapshot: &Snapshot, cache: Option<&SnapshotCache>) -> io::
     let (memory, file) = SharedMemory::create("diesel-snapshot", bytes.len(), Access::Maker)?;
     memory.populate(0, bytes.len());
     memory.write(0, bytes);
+    (0..memory.huge_pages()).for_each(|page| _ = memory.collapse(page));
     Ok(file)
 }

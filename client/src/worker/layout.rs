@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::memory::{Access, SharedMemory};
+use crate::snapshot::HUGE_PAGE;
 
 /// Bytes of a memory segment, at most.
 const SEGMENT_BYTES: u64 = 1 << 30;
@@ -141,6 +142,33 @@ impl Arena {
     /// Slots below the number have memory, or will have memory soon.
     pub fn populated(&self) -> u32 {
         self.populated.load(Ordering::Relaxed)
+    }
+
+    /// The number of huge pages that lie in the arena as a whole.
+    pub fn huge_pages(&self) -> usize {
+        self.segments.iter().map(SharedMemory::huge_pages).sum()
+    }
+
+    /// Moves the memory of slots into a huge page, by its number; false while a slot in the page has
+    /// no memory. The kernel copies 2 MiB, and may have to free them first.
+    ///
+    /// # Errors
+    /// Errors of the kernel, for example without room in one piece.
+    pub fn collapse(&self, page: usize) -> io::Result<bool> {
+        let (mut page, mut first_slot) = (page, 0);
+        for segment in &self.segments {
+            if page < segment.huge_pages() {
+                let end = (page + 1) * HUGE_PAGE - 1;
+                let last = first_slot + end as u64 / u64::from(self.shape.slot_bytes.max(1));
+                if last >= u64::from(self.populated()) {
+                    return Ok(false);
+                }
+                return segment.collapse(page).map(|()| true);
+            }
+            page -= segment.huge_pages();
+            first_slot += u64::from(self.shape.slots_of_a_segment());
+        }
+        Err(io::ErrorKind::InvalidInput.into())
     }
 
     /// Writes into a slot without word and pin; false if the bytes don't fit.
@@ -436,6 +464,8 @@ pub(super) struct Maps {
 #[derive(Debug)]
 pub(super) struct Pinned<'a> {
     maps: &'a Maps,
+    /// The page with the pin.
+    pins: &'a PinPage,
     slot: u32,
 }
 
@@ -447,7 +477,7 @@ impl Maps {
             let word = self.table.load(chunk);
             let slot = word.slot()?;
             self.pins.count(slot)?.fetch_add(1, Ordering::Relaxed);
-            let pinned = Pinned { maps: self, slot };
+            let pinned = Pinned { maps: self, pins: &self.pins, slot };
             // Either the agent sees the pin after its withdrawal, or the second load sees the withdrawal.
             fence(Ordering::SeqCst);
             if self.table.load(chunk) == word {
@@ -457,15 +487,15 @@ impl Maps {
         None
     }
 
-    /// Takes over a pin set by the agent for the reader.
-    pub(super) fn take_over(&self, slot: u32) -> Pinned<'_> {
-        Pinned { maps: self, slot }
+    /// Takes over a pin set by the agent for the reader, in a page.
+    pub(super) fn take_over<'a>(&'a self, pins: &'a PinPage, slot: u32) -> Pinned<'a> {
+        Pinned { maps: self, pins, slot }
     }
 
-    /// Adds a pin to a pinned slot.
-    pub(super) fn pin_again(&self, pinned: &Pinned<'_>) -> Option<Pinned<'_>> {
-        self.pins.count(pinned.slot)?.fetch_add(1, Ordering::Relaxed);
-        Some(Pinned { maps: self, slot: pinned.slot })
+    /// Adds a pin to a pinned slot, in the same page: the agent looks at one page after the other.
+    pub(super) fn pin_again<'a>(pinned: &Pinned<'a>) -> Option<Pinned<'a>> {
+        pinned.pins.count(pinned.slot)?.fetch_add(1, Ordering::Relaxed);
+        Some(Pinned { maps: pinned.maps, pins: pinned.pins, slot: pinned.slot })
     }
 
     /// Bytes of a slot whose pin was taken from a [`Pinned`].
@@ -497,6 +527,12 @@ impl Pinned<'_> {
         self.slot
     }
 
+    /// Whether the pin is in the page of the process's first connection, where views have theirs.
+    #[inline]
+    pub(super) fn may_become_view(&self) -> bool {
+        std::ptr::eq(self.pins, &raw const self.maps.pins)
+    }
+
     /// The slot; the caller must remove the pin by [`PinPage::unpin`].
     pub(super) fn into_slot(self) -> u32 {
         let slot = self.slot;
@@ -508,6 +544,6 @@ impl Pinned<'_> {
 impl Drop for Pinned<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.maps.pins.unpin(self.slot);
+        self.pins.unpin(self.slot);
     }
 }

@@ -13,9 +13,12 @@ use rustix::fs::{
 use rustix::mm::ProtFlags;
 
 use super::copying::copy_to_new;
-use crate::snapshot::{Advice, HUGE_PAGE, RawMap, advise, prefetch};
+use crate::snapshot::{Advice, HUGE_PAGE, RawMap, advise, prefetch, try_advise};
 
 const LINE_BYTES: usize = 64;
+
+/// Bytes of a usual page.
+const PAGE: usize = 4 << 10;
 
 /// Shared memory of a fixed length, mapped into the process.
 #[derive(Debug)]
@@ -78,21 +81,27 @@ impl SharedMemory {
         self.is_writable && offset.checked_add(length).is_some_and(|end| end <= self.map.length)
     }
 
-    /// Populates a range and the rest of its huge pages, much cheaper than page by page at the
-    /// first write. The pages are huge where the kernel permits.
+    /// Populates a range, much cheaper than page by page at the first write.
     pub(crate) fn populate(&self, offset: usize, length: usize) {
-        if !self.may_write(offset, length) {
-            return;
+        if self.may_write(offset, length) {
+            let first = offset - offset % PAGE;
+            let start = self.map.start.as_ptr().wrapping_add(first);
+            advise(start, offset + length - first, Advice::Populate);
         }
-        let first = offset - offset % HUGE_PAGE;
-        let start = self.map.start.as_ptr().wrapping_add(first);
-        let length = offset + length - first;
-        for page in (0..length).step_by(HUGE_PAGE) {
-            advise(start.wrapping_add(page), 1, Advice::Populate);
+    }
+
+    /// The number of huge pages that lie in the map as a whole.
+    pub(crate) fn huge_pages(&self) -> usize {
+        self.map.length / HUGE_PAGE
+    }
+
+    /// Moves populated memory into a huge page, by its number in the map.
+    pub(crate) fn collapse(&self, page: usize) -> io::Result<()> {
+        if page >= self.huge_pages() {
+            return Err(io::ErrorKind::InvalidInput.into());
         }
-        let huge = length.next_multiple_of(HUGE_PAGE).min(self.map.length - first);
-        advise(start, huge, Advice::Collapse);
-        advise(start, length, Advice::Populate);
+        let start = self.map.start.as_ptr().wrapping_add(page * HUGE_PAGE);
+        try_advise(start, HUGE_PAGE, Advice::Collapse)
     }
 
     /// The word of 8 bytes at an offset in bytes; none outside of the map.

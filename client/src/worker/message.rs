@@ -15,7 +15,7 @@ use crate::snapshot::Snapshot;
 
 /// The version of the messages and of the memory layout. A worker of another version reads from the
 /// servers.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// Bytes of a message, at most: less than the default buffer of a socket.
 pub(super) const MESSAGE_BYTES_MAX: usize = 128 << 10;
@@ -62,6 +62,8 @@ pub struct Hello {
     /// The version that the worker already has; none for the version of the task. The descriptor of
     /// the worker's snapshot may come along.
     pub version: Option<WantedVersion>,
+    /// Whether the process has a connection already, and needs another for concurrent waits.
+    pub is_beside: bool,
 }
 
 /// A version of a dataset, by the ids in a snapshot.

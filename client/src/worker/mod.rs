@@ -19,6 +19,7 @@ pub(crate) mod message;
 mod model;
 mod obstacle;
 mod prefetch;
+mod range;
 mod read;
 pub(crate) mod socket;
 mod source;

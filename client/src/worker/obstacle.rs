@@ -17,6 +17,8 @@ pub(crate) enum Obstacle {
     Detached,
     /// The agent gives no answers.
     Silent,
+    /// The agent has just refused chunk after chunk: it reaches no server.
+    Refusing,
     /// A group of the order does not fit into the memory of the agent, and no chunk more.
     LargeGroup {
         /// Chunks of the largest group that fits.
@@ -29,9 +31,13 @@ impl AgentReader {
     pub(crate) fn obstacle(&self) -> Option<Obstacle> {
         let attached = self.attached();
         let Some(attached) = attached.as_ref() else { return Some(Obstacle::Detached) };
-        if attached.is_silent(milliseconds(since_boot())) {
+        let now = milliseconds(since_boot());
+        if attached.is_silent(now) {
             self.drop_if_over(attached);
             return Some(Obstacle::Silent);
+        }
+        if attached.is_refusing(now) {
+            return Some(Obstacle::Refusing);
         }
         attached.group_max().map(|most| Obstacle::LargeGroup { most })
     }

@@ -355,7 +355,7 @@ impl AgentReader {
 
     /// The place of a file within a single chunk; none for a file cut into parts.
     #[inline]
-    fn place(&self, number: u32) -> Option<FilePlace> {
+    pub(super) fn place(&self, number: u32) -> Option<FilePlace> {
         let place = self.snapshot.place(number).ok()?;
         let end = u64::from(place.offset).checked_add(place.length)?;
         (end <= u64::from(self.snapshot.shape().size())).then_some(place)
@@ -462,7 +462,7 @@ fn copy(
 fn keep(attached: &Arc<Attached>, place: FilePlace, pinned: Pinned<'_>) -> Option<View> {
     let bytes = pinned.bytes(place.offset, place.length as usize)?;
     let (offset, length) = (place.offset, bytes.len());
-    if !attached.may_view(pinned.slot()) {
+    if !pinned.may_become_view() || !attached.may_view(pinned.slot()) {
         return Some(View(Viewed::Copied(copy_of(bytes))));
     }
     let slot = attached.keep_for_view(pinned);

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    accept_with, bind, connect, listen, recv, recvmsg, sendmsg, socket_with,
+    accept_with, bind, connect, listen, recv, recvmsg, sendmsg, socket_with, socketpair,
 };
 use wincode::{SchemaRead, SchemaWrite};
 
@@ -31,11 +31,24 @@ const BACKLOG: i32 = 1024;
 pub struct Socket(OwnedFd);
 
 impl Socket {
-    /// Connects to the agent at a path; an error if the accept queue is full.
-    pub(super) fn connect(path: &Path) -> io::Result<Self> {
+    /// Connects to a listener at a path.
+    ///
+    /// # Errors
+    /// Errors of the socket, also for a full accept queue.
+    pub fn connect(path: &Path) -> io::Result<Self> {
         let socket = unbound(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
         Ok(Self(socket))
+    }
+
+    /// The two ends of a new connection.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        Ok((Self(one), Self(other)))
     }
 
     /// Sends a message with descriptors; waits while the buffer of the peer is full.
@@ -180,6 +193,19 @@ impl Socket {
     }
 }
 
+/// An end of a connection that another process made.
+impl From<OwnedFd> for Socket {
+    fn from(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+}
+
+impl From<Socket> for OwnedFd {
+    fn from(socket: Socket) -> Self {
+        socket.0
+    }
+}
+
 impl AsRawFd for Socket {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
@@ -192,7 +218,11 @@ impl AsFd for Socket {
     }
 }
 
-pub(super) fn bind_at(path: &Path) -> io::Result<OwnedFd> {
+/// A listener at a path, for [`accept`].
+///
+/// # Errors
+/// Errors of the socket.
+pub fn bind_at(path: &Path) -> io::Result<OwnedFd> {
     let socket = unbound(SocketFlags::CLOEXEC)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, BACKLOG)?;

@@ -110,7 +110,7 @@ fn an_ended_wait_gets_no_pin() {
     assert!(agent.pin_for_reader(2, 1) && !agent.pin_for_reader(3, 1), "given once");
     assert_eq!(reader.pins.end_wait(), Some(2));
     assert!(agent.holds(2) && agent.held() == 1);
-    drop(reader.take_over(2));
+    drop(reader.take_over(&reader.pins, 2));
     assert!(!agent.pin_for_reader(2, 1) && agent.held() == 0, "the wait has ended");
 }
 
@@ -138,7 +138,7 @@ fn the_pin_for_an_ending_wait_has_a_single_owner() {
             (0..wait % 64).for_each(|_| std::hint::spin_loop());
             if let Some(slot) = reader.pins.end_wait() {
                 assert_eq!(u64::from(slot), wait % 4);
-                drop(reader.take_over(slot));
+                drop(reader.take_over(&reader.pins, slot));
                 taken += 1;
             }
         }
@@ -206,7 +206,7 @@ fn messages_survive_encoding_and_a_hello_shows_no_key() {
         request_timeout: 60_000,
     };
     let (dataset, version) = ("ds".to_owned(), None);
-    let hello = Hello { protocol: PROTOCOL, pid: 7, dataset, servers, version };
+    let hello = Hello { protocol: PROTOCOL, pid: 7, dataset, servers, version, is_beside: true };
     assert!(!format!("{hello:?}").contains("sesame"));
     let hello = ToAgent::Hello(hello);
     assert_eq!(decode::<ToAgent>(&encode(&hello).unwrap()).unwrap(), hello);

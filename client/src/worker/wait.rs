@@ -9,12 +9,15 @@ use std::time::Duration;
 
 use dl_runtime::since_boot;
 
-use super::attach::{Attached, Channel};
+use super::attach::{Attached, Channel, Refusals};
 use super::layout::{Gauge, PinPage, Pinned};
 use super::message::{FromAgent, HINTS_MAX, ToAgent, Want, WantFiles, milliseconds};
 
-/// The pause in waits after a failed wait.
+/// The pause in waits after a failed wait, and in the requests of orders after refusals.
 const AGAIN: Duration = Duration::from_secs(2);
+
+/// Refused chunks in a row before the pause: a single chunk may be damaged or gone.
+const REFUSALS_MAX: u32 = 3;
 
 /// The longest silence of an agent that still gets requests.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
@@ -28,9 +31,9 @@ impl Attached {
         if self.is_silent(since) {
             return None;
         }
-        // The waits of other threads count, for waits follow one another.
+        // The waits of other threads count: more than the connections follow one another.
         let until = since_boot().saturating_add(self.patience);
-        let mut channel = self.channel()?;
+        let (mut channel, beside) = self.for_wait()?;
         // The chunk may have arrived through another thread.
         if let Some(pinned) = self.maps.pin(chunk) {
             return Some(pinned);
@@ -38,7 +41,7 @@ impl Attached {
         if since_boot() >= until {
             return None;
         }
-        let pins = &self.maps.pins;
+        let pins = beside.unwrap_or(&self.maps.pins);
         pins.set(Gauge::AwaitedSince, since);
         pins.set(Gauge::Awaited, u64::from(chunk) + 1);
         let id = channel.begin(pins);
@@ -46,18 +49,21 @@ impl Attached {
         let patience = milliseconds(until.saturating_sub(since_boot()));
         let want = ToAgent::Want(Want { id, chunk, file, patience, hints });
         let asked = channel.ask(&want, until, |answer| match answer {
-            FromAgent::Here { id: of } if of == id => Some(()),
+            FromAgent::Here { id: of } if of == id => Some(true),
             FromAgent::NotHere { id: of, reason } if of == id => {
                 tracing::debug!(chunk, reason, "the agent refused a chunk");
-                Some(())
+                Some(false)
             }
             _ => None,
         });
-        asked.unwrap_or_else(|why| self.pause_waits(&why));
+        match asked {
+            Ok(is_here) => self.note_answer(&mut channel.refusals, chunk, is_here),
+            Err(why) => self.pause_waits(&why),
+        }
         let slot = pins.end_wait();
         pins.set(Gauge::Awaited, 0);
         count_wait(pins, began);
-        Some(self.maps.take_over(slot?))
+        Some(self.maps.take_over(pins, slot?))
     }
 
     /// Waits for files, which may come without their chunks. Gives their slot, and the offset of
@@ -81,7 +87,7 @@ impl Attached {
             Vec::new()
         });
         count_wait(pins, now);
-        let pinned = self.maps.take_over(pins.end_wait()?);
+        let pinned = self.maps.take_over(pins, pins.end_wait()?);
         Some((pinned, offsets))
     }
 
@@ -91,12 +97,33 @@ impl Attached {
         silence > milliseconds(SILENCE_MAX) || now < self.paused_until.load(Ordering::Relaxed)
     }
 
+    /// Counts the refused chunks in a row.
+    fn note_answer(&self, refusals: &mut Refusals, chunk: u32, is_here: bool) {
+        if is_here {
+            *refusals = Refusals::default();
+        } else if refusals.last.replace(chunk) != Some(chunk) {
+            refusals.chunks += 1;
+        }
+        if refusals.chunks >= REFUSALS_MAX {
+            self.refused_until.store(soon(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the agent has just refused chunk after chunk.
+    pub(super) fn is_refusing(&self, now: u64) -> bool {
+        now < self.refused_until.load(Ordering::Relaxed)
+    }
+
     /// Starts a pause after a failed wait.
     fn pause_waits(&self, why: &io::Error) {
         tracing::debug!(%why, "the agent does not answer");
-        let again = since_boot().saturating_add(AGAIN);
-        self.paused_until.store(milliseconds(again), Ordering::Relaxed);
+        self.paused_until.store(soon(), Ordering::Relaxed);
     }
+}
+
+/// The end of a pause that begins now.
+fn soon() -> u64 {
+    milliseconds(since_boot().saturating_add(AGAIN))
 }
 
 fn count_wait(pins: &PinPage, began: Duration) {

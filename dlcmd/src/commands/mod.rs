@@ -13,6 +13,7 @@ pub(crate) mod get;
 pub(crate) mod lease;
 pub(crate) mod ls;
 pub(crate) mod man;
+pub(crate) mod mount;
 pub(crate) mod purge;
 pub(crate) mod put;
 pub(crate) mod recover;

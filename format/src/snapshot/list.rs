@@ -114,8 +114,11 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         names.get(row.name as usize..next.name as usize)
     }
 
-    /// The name of a directory, or an error.
-    pub(super) fn name_of(&self, number: u32) -> Result<&[u8], DecodeError> {
+    /// The last component of a directory's path; empty for the root.
+    ///
+    /// # Errors
+    /// For a damaged tree.
+    pub fn name_of(&self, number: u32) -> Result<&[u8], DecodeError> {
         let name = self.directory_name(number);
         name.ok_or_else(|| self.damaged(DIRECTORIES, number, "a name is not there"))
     }
@@ -139,7 +142,10 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     }
 
     /// The subdirectory with the given name.
-    pub(super) fn child(&self, number: u32, wanted: &[u8]) -> Result<Option<u32>, DecodeError> {
+    ///
+    /// # Errors
+    /// For a damaged tree.
+    pub fn child(&self, number: u32, wanted: &[u8]) -> Result<Option<u32>, DecodeError> {
         let Children(mut from, mut to) = self.children(number)?;
         while from < to {
             let middle = from.saturating_add(to.saturating_sub(from) / 2);
@@ -150,6 +156,32 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
             }
         }
         Ok(None)
+    }
+
+    /// The directory that contains a directory; none for the root.
+    ///
+    /// # Errors
+    /// For a damaged tree.
+    pub fn parent(&self, number: u32) -> Result<Option<u32>, DecodeError> {
+        if number == 0 {
+            return Ok(None);
+        }
+        // The children of each directory follow the children of the directory before.
+        let (mut from, mut to) = (0, number.min(self.directories));
+        while from < to {
+            let middle = from.saturating_add(to.saturating_sub(from) / 2);
+            let Children(_, end) = self.children(middle)?;
+            if end <= number {
+                from = middle.saturating_add(1);
+            } else {
+                to = middle;
+            }
+        }
+        let Children(start, end) = self.children(from)?;
+        match from < number && (start..end).contains(&number) {
+            true => Ok(Some(from)),
+            false => Err(self.damaged(DIRECTORIES, number, "a directory is in no directory")),
+        }
     }
 
     /// The subdirectories of a directory, with greater numbers than the directory.
@@ -169,6 +201,17 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
     /// # Errors
     /// For a damaged tree.
     pub fn runs_of(&self, directory: u32) -> Result<Vec<Range<u32>>, DecodeError> {
+        self.each_run(directory)?.collect()
+    }
+
+    /// The same, one run after the other.
+    ///
+    /// # Errors
+    /// For a damaged tree, here and for each run.
+    pub fn each_run(
+        &self,
+        directory: u32,
+    ) -> Result<impl Iterator<Item = Result<Range<u32>, DecodeError>>, DecodeError> {
         let damaged = |problem| self.damaged(DIRECTORIES, directory, problem);
         let rows = self.directory_row(directory);
         let (row, next) = rows.ok_or_else(|| damaged("there is no such directory"))?;
@@ -177,15 +220,13 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
             return Err(damaged("a directory's runs are not where it says"));
         }
         let runs = self.section(SnapshotSection::Runs);
-        (from..to)
-            .map(|number| {
-                let damaged = |problem| self.damaged(RUNS, number, problem);
-                let run = run_at(runs, number);
-                let (first, count) = run.ok_or_else(|| damaged("a run is cut off"))?;
-                let end = first.checked_add(count).filter(|end| *end <= self.files());
-                Ok(first..end.ok_or_else(|| damaged("a run goes beyond the files"))?)
-            })
-            .collect()
+        Ok((from..to).map(|number| {
+            let damaged = |problem| self.damaged(RUNS, number, problem);
+            let run = run_at(runs, number);
+            let (first, count) = run.ok_or_else(|| damaged("a run is cut off"))?;
+            let end = first.checked_add(count).filter(|end| *end <= self.files());
+            Ok(first..end.ok_or_else(|| damaged("a run goes beyond the files"))?)
+        }))
     }
 
     /// The numbers of the direct subdirectories, all greater than the directory's number.

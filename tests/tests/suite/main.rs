@@ -10,6 +10,7 @@ mod copying;
 mod crash;
 mod doors;
 mod model;
+mod mount;
 mod order;
 mod process;
 mod purge;

@@ -75,6 +75,7 @@ impl Setup {
         let memory = u64::from(files) * length as u64 * 5 / 4 + (256 << 20);
         let node = Node::start("hot", &server.address, dataset, &folder, memory, "oneshot")?;
         node.wait()?;
+        node.wait_for_huge_pages()?;
         let text = format!(
             "{files} files of {} KiB in random order out of a filled cache, all of them read before, batches of {BATCH}; \
              sides change every {MILLISECONDS} ms; copies by the loop of the library out of an equal memfd, \

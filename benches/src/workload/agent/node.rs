@@ -211,6 +211,22 @@ impl Node {
         Ok(status.context("read the status of the agent")?.pages)
     }
 
+    /// Waits until the arena is in huge pages, or no more of it gets there.
+    pub(crate) fn wait_for_huge_pages(&self) -> Result<()> {
+        const STILL_MAX: u32 = 50;
+        let (mut before, mut still) = (0, 0);
+        while still < STILL_MAX {
+            let Pages { mapped_bytes, huge_bytes, .. } = self.pages()?;
+            if huge_bytes == mapped_bytes {
+                return Ok(());
+            }
+            still = if huge_bytes == before { still + 1 } else { 0 };
+            before = huge_bytes;
+            sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
     /// Status as JSON.
     pub(crate) fn status_text(&self) -> Result<String> {
         let (options, task) = self.options()?;

@@ -31,6 +31,12 @@ impl Plain {
             arena.populate(slot);
             ensure!(arena.write(slot, 0, &data), "there is no slot {slot}");
         }
+        for page in 0..arena.huge_pages() {
+            // A kernel without huge pages refuses all.
+            if arena.collapse(page).is_err() {
+                break;
+            }
+        }
         let record = |file: &u32| [u64::from(*file) * length as u64, length as u64];
         let records = order.iter().map(record).collect();
         Ok(Self { arena, length, records })

@@ -7,6 +7,7 @@
 mod assemble;
 mod batch;
 mod large;
+mod piece;
 mod runs;
 #[cfg(test)]
 mod tests;

@@ -18,7 +18,7 @@ use tracing_subscriber::fmt::MakeWriter;
 const BYTES_MAX: u64 = 1 << 20;
 
 /// Sends the messages of this process to a log. Panics are messages too.
-pub(super) fn begin(path: PathBuf) -> io::Result<()> {
+pub(crate) fn begin(path: PathBuf) -> io::Result<()> {
     let log = Log::open(path, BYTES_MAX)?;
     // A process has a single subscriber.
     let _ = tracing_subscriber::fmt()

@@ -23,6 +23,7 @@ use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::text::{bytes_of, escaped};
 use crate::time;
+pub(crate) use log::begin as begin_log;
 
 /// Hold the chunks of datasets in memory for the processes of a training job on this machine
 ///

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_tests::http::get;
-use dl_tests::program::{program, run};
+use dl_tests::program::{Server, program, run};
 use dl_tests::skip;
 use libdiesel::{Client, ConnectOptions, Dataset, DatasetName, Epoch, ShuffleOptions, TaskOptions};
 use rustix::process::{Signal, kill_process};
@@ -55,7 +55,7 @@ impl Scene {
         let mut task = TaskOptions::named("job").context("a name")?;
         (task.program, task.patience) = (Some(program.to_owned()), patience);
         (task.folder, task.arguments) = (Some(self.path("run")), Vec::new());
-        let servers = vec![self.address.clone()];
+        let servers = self.address.split(',').map(str::to_owned).collect();
         let options = ConnectOptions { servers, task: Some(task), ..ConnectOptions::default() };
         Ok(Client::connect(options)?.dataset(&DatasetName::new("ds")?)?)
     }
@@ -194,6 +194,21 @@ fn a_silent_agent_costs_no_single_reads_and_serves_again_later() -> Result<()> {
     read_past?;
     let hits = scene.status()?["hits"].as_u64();
     read_until_hits(&scene, &epoch, hits)
+}
+
+#[test]
+fn an_agent_without_a_server_costs_few_single_reads() -> Result<()> {
+    let mut scene = Scene::stamped(FILES)?;
+    scene.start_agent(&["--memory", "64MiB"])?;
+    scene.kill_server()?;
+    let http = ["--http", "127.0.0.1:0"];
+    let server = Server::start_with(&scene.path("data"), "127.0.0.1:0", &http)?;
+    scene.address = format!("{},{}", server.address(), scene.address);
+    scene.server = Some(server);
+    let dataset = scene.open_with(&program("dlcmd")?, Duration::from_millis(500))?;
+    let chunks = chunks_of(&dataset)?;
+    let epoch = begin_long(&dataset)?;
+    scene.asks_at_most(chunks + 30, || read(&scene, &epoch, None))
 }
 
 /// Reads an epoch to its end, slowly until files come from the memory of the agent.

@@ -24,14 +24,15 @@ const EDGES: &[(&str, &[&str])] = &[
     ("dl-server", &["dl-store", "dl-meta", "dl-proto"]),
     ("libdiesel", &["dl-store", "dl-proto"]),
     ("dl-agent", &["dl-store", "dl-proto", "libdiesel"]),
-    ("dlcmd", &["libdiesel", "dl-agent"]),
+    ("dl-fuse", &["libdiesel"]),
+    ("dlcmd", &["libdiesel", "dl-agent", "dl-fuse"]),
     ("dl-python", &["libdiesel"]),
     ("dl-tests", ALL),
     ("dl-benches", ALL),
 ];
 
 const ALL: &[&str] =
-    &["dl-store", "dl-meta", "dl-proto", "dl-server", "libdiesel", "dl-agent", "dlcmd"];
+    &["dl-store", "dl-meta", "dl-proto", "dl-server", "libdiesel", "dl-agent", "dl-fuse", "dlcmd"];
 
 #[test]
 fn crates_depend_only_along_the_table() -> Result<()> {

@@ -1,0 +1,74 @@
+//! The first request of a mount: the holder answers, so a server needs no state of the kernel.
+//!
+//! Must hold: only features offered by the kernel are chosen.
+
+use std::io;
+
+use zerocopy::IntoBytes;
+
+use crate::abi::{InitIn, InitOut, Operation, Request, feature};
+use crate::channel::{Channel, REQUEST_BYTES};
+
+/// The newest version of the protocol that is spoken here, and the oldest.
+const MAJOR: u32 = 7;
+const MINOR: u32 = 45;
+const MINOR_MIN: u32 = 31;
+
+/// Pages of a read, at most: 1 MiB.
+const PAGES_MAX: u16 = 256;
+
+const WANTED: u64 = feature::ASYNC_READ
+    | feature::AUTO_INVAL_DATA
+    | feature::DO_READDIRPLUS
+    | feature::READDIRPLUS_AUTO
+    | feature::NO_OPEN
+    | feature::PARALLEL_DIROPS
+    | feature::MAX_PAGES
+    | feature::NO_OPENDIR
+    | feature::INIT_EXT
+    | feature::HAS_RESEND;
+
+/// The features of a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Features {
+    /// Whether the kernel can send the requests of a dead server again.
+    pub(crate) resends: bool,
+}
+
+/// Answers the first request of the kernel.
+pub(crate) fn greet(channel: &Channel) -> io::Result<Features> {
+    let mut buffer = vec![0; REQUEST_BYTES];
+    let ended = || io::Error::other("the mount ended before its first request");
+    let length = channel.next(&mut buffer)?.ok_or_else(ended)?;
+    let request = Request::of(buffer.get(..length).unwrap_or_default());
+    let Some(Request { header, operation: Operation::Init(init) }) = request else {
+        return Err(io::Error::other("the first request of the mount is another than INIT"));
+    };
+    if init.major != MAJOR || init.minor < MINOR_MIN {
+        let why = format!(
+            "the kernel speaks version {}.{} of FUSE; {MAJOR}.{MINOR_MIN} is needed (Linux 5.4)",
+            init.major, init.minor
+        );
+        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+    }
+    let flags = offered(&init) & WANTED;
+    let answer = InitOut {
+        major: MAJOR,
+        minor: init.minor.min(MINOR),
+        max_readahead: init.max_readahead,
+        flags: flags as u32,
+        flags2: (flags >> 32) as u32,
+        max_background: 64,
+        congestion: 48,
+        max_write: 4_096,
+        time_gran: 1,
+        max_pages: PAGES_MAX,
+        ..InitOut::default()
+    };
+    channel.answer(header.unique, &[answer.as_bytes()])?;
+    Ok(Features { resends: flags & feature::HAS_RESEND != 0 })
+}
+
+fn offered(init: &InitIn) -> u64 {
+    u64::from(init.flags) | u64::from(init.flags2) << 32
+}

@@ -1,0 +1,441 @@
+//! The holder of a mount: keeps the connection with the kernel, and starts the next server when one
+//! ends.
+//!
+//! Must hold: a mount ends when its holder is told so, or by an unmount, never by the end of a
+//! server. All servers of a mount serve the same version. Nothing stays after the end: no mount, no
+//! socket, no process.
+
+mod deny;
+mod init;
+mod server;
+
+use std::fs;
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use dl_runtime::since_boot;
+use libdiesel::agent::{Socket, accept, bind_at, runtime_folder};
+
+use crate::channel::Channel;
+use crate::messages::{Answer, FromServer, Ids, Question, Report, ToServer, ids};
+use crate::mounting::{Mounted, Place, mount_at, read_ahead, unmount_at};
+use crate::server::Counted;
+use crate::serving::Refused;
+use crate::status::{MountStatus, socket_name};
+use deny::Denial;
+use init::{Features, greet};
+use server::ServerProcess;
+
+/// The first pause after a failed server, and the longest.
+const PAUSE: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Time without a server after which requests get an error.
+const DENY_AFTER: Duration = Duration::from_secs(30);
+
+/// Interval between two answers during that.
+const DENY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Time for an answer of the server, and for a tool.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Time for the question of a tool.
+const QUESTION_PATIENCE: Duration = Duration::from_millis(100);
+
+/// The settings of a mount.
+pub struct Mount {
+    /// The place.
+    pub place: Place,
+    /// Threads of a server.
+    pub threads: NonZeroUsize,
+    /// The command that runs a server.
+    pub server: Box<dyn Fn() -> io::Result<Command>>,
+}
+
+impl std::fmt::Debug for Mount {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mount").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+/// What happens to a holder.
+#[derive(Debug)]
+enum Event {
+    /// A server, by its number, has ended; whether because the mount has.
+    Ended {
+        server: u64,
+        is_unmounted: bool,
+    },
+    Said {
+        server: u64,
+        message: FromServer,
+    },
+    Asked(Socket),
+    /// The end was requested.
+    Stop,
+}
+
+/// A request to end the mount.
+#[derive(Debug, Clone)]
+pub struct Stopper(Sender<Event>);
+
+impl Stopper {
+    /// Ends the mount.
+    pub fn stop(&self) {
+        // A missing holder has ended already.
+        let _ = self.0.send(Event::Stop);
+    }
+}
+
+/// A mount in progress.
+struct Holder<'a> {
+    mount: Mount,
+    events: Receiver<Event>,
+    sender: Sender<Event>,
+    report: &'a dyn Fn(Report),
+    server: Option<ServerProcess>,
+    /// The number of servers so far.
+    starts: u64,
+    /// The version; none before the first server has opened the dataset.
+    ids: Option<Ids>,
+    connected: Option<Connected>,
+    /// The end of the pause before the next server, since boot.
+    next_start: Option<Duration>,
+    pause: Duration,
+    /// The time since when no server answers, since boot.
+    unserved: Option<Duration>,
+    problem: Option<String>,
+    denial: Option<Denial>,
+    /// Closed at the end.
+    waiting: Vec<Socket>,
+}
+
+/// The connection with the kernel.
+#[derive(Debug)]
+struct Connected {
+    channels: Vec<Channel>,
+    features: Features,
+    mounted: Option<Mounted>,
+    /// Removes the socket for tools at its end.
+    _listener: Option<ToolSocket>,
+    since: Duration,
+}
+
+/// Mounts, and keeps the mount until its end. `prepare` gets the means to end the mount early.
+/// `report` hears of the state.
+///
+/// # Errors
+/// The reason why there is no mount.
+pub fn hold(
+    mount: Mount,
+    prepare: impl FnOnce(Stopper),
+    report: &dyn Fn(Report),
+) -> Result<(), Refused> {
+    let (sender, events) = channel();
+    prepare(Stopper(sender.clone()));
+    let mut holder = Holder {
+        mount,
+        events,
+        sender,
+        report,
+        server: None,
+        starts: 0,
+        ids: None,
+        connected: None,
+        next_start: None,
+        pause: PAUSE,
+        unserved: None,
+        problem: None,
+        denial: None,
+        waiting: Vec::new(),
+    };
+    holder.start_server().map_err(|why| local(&why))?;
+    let ended = holder.run();
+    holder.end();
+    ended
+}
+
+fn local(why: &io::Error) -> Refused {
+    Refused { exit: 1, why: why.to_string() }
+}
+
+impl Holder<'_> {
+    fn run(&mut self) -> Result<(), Refused> {
+        loop {
+            match self.next_event() {
+                Some(Event::Stop) => return Ok(()),
+                Some(Event::Asked(socket)) => self.answer(socket),
+                Some(Event::Said { server, message }) => {
+                    if self.is_current(server) {
+                        self.hear(message)?;
+                    }
+                }
+                Some(Event::Ended { server, is_unmounted }) if self.is_current(server) => {
+                    if is_unmounted && self.connected.is_some() {
+                        return Ok(());
+                    }
+                    self.server = None;
+                    self.lose_server()?;
+                }
+                Some(Event::Ended { .. }) => {}
+                None => self.pass_time(),
+            }
+        }
+    }
+
+    fn is_current(&self, server: u64) -> bool {
+        self.server.as_ref().is_some_and(|running| running.number == server)
+    }
+
+    /// The next event; none when the next start or denial is due.
+    fn next_event(&self) -> Option<Event> {
+        let now = since_boot();
+        let start = self.next_start.map(|at| at.saturating_sub(now));
+        let deny = self.unserved.map(|since| match self.denial {
+            Some(_) => DENY_INTERVAL,
+            None => since.saturating_add(DENY_AFTER).saturating_sub(now),
+        });
+        match start.into_iter().chain(deny).min() {
+            None => self.events.recv().ok(),
+            Some(left) => self.events.recv_timeout(left).ok(),
+        }
+    }
+
+    fn pass_time(&mut self) {
+        let now = since_boot();
+        if self.next_start.is_some_and(|at| now >= at) {
+            self.next_start = None;
+            if let Err(why) = self.start_server() {
+                self.fail(why.to_string());
+            }
+        }
+        let is_late = |since: Duration| now.saturating_sub(since) >= DENY_AFTER;
+        if self.unserved.is_some_and(is_late)
+            && let Err(why) = self.deny()
+        {
+            tracing::warn!(%why, "refuse requests without a server");
+        }
+    }
+
+    /// Refuses the requests of a mount without a server.
+    fn deny(&mut self) -> io::Result<()> {
+        let Some(connected) = &self.connected else { return Ok(()) };
+        let denial = match self.denial.take() {
+            Some(denial) => denial,
+            None => Denial::begin(&connected.channels, connected.features)?,
+        };
+        if !denial.deny_all()? {
+            // A send to itself reaches the holder.
+            let _ = self.sender.send(Event::Stop);
+        }
+        self.denial = Some(denial);
+        Ok(())
+    }
+
+    fn start_server(&mut self) -> io::Result<()> {
+        self.starts += 1;
+        let command = (self.mount.server)()?;
+        let server = ServerProcess::start(command, self.starts, self.sender.clone())?;
+        server.socket.send(&ToServer::Open(self.ids.clone()), &[], PATIENCE)?;
+        self.server = Some(server);
+        Ok(())
+    }
+
+    /// Plans the next server. Before the mount, the end of a server is the end of all.
+    fn lose_server(&mut self) -> Result<(), Refused> {
+        if self.connected.is_none() {
+            let why = self.problem.take();
+            let why = why.unwrap_or_else(|| "the server of the mount ended early".to_owned());
+            return Err(Refused { exit: 1, why });
+        }
+        let now = since_boot();
+        self.unserved.get_or_insert(now);
+        if self.next_start.is_none() {
+            // A server that has served is replaced at once.
+            let pause = self.pause;
+            self.pause = (2 * pause).clamp(PAUSE, PAUSE_MAX);
+            self.next_start = Some(now.saturating_add(pause));
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, why: String) {
+        tracing::warn!(why, "the mount has no server");
+        self.problem = Some(why);
+        if let Some(server) = self.server.take() {
+            server.kill();
+        }
+        // Only for a mount, which is there.
+        let _ = self.lose_server();
+    }
+
+    fn hear(&mut self, message: FromServer) -> Result<(), Refused> {
+        match message {
+            FromServer::Note(note) => (self.report)(Report::Note(note)),
+            FromServer::Failed { exit, why } if self.connected.is_none() => {
+                return Err(Refused { exit, why });
+            }
+            FromServer::Failed { why, .. } => self.fail(why),
+            FromServer::Opened(ids) => {
+                let is_first = self.ids.is_none();
+                self.ids = Some(ids);
+                if is_first {
+                    self.connect().map_err(|why| local(&why))?;
+                }
+                match self.hand_over() {
+                    Ok(()) if is_first => (self.report)(Report::Ready),
+                    Ok(()) => {}
+                    Err(why) if is_first => return Err(local(&why)),
+                    Err(why) => self.fail(why.to_string()),
+                }
+            }
+            // The answer to a question given up.
+            FromServer::Counted(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Mounts.
+    fn connect(&mut self) -> io::Result<()> {
+        let first = self.mount.place.mount()?;
+        let features = greet(&first)?;
+        let mut channels = Vec::new();
+        // A kernel that sends nothing again must see the channels of a dead server close.
+        for _ in 1..if features.resends { self.mount.threads.get() } else { 1 } {
+            channels.push(first.try_clone()?);
+        }
+        channels.push(first);
+        let mounted = match self.mount.place.descriptor() {
+            Some(_) => None,
+            None => mount_at(&self.mount.place.dir)?,
+        };
+        let listener = mounted.as_ref().and_then(|mounted| {
+            read_ahead(&mounted.device);
+            let listener = ToolSocket::listen(&mounted.device, self.sender.clone());
+            listener.inspect_err(|why| tracing::warn!(%why, "listen for tools")).ok()
+        });
+        let since = since_boot();
+        self.connected =
+            Some(Connected { channels, features, mounted, _listener: listener, since });
+        Ok(())
+    }
+
+    /// Gives the channels to the server.
+    fn hand_over(&mut self) -> io::Result<()> {
+        let (Some(server), Some(connected)) = (&self.server, &self.connected) else {
+            return Ok(());
+        };
+        let files: Vec<_> = connected.channels.iter().map(AsFd::as_fd).collect();
+        let resends = connected.features.resends;
+        // Reads of the denial would take requests from the server.
+        self.denial = None;
+        server.socket.send(&ToServer::Serve { clones: !resends, resends }, &files, PATIENCE)?;
+        (self.unserved, self.problem, self.pause) = (None, None, Duration::ZERO);
+        Ok(())
+    }
+
+    /// Answers a tool.
+    fn answer(&mut self, socket: Socket) {
+        match socket.receive::<Question>(QUESTION_PATIENCE) {
+            Ok(Some((Question::Wait, _))) => self.waiting.push(socket),
+            Ok(Some((Question::Status, _))) => {
+                let counted = self.counted();
+                let text = serde_json::to_string(&self.status(counted)).unwrap_or_default();
+                if let Err(why) = socket.send(&Answer::Status(text), &[], PATIENCE) {
+                    tracing::debug!(%why, "answer a tool");
+                }
+            }
+            Ok(None) => {}
+            Err(why) => tracing::debug!(%why, "a question of a tool"),
+        }
+    }
+
+    /// The numbers of the server; none without an answer in time.
+    fn counted(&mut self) -> Option<Counted> {
+        let number = self.server.as_ref()?.number;
+        self.server.as_ref()?.socket.send(&ToServer::Count, &[], PATIENCE).ok()?;
+        let until = since_boot().saturating_add(PATIENCE);
+        let mut later = Vec::new();
+        let counted = loop {
+            let left = until.saturating_sub(since_boot());
+            match self.events.recv_timeout(left) {
+                Ok(Event::Said { server, message: FromServer::Counted(text) })
+                    if server == number =>
+                {
+                    break serde_json::from_str(&text).ok();
+                }
+                Ok(event) => later.push(event),
+                Err(_) => break None,
+            }
+        };
+        later.into_iter().for_each(|event| _ = self.sender.send(event));
+        counted
+    }
+
+    fn status(&self, counted: Option<Counted>) -> MountStatus {
+        let since = self.connected.as_ref().map_or(Duration::ZERO, |connected| connected.since);
+        let version = self.ids.as_ref().and_then(ids);
+        MountStatus {
+            source: self.mount.place.source.clone(),
+            version: version.map(|(_, version)| version.to_string()).unwrap_or_default(),
+            holder: std::process::id(),
+            server: self.server.as_ref().map(ServerProcess::pid),
+            starts: self.starts,
+            seconds: since_boot().saturating_sub(since).as_secs(),
+            problem: self.problem.clone(),
+            counted,
+        }
+    }
+
+    /// Ends mount and server.
+    fn end(&mut self) {
+        let mounted = self.connected.take().and_then(|connected| connected.mounted);
+        if let Some(mounted) = mounted {
+            let is_there =
+                mount_at(&mounted.dir).ok().flatten().is_some_and(|there| there == mounted);
+            if is_there && let Err(why) = unmount_at(&mounted.dir, true) {
+                tracing::warn!(%why, "unmount");
+            }
+        }
+        if let Some(server) = self.server.take() {
+            server.kill();
+        }
+    }
+}
+
+/// The socket for tools.
+#[derive(Debug)]
+struct ToolSocket(PathBuf);
+
+impl ToolSocket {
+    fn listen(device: &str, events: Sender<Event>) -> io::Result<Self> {
+        let path = runtime_folder()?.join(socket_name(device));
+        // Of a killed holder, whose device number is free again.
+        match fs::remove_file(&path) {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+            _ => {}
+        }
+        let listener = bind_at(&path)?;
+        let accept = move || {
+            while let Ok(socket) = accept(&listener) {
+                if events.send(Event::Asked(socket)).is_err() {
+                    break;
+                }
+            }
+        };
+        thread::Builder::new().name("tools".to_owned()).spawn(accept)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for ToolSocket {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}

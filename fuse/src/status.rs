@@ -1,0 +1,79 @@
+//! The state of a mount, for tools: its holder listens at a socket of the user.
+//!
+//! Must hold: each question has a deadline. A missing holder is no error of a tool.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use libdiesel::agent::{Socket, runtime_folder};
+use serde::{Deserialize, Serialize};
+
+use crate::messages::{Answer, Question};
+use crate::mounting::Mounted;
+use crate::server::Counted;
+
+/// Time for an answer of the holder, who asks the server.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The state of a mount.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountStatus {
+    /// The name of the device: `dl://DATASET`.
+    pub source: String,
+    /// The version of the dataset.
+    pub version: String,
+    /// The process id of the holder.
+    pub holder: u32,
+    /// The process id of the server; none while there is no server.
+    pub server: Option<u32>,
+    /// The number of servers started for the mount.
+    pub starts: u64,
+    /// Seconds since the mount.
+    pub seconds: u64,
+    /// The reason why no server runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// The numbers of the server; none if it gives no answer.
+    #[serde(flatten)]
+    pub counted: Option<Counted>,
+}
+
+/// The path of the holder's socket, by the device of the mount.
+pub(crate) fn socket_name(device: &str) -> String {
+    format!("mount-{}.sock", device.replace(':', "-"))
+}
+
+/// A connection to the holder of a mount; none without a holder of this user.
+fn connect(mounted: &Mounted) -> Option<Socket> {
+    let path = runtime_folder().ok()?.join(socket_name(&mounted.device));
+    Socket::connect(&path).ok()
+}
+
+/// The state of a mount; none without a holder of this user.
+///
+/// # Errors
+/// For a holder that gives no answer.
+pub fn status_of(mounted: &Mounted) -> io::Result<Option<MountStatus>> {
+    let Some(socket) = connect(mounted) else { return Ok(None) };
+    socket.send(&Question::Status, &[], PATIENCE)?;
+    match socket.receive::<Answer>(PATIENCE)? {
+        Some((Answer::Status(text), _)) => Ok(Some(serde_json::from_str(&text)?)),
+        None => Ok(None),
+    }
+}
+
+/// Calls `unmount`, then waits until the holder of the mount has ended.
+///
+/// # Errors
+/// Those of `unmount`; [`io::ErrorKind::TimedOut`] for a holder that stays.
+pub fn end_of(mounted: &Mounted, unmount: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    let socket = connect(mounted);
+    if let Some(socket) = &socket {
+        socket.send(&Question::Wait, &[], PATIENCE)?;
+    }
+    unmount(&mounted.dir)?;
+    let Some(socket) = socket else { return Ok(()) };
+    while socket.receive::<Answer>(2 * PATIENCE)?.is_some() {}
+    Ok(())
+}

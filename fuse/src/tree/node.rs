@@ -1,0 +1,60 @@
+//! The numbers of entries: inodes for users, node ids for the kernel.
+//!
+//! Must hold: a number of any value leads to an entry or to none.
+
+/// Bits of a node id below the generation.
+const GENERATION_BITS: u32 = 48;
+
+/// The node id of the top folder, in each generation.
+pub(crate) const TOP: u64 = 1;
+
+/// An entry, by its number in the snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Node {
+    Folder(u32),
+    File(u32),
+}
+
+/// The numbers of a tree: inode 1 is the top folder, then come folders, then files.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Numbers {
+    /// The top folder.
+    pub(crate) top: u32,
+    pub(crate) folders: u32,
+    pub(crate) files: u32,
+}
+
+impl Numbers {
+    /// The number of an entry for users: `st_ino`.
+    pub(crate) fn inode(&self, node: Node) -> u64 {
+        match node {
+            Node::Folder(number) if number == self.top => TOP,
+            Node::Folder(number) => 1 + u64::from(number),
+            Node::File(number) => 1 + u64::from(self.folders) + u64::from(number),
+        }
+    }
+
+    /// The id of an entry for the kernel, in a generation.
+    pub(crate) fn id(&self, generation: u16, node: Node) -> u64 {
+        match self.inode(node) {
+            TOP => TOP,
+            inode => u64::from(generation) << GENERATION_BITS | inode,
+        }
+    }
+
+    /// The entry of a node id, whatever its generation.
+    pub(crate) fn node(&self, id: u64) -> Option<Node> {
+        let inode = id & ((1 << GENERATION_BITS) - 1);
+        if inode == TOP {
+            return Some(Node::Folder(self.top));
+        }
+        let number = u32::try_from(inode.checked_sub(1)?);
+        if let Ok(folder) = number
+            && folder < self.folders
+        {
+            return Some(Node::Folder(folder));
+        }
+        let file = u32::try_from(inode.checked_sub(1 + u64::from(self.folders))?).ok()?;
+        (file < self.files).then_some(Node::File(file))
+    }
+}

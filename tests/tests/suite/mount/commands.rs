@@ -1,0 +1,170 @@
+//! The commands around a mount: exit codes, texts, and what they leave.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use dl_tests::program::run;
+use dl_tests::{folder, skip, soon};
+
+use super::{Scene, fill_mixed, no_mount};
+
+#[test]
+fn a_mount_that_can_not_be_says_why_and_leaves_nothing() -> Result<()> {
+    if let Some(why) = no_mount() {
+        return skip(why);
+    }
+    let scene = Scene::new(fill_mixed)?;
+    fs::create_dir(scene.path("full"))?;
+    fs::write(scene.path("full/file"), "x")?;
+    let (mnt, full, missing) = (scene.mnt(), scene.path("full"), scene.path("missing"));
+    for (code, address, dir, options, text) in [
+        (3, "dl://other", &mnt, "ro", "other"),
+        (3, "dl://ds/nothing", &mnt, "ro", "there is no such folder"),
+        (3, "dl://ds/empty", &mnt, "ro", "there is no such folder"),
+        (4, "dl://ds", &full, "ro", "the folder is not empty; -o nonempty"),
+        (1, "dl://ds", &missing, "ro", "No such file or directory"),
+        (2, "dl://ds", &mnt, "speed=9", "there is no such option"),
+        (2, "dl://ds", &mnt, "rw", "a mount only reads"),
+        (5, "dl://ds", &mnt, "server=127.0.0.1:9", "refused"),
+    ] {
+        let mut command = dl_tests::program::dlcmd()?;
+        if code != 5 {
+            command.args(["--server", &scene.address]);
+        }
+        command
+            .env("DIESEL_RUNTIME_DIR", scene.path("run"))
+            .env("XDG_CACHE_HOME", scene.path("cache"));
+        command.args(["mount", address]).arg(dir).args(["-o", options]);
+        let ended = run(&mut command)?.code(code)?;
+        ensure!(ended.stderr.contains(text), "{address}: {ended:?}");
+        ensure!(ended.stderr.lines().count() == 1, "{address}: {ended:?}");
+    }
+    let listed = run(scene.dlcmd()?.args(["--json", "mounts"]))?.code(0)?;
+    ensure!(!listed.text().contains(&*mnt.to_string_lossy()), "{listed:?}");
+    let ended = run(scene.dlcmd()?.arg("umount").arg(&mnt))?.code(3)?;
+    ensure!(ended.stderr.contains("no dataset is mounted there"), "{ended:?}");
+    soon("no process of a mount is left", || Ok(processes_of(&scene)?.is_empty()))
+}
+
+/// The processes of mounts below the folder of a scene.
+fn processes_of(scene: &Scene) -> Result<Vec<String>> {
+    let mnt = scene.mnt().to_string_lossy().into_owned();
+    let processes = fs::read_dir("/proc")?.filter_map(|process| {
+        let line = fs::read_to_string(process.ok()?.path().join("cmdline")).ok()?;
+        (line.contains(&mnt) && line.contains("--role")).then_some(line)
+    });
+    Ok(processes.collect())
+}
+
+/// Keeps S-82.
+#[test]
+fn a_mount_is_listed_and_ends_with_all_of_its_processes() -> Result<()> {
+    if let Some(why) = no_mount() {
+        return skip(why);
+    }
+    let scene = Scene::new(fill_mixed)?;
+    scene.mount("dl://ds", &[])?;
+    let status = scene.status()?;
+    ensure!(status["dataset"] == "dl://ds" && status["state"] == "held", "{status}");
+    ensure!(processes_of(&scene)?.len() == 2, "{:?}", processes_of(&scene)?);
+    let again = scene.dlcmd()?.args(["mount", "dl://ds"]).arg(scene.mnt()).output()?;
+    let text = String::from_utf8_lossy(&again.stderr).into_owned();
+    ensure!(
+        again.status.success() && text.contains("mounted at") && text.contains("already"),
+        "{text}"
+    );
+    let mut other = scene.dlcmd()?;
+    let other = run(other.args(["mount", "dl://ds/sub"]).arg(scene.mnt()))?.code(1)?;
+    ensure!(other.stderr.contains("dl://ds is mounted there; dlcmd umount"), "{other:?}");
+    let open = File::open(scene.mnt().join("large"))?;
+    let busy = run(scene.dlcmd()?.arg("umount").arg(scene.mnt()))?.code(1)?;
+    let name = fs::read_to_string("/proc/self/comm")?;
+    let named = format!("in use by {} ({})", name.trim(), std::process::id());
+    ensure!(busy.stderr.contains(&named), "{named} in {busy:?}");
+    drop(open);
+    scene.umount()?;
+    ensure!(processes_of(&scene)?.is_empty(), "{:?}", processes_of(&scene)?);
+    let left = fs::read_dir(scene.path("run"))?.map(|entry| Ok(entry?.file_name().into_string()));
+    let left = left.collect::<Result<Vec<_>>>()?;
+    ensure!(!left.iter().flatten().any(|name| name.starts_with("mount-")), "{left:?}");
+    // umount(8) and SIGTERM end a mount, too.
+    scene.mount("dl://ds", &[])?;
+    run(Command::new("umount").arg(scene.mnt()))?.code(0)?;
+    soon("umount(8) ends the processes", || Ok(processes_of(&scene)?.is_empty()))?;
+    scene.mount("dl://ds", &[])?;
+    let holder = scene.process("holder")?.map(|pid| pid.as_raw_nonzero().get()).unwrap_or(0);
+    run(Command::new("kill").arg(holder.to_string()))?.code(0)?;
+    soon("SIGTERM ends the processes", || Ok(processes_of(&scene)?.is_empty()))?;
+    let listed = run(scene.dlcmd()?.args(["--json", "mounts"]))?.code(0)?;
+    ensure!(!listed.text().contains(&*scene.mnt().to_string_lossy()), "{listed:?}");
+    Ok(())
+}
+
+#[test]
+fn other_users_enter_only_when_allowed() -> Result<()> {
+    if let Some(why) = no_mount() {
+        return skip(why);
+    }
+    let scene = Scene::new(|root| {
+        folder::write(root, "open", b"text")?;
+        folder::write(root, "closed", b"text")?;
+        let closed = fs::Permissions::from_mode(0o600);
+        Ok(fs::set_permissions(root.join("closed"), closed)?)
+    })?;
+    fs::set_permissions(scene.folder.path(), fs::Permissions::from_mode(0o755))?;
+    let read = |name: &str| -> Result<bool> {
+        let mut other = Command::new("setpriv");
+        other.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "cat"]);
+        Ok(other.arg(scene.mnt().join(name)).output()?.status.success())
+    };
+    for (options, expected) in [
+        ("ro", [false, false]),
+        ("allow_other", [true, false]),
+        ("allow_other,uid=65534", [true, true]),
+        ("allow_other,umask=077", [false, false]),
+    ] {
+        scene.mount("dl://ds", &["-o", options])?;
+        ensure!([read("open")?, read("closed")?] == expected, "{options}");
+        scene.umount()?;
+    }
+    Ok(())
+}
+
+/// Mounts as a CSI driver does, and gives the connection to a holder without rights on the place.
+const OUTSIDE: &str = r#"
+import ctypes, os, sys
+dir, arguments = sys.argv[1], sys.argv[2:]
+fd = os.open("/dev/fuse", os.O_RDWR)
+os.set_inheritable(fd, True)
+options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.mount(b"dl://ds", dir.encode(), b"fuse.diesel", 7, options.encode()) < 0:
+    sys.exit(os.strerror(ctypes.get_errno()))
+os.execvp(arguments[0], arguments + [f"/dev/fd/{fd}"])
+"#;
+
+#[test]
+fn a_connection_made_by_another_process_is_served() -> Result<()> {
+    if let Some(why) = no_mount() {
+        return skip(why);
+    }
+    let scene = Scene::new(fill_mixed)?;
+    let dlcmd = scene.dlcmd()?;
+    let mut outside = Command::new("python3");
+    outside.args(["-c", OUTSIDE]).arg(scene.mnt()).arg(dlcmd.get_program()).args(dlcmd.get_args());
+    outside.args(["--task", "job", "mount", "dl://ds"]);
+    for (name, value) in dlcmd.get_envs() {
+        value.map(|value| outside.env(name, value));
+    }
+    run(&mut outside)?.code(0)?;
+    folder::compare(&scene.path("src"), &scene.mnt())?;
+    run(Command::new("umount").arg(scene.mnt()))?.code(0)?;
+    soon("the processes end", || {
+        let processes = fs::read_dir("/proc")?
+            .filter_map(|process| fs::read_to_string(process.ok()?.path().join("cmdline")).ok());
+        let address = scene.address.clone();
+        Ok(!processes.into_iter().any(|line| line.contains("--role") && line.contains(&address)))
+    })
+}
