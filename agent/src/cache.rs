@@ -320,9 +320,14 @@ impl State {
 
     /// Notes the next chunks of a worker, as far as half of its share of the slots.
     pub(crate) fn hint(&mut self, connection: u64, chunks: Vec<u32>) {
-        let most = self.slots() as usize / 2 / self.connections.len().max(1);
-        if let Some(connection) = self.connections.get_mut(&connection) {
-            connection.hints = chunks.into_iter().take(most).collect();
+        let most = self.slots() as usize / 2 / self.processes().count().max(1);
+        let Some(one) = self.connections.get(&connection) else { return };
+        let (pid, dataset) = (one.pid, one.dataset);
+        let is_same = |one: &Connection| one.pid == pid && one.dataset == dataset;
+        // The hints of a further wait replace the hints of the process.
+        let first = self.processes().find(|(_, one)| is_same(one)).map(|(number, _)| *number);
+        if let Some(first) = first.and_then(|first| self.connections.get_mut(&first)) {
+            first.hints = chunks.into_iter().take(most).collect();
         }
     }
 

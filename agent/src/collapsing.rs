@@ -3,6 +3,8 @@
 //! Must hold: no fill waits for a huge page, since the kernel may have to free 2 MiB in one piece
 //! first. Collapses take a tenth of the time of one core, at most.
 
+use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,11 +18,8 @@ const PAUSE_FACTOR: u32 = 9;
 /// Interval between two looks for more memory.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// The pause before pages without success are tried again.
+/// The time before a page without success is tried again.
 const AGAIN: Duration = Duration::from_secs(60);
-
-/// Refusals in a row that mean a kernel without huge pages for shared memory.
-const REFUSALS_MAX: usize = 16;
 
 /// Moves the arena into huge pages, page by page, until all are huge or the kernel refuses.
 pub(crate) async fn collapse_all(cache: Arc<Cache>) {
@@ -32,35 +31,32 @@ pub(crate) async fn collapse_all(cache: Arc<Cache>) {
         }
         clock.sleep(LOOK).await;
     };
-    let (mut left, mut refusals) = (Vec::from_iter((0..arena.huge_pages()).rev()), 0);
-    let mut failed = Vec::new();
-    loop {
-        let Some(page) = left.pop() else {
-            if failed.is_empty() {
-                return;
-            }
-            left = std::mem::take(&mut failed);
-            clock.sleep(AGAIN).await;
+    let mut left = Vec::from_iter((0..arena.huge_pages()).rev());
+    let mut failed = VecDeque::new();
+    while !left.is_empty() || !failed.is_empty() {
+        let is_due = |(at, _): &mut (Duration, usize)| *at <= since_boot();
+        let page = failed.pop_front_if(is_due).map(|(_, page)| page).or_else(|| left.pop());
+        let Some(page) = page else {
+            clock.sleep(LOOK).await;
             continue;
         };
         let (began, memory) = (since_boot(), Arc::clone(&arena));
-        let pause = match blocking::run(move || memory.collapse(page)).await {
-            Ok(Ok(true)) => {
-                refusals = 0;
-                PAUSE_FACTOR * since_boot().saturating_sub(began)
-            }
+        let done = blocking::run(move || memory.collapse(page)).await;
+        let pause = PAUSE_FACTOR * since_boot().saturating_sub(began);
+        let pause = match done {
+            Ok(Ok(true)) => pause,
             Ok(Ok(false)) => {
                 left.push(page);
                 LOOK
             }
-            Ok(Err(why)) => {
-                refusals += 1;
-                if refusals >= REFUSALS_MAX {
-                    tracing::info!(%why, "the kernel gives the arena no huge pages");
-                    return;
-                }
-                failed.push(page);
-                PAUSE_FACTOR * since_boot().saturating_sub(began)
+            Ok(Err(why)) if why.kind() == io::ErrorKind::InvalidInput => {
+                tracing::info!(%why, "the kernel gives the arena no huge pages");
+                return;
+            }
+            // For example without 2 MiB in one piece.
+            Ok(Err(_)) => {
+                failed.push_back((since_boot().saturating_add(AGAIN), page));
+                pause.max(LOOK)
             }
             Err(_) => return,
         };

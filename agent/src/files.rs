@@ -95,7 +95,7 @@ impl State {
     pub(crate) fn announce_file_requests(&mut self) {
         let has_room = self.can_copy();
         let mut are_alone = false;
-        for (number, one) in &self.connections {
+        for (number, one) in self.processes() {
             let has_peers =
                 || self.datasets.get(one.dataset).is_some_and(|open| open.peers.connected() > 0);
             let is_alone = !has_room && !self.orders.reads(*number) && has_peers();

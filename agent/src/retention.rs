@@ -19,14 +19,14 @@ impl State {
     /// Whether there is room for a chunk without an urgent reader. `is_own`: this agent owns the
     /// chunk.
     pub(super) fn has_room(&self, is_own: bool) -> bool {
-        let is_free = self.free.len() > self.connections.len();
+        let is_free = self.free.len() > self.workers() as usize;
         if self.keeps { self.can_copy() || is_own && self.can_keep() } else { is_free }
     }
 
     /// Whether a free slot is left for an order whose group does not fit, beside a slot for each
     /// worker.
     pub(super) fn has_room_for_large(&self) -> bool {
-        self.free.len() > self.connections.len()
+        self.free.len() > self.workers() as usize
     }
 
     /// Whether a connection gets no further chunk, because the groups of its order are too large.
@@ -81,8 +81,11 @@ impl State {
         self.usable_slots().saturating_sub(passing)
     }
 
+    /// Processes, and their further waits at the moment.
     pub(super) fn workers(&self) -> u32 {
-        (self.connections.len() as u32).max(1)
+        let connections = self.connections.values();
+        let counted = connections.filter(|one| !one.is_beside || one.open > 0).count();
+        (counted as u32).max(1)
     }
 
     /// Slots with memory, or for which memory is left.

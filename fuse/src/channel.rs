@@ -7,9 +7,11 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::ioctl::{Setter, ioctl, opcode};
 use zerocopy::IntoBytes;
 
@@ -34,9 +36,16 @@ impl Channel {
         Ok(Self(open(OFlags::empty())?.into()))
     }
 
-    /// Another descriptor of the same mount.
+    /// Another descriptor of the same mount, of its own where this process may open the device.
     pub(crate) fn try_clone(&self) -> io::Result<Self> {
-        self.clone_with(OFlags::empty())
+        self.clone_with(OFlags::empty()).or_else(|_| Ok(Self(self.0.try_clone()?)))
+    }
+
+    /// Whether a request is there within a time.
+    pub(crate) fn is_ready(&self, patience: Duration) -> io::Result<bool> {
+        let patience = Timespec::try_from(patience).map_err(io::Error::other)?;
+        let mut waits = [PollFd::new(&self.0, PollFlags::IN)];
+        Ok(retry_on_intr(|| poll(&mut waits, Some(&patience)))? > 0)
     }
 
     /// The same; reads of the new descriptor never wait.

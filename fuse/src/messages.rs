@@ -37,7 +37,12 @@ pub(crate) enum ToServer {
 #[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
 pub enum FromServer {
     /// The dataset is open.
-    Opened(([u8; 16], Vec<u8>)),
+    Opened {
+        /// The dataset and its version.
+        ids: ([u8; 16], Vec<u8>),
+        /// The job of the mount.
+        task: String,
+    },
     /// The server can't start; with the exit code of a command.
     Failed {
         /// The exit code.

@@ -49,6 +49,8 @@ pub struct Mounted {
     pub source: String,
     /// The number of the device, `MAJOR:MINOR`.
     pub device: String,
+    /// The user who mounted.
+    pub user: Option<u32>,
 }
 
 impl Place {
@@ -112,7 +114,7 @@ impl Place {
             .stdin(Stdio::from(OwnedFd::from(other)))
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        let child = command.spawn().map_err(|why| {
+        let mut child = command.spawn().map_err(|why| {
             let why =
                 format!("{HELPER}: {why}; only root mounts without this program (package fuse3)");
             io::Error::new(io::ErrorKind::NotFound, why)
@@ -120,6 +122,10 @@ impl Place {
         drop(command);
         own.set_read_timeout(Some(HELPER_PATIENCE))?;
         let received = receive(&own);
+        if received.is_err() {
+            // A program without an answer in time. One that has ended needs no kill.
+            let _ = child.kill();
+        }
         let ended = child.wait_with_output()?;
         match received? {
             Some(descriptor) if ended.status.success() => Ok(Channel::from(descriptor)),
@@ -206,10 +212,15 @@ fn mount_of(line: &[u8]) -> Option<Mounted> {
     let dir = words.by_ref().nth(1)?;
     let mut words = words.skip_while(|word| *word != b"-").skip(1);
     let (kind, source) = (words.next()?, words.next()?);
+    let user = words.next().and_then(|options| {
+        let options = std::str::from_utf8(options).ok()?;
+        options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
+    });
     (kind == TYPE.as_bytes()).then(|| Mounted {
         dir: OsString::from_vec(unescaped(dir)).into(),
         source: String::from_utf8_lossy(&unescaped(source)).into_owned(),
         device: String::from_utf8_lossy(device).into_owned(),
+        user,
     })
 }
 
@@ -275,10 +286,11 @@ mod tests {
 
     #[test]
     fn lines_of_mountinfo_are_understood() {
-        let line = b"91 29 0:57 / /mnt/a\\040b ro,nosuid,nodev,relatime shared:7 - fuse.diesel dl://ds/x ro,user_id=0";
+        let line = b"91 29 0:57 / /mnt/a\\040b ro,nosuid,nodev,relatime shared:7 - fuse.diesel dl://ds/x ro,user_id=7,group_id=8";
         let mounted = mount_of(line).unwrap();
         assert_eq!(mounted.dir, Path::new("/mnt/a b"));
         assert_eq!((&*mounted.source, &*mounted.device), ("dl://ds/x", "0:57"));
+        assert_eq!(mounted.user, Some(7));
         for other in [&b""[..], b"1 2 3", b"91 29 0:57 / /mnt ro - ext4 /dev/vda ro"] {
             assert_eq!(mount_of(other), None);
         }

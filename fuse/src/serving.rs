@@ -33,6 +33,8 @@ pub struct Source {
     pub client: Client,
     /// The dataset.
     pub name: DatasetName,
+    /// The job of the mount.
+    pub task: String,
     /// The mounted folder; empty for the root.
     pub folder: Vec<u8>,
     /// The snapshots of the user.
@@ -121,7 +123,8 @@ pub fn serve(source: Source, holder: &Arc<Socket>) -> io::Result<()> {
     };
     let snapshot = tree.snapshot();
     let ids = ids_of((snapshot.dataset(), snapshot.version()));
-    holder.send(&FromServer::Opened(ids), &[], PATIENCE)?;
+    let task = source.task.clone();
+    holder.send(&FromServer::Opened { ids, task }, &[], PATIENCE)?;
     let (clones, resends, files) = loop {
         match holder.receive::<ToServer>(FOR_EVER)? {
             Some((ToServer::Serve { clones, resends }, files)) => break (clones, resends, files),
@@ -141,15 +144,15 @@ pub fn serve(source: Source, holder: &Arc<Socket>) -> io::Result<()> {
     served.run(channels)
 }
 
-/// The channels of the holder, and with `threads` as many clones of the first.
+/// The channels of the holder; or with `threads` as many clones of its only channel, which closes with
+/// the holder alone: a kernel that sends nothing again must see the channels of a dead server close.
 fn channels(files: Vec<OwnedFd>, threads: Option<NonZeroUsize>) -> io::Result<Vec<Channel>> {
-    let mut channels: Vec<Channel> = files.into_iter().map(Channel::from).collect();
-    let first = channels.pop().ok_or_else(|| io::Error::other("the holder sent no channel"))?;
-    for _ in 1..threads.map_or(1, NonZeroUsize::get) {
-        channels.push(first.try_clone()?);
+    let channels: Vec<Channel> = files.into_iter().map(Channel::from).collect();
+    let first = channels.first().ok_or_else(|| io::Error::other("the holder sent no channel"))?;
+    match threads {
+        None => Ok(channels),
+        Some(threads) => (0..threads.get()).map(|_| first.try_clone()).collect(),
     }
-    channels.push(first);
-    Ok(channels)
 }
 
 /// Answers the holder until its end.

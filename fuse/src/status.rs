@@ -23,6 +23,8 @@ pub struct MountStatus {
     pub source: String,
     /// The version of the dataset.
     pub version: String,
+    /// The job of the mount, for `dlcmd why` and `dlcmd agent`.
+    pub task: String,
     /// The process id of the holder.
     pub holder: u32,
     /// The process id of the server; none while there is no server.
@@ -44,10 +46,16 @@ pub(crate) fn socket_name(device: &str) -> String {
     format!("mount-{}.sock", device.replace(':', "-"))
 }
 
-/// A connection to the holder of a mount; none without a holder of this user.
-fn connect(mounted: &Mounted) -> Option<Socket> {
-    let path = runtime_folder().ok()?.join(socket_name(&mounted.device));
-    Socket::connect(&path).ok()
+/// A connection to the holder of a mount; none where no holder listens.
+fn connect(mounted: &Mounted) -> io::Result<Option<Socket>> {
+    let path = runtime_folder()?.join(socket_name(&mounted.device));
+    match Socket::connect(&path) {
+        Ok(socket) => Ok(Some(socket)),
+        Err(why) => match why.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(None),
+            _ => Err(why),
+        },
+    }
 }
 
 /// The state of a mount; none without a holder of this user.
@@ -55,7 +63,7 @@ fn connect(mounted: &Mounted) -> Option<Socket> {
 /// # Errors
 /// For a holder that gives no answer.
 pub fn status_of(mounted: &Mounted) -> io::Result<Option<MountStatus>> {
-    let Some(socket) = connect(mounted) else { return Ok(None) };
+    let Some(socket) = connect(mounted)? else { return Ok(None) };
     socket.send(&Question::Status, &[], PATIENCE)?;
     match socket.receive::<Answer>(PATIENCE)? {
         Some((Answer::Status(text), _)) => Ok(Some(serde_json::from_str(&text)?)),
@@ -68,7 +76,8 @@ pub fn status_of(mounted: &Mounted) -> io::Result<Option<MountStatus>> {
 /// # Errors
 /// Those of `unmount`; [`io::ErrorKind::TimedOut`] for a holder that stays.
 pub fn end_of(mounted: &Mounted, unmount: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
-    let socket = connect(mounted);
+    // A mount without a holder of this user ends without a wait.
+    let socket = connect(mounted).ok().flatten();
     if let Some(socket) = &socket {
         socket.send(&Question::Wait, &[], PATIENCE)?;
     }

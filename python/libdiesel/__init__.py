@@ -28,6 +28,7 @@ from typing import Any, Union
 
 from libdiesel import _native, errors
 from libdiesel._native import Batch, Dataset, Epoch, View, __version__, token_after
+from libdiesel._mount import Mount, mount
 from libdiesel._options import whole
 from libdiesel._ranks import Ranks
 from libdiesel.errors import (
@@ -61,6 +62,7 @@ __all__ = [
     "InternalError",
     "InvalidError",
     "LocalError",
+    "Mount",
     "NeedsRecoveryError",
     "NotFoundError",
     "PermissionDenied",
@@ -72,6 +74,7 @@ __all__ = [
     "__version__",
     "connect",
     "errors",
+    "mount",
     "token_after",
 ]
 

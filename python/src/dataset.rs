@@ -147,6 +147,28 @@ impl Dataset {
         }
     }
 
+    fn range<'py>(
+        &self,
+        py: Python<'py>,
+        file: &Bound<'py, PyAny>,
+        offset: u64,
+        length: u64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let open = self.open(py)?;
+        let bytes = match Files::one(&open.dataset, file)? {
+            Files::Numbers(numbers) => {
+                let number = numbers.first().copied().unwrap_or(u32::MAX);
+                wait(py, move || open.dataset.get_range(number, offset, length))?
+            }
+            Files::Paths(paths) => {
+                let none = || named(py, "InternalError", "no file was read".to_owned());
+                let path = paths.into_iter().next().ok_or_else(none)?;
+                wait(py, move || open.dataset.get_range(path, offset, length))?
+            }
+        };
+        Ok(bytes_object(py, &bytes.or_raise(py)?))
+    }
+
     fn stats(&self, py: Python<'_>, path: FilePath) -> PyResult<StatItem> {
         let open = self.open(py)?;
         wait(py, move || open.dataset.stat(path))?.or_raise(py)
@@ -155,11 +177,23 @@ impl Dataset {
 
 #[pymethods]
 impl Dataset {
-    /// Reads a file, by its path or its number, into memory.
+    /// Reads a file, by its path or its number, into memory: with ``offset`` and ``length`` only the
+    /// bytes from the offset on, at most as many. Of a large file, only the parts with these bytes are
+    /// read.
     ///
     /// :raises NotFoundError: if the file does not exist
     /// :raises CorruptError: if its stored bytes are damaged everywhere
-    fn get<'py>(&self, py: Python<'py>, file: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    #[pyo3(signature = (file, *, offset=0, length=None))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        file: &Bound<'py, PyAny>,
+        offset: u64,
+        length: Option<u64>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        if offset > 0 || length.is_some() {
+            return self.range(py, file, offset, length.unwrap_or(u64::MAX));
+        }
         let open = self.open.load();
         let open = open.as_ref().ok_or_else(|| self.is_closed(py))?;
         let mut here = None;
@@ -214,11 +248,11 @@ impl Dataset {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let negative = file.extract::<i64>().ok().filter(|number| *number < 0);
         match negative {
-            None => self.get(py, file),
+            None => self.get(py, file, 0, None),
             Some(number) => {
                 let files = self.__len__(py)?;
                 let from_start = i64::try_from(files)? + number;
-                self.get(py, from_start.into_pyobject(py)?.as_any())
+                self.get(py, from_start.into_pyobject(py)?.as_any(), 0, None)
             }
         }
     }

@@ -33,6 +33,19 @@ def test_files_are_read_by_path_and_by_number(dataset, contents):
     assert dataset[-1] == dataset[len(dataset) - 1]
 
 
+def test_ranges_of_files_are_read(dataset, contents):
+    for path in list(contents)[::41]:
+        data = contents[path]
+        for offset, length in [(0, 3), (5, None), (len(data) // 2, 10), (len(data), 1), (2**40, None)]:
+            expected = data[offset:] if length is None else data[offset : offset + length]
+            assert dataset.get(path, offset=offset, length=length) == expected
+            assert dataset.get(dataset.stat(path)["number"], offset=offset, length=length) == expected
+    with pytest.raises(errors.NotFoundError):
+        dataset.get("no/such", offset=1)
+    with pytest.raises(OverflowError):
+        dataset.get(0, offset=-1)
+
+
 def test_many_files_are_read_in_their_order(dataset, contents):
     paths = list(contents)[::-3]
     expected = [contents[path] for path in paths]

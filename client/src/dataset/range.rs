@@ -147,7 +147,8 @@ impl Dataset {
         let record = snapshot.record(number)?;
         let item = ReadItem::from((snapshot.path(number)?, record));
         let mut part = RangeOf { skip: range.start, into };
-        self.0.remote.read_to(&item, record, &mut part).map(|_| ())
+        let read = self.0.remote.read_to(&item, record, &mut part);
+        if part.into.is_empty() { Ok(()) } else { read.map(|_| ()) }
     }
 
     fn range_without_snapshot(
@@ -161,12 +162,15 @@ impl Dataset {
         let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
         let item = ReadItem::from((path.clone(), record));
         let mut part = RangeOf { skip: offset, into: &mut bytes };
-        self.0.remote.read_to(&item, record, &mut part)?;
+        let read = self.0.remote.read_to(&item, record, &mut part);
+        if !part.into.is_empty() {
+            read?;
+        }
         Ok(bytes.into())
     }
 }
 
-/// Keeps a range of the written bytes.
+/// Keeps a range of the written bytes; refuses more once the range is full.
 struct RangeOf<'a> {
     /// Bytes before the range.
     skip: u64,
@@ -176,6 +180,9 @@ struct RangeOf<'a> {
 
 impl Write for RangeOf<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.into.is_empty() {
+            return Err(io::Error::other("the range is full"));
+        }
         let before = usize::try_from(self.skip).unwrap_or(usize::MAX).min(bytes.len());
         self.skip -= before as u64;
         let wanted = bytes.get(before..).unwrap_or_default();

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dl_format::snapshot::{Entries, FileNumber, Snapshot as Format, SnapshotEntry, SnapshotOf};
 use dl_format::{
-    ChunkId, Crc32c, DatasetId, DecodeError, DirPath, EntryVersion, FilePath, FileRecord, Stamp,
-    Version,
+    Attributes, ChunkId, Crc32c, DatasetId, DecodeError, DirPath, EntryVersion, FilePath,
+    FileRecord, Stamp, Version,
 };
 use dl_proto::{ListEntry, StatItem};
 
@@ -232,6 +232,14 @@ impl Snapshot {
         let place = self.format.place(FileNumber(number)).map_err(self.damaged())?;
         let (chunk, offset, length, crc) = place;
         Ok(FilePlace { chunk, offset, length, crc })
+    }
+
+    /// The length of a file in bytes, and the owner's attributes: less than its record, and faster.
+    ///
+    /// # Errors
+    /// As for [`Snapshot::record`].
+    pub fn attributes(&self, number: u32) -> Result<(u64, Attributes), Error> {
+        self.format.attributes(FileNumber(number)).map_err(self.damaged())
     }
 
     /// A chunk by its number: its id, the length of its object in bytes, and the numbers of its files.

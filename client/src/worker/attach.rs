@@ -424,11 +424,16 @@ impl Attached {
             Some(ChildPins::Shared) => Vec::new(),
             // Copies of the numbers: a fork must not wait for the locks on the sockets.
             None => {
-                let beside = self.beside.get().into_iter().flatten().filter_map(OnceLock::get);
                 let first = self.channel.get().map(|_| self.socket);
-                first.into_iter().chain(beside.map(|beside| beside.socket)).collect()
+                first.into_iter().chain(self.beside_descriptors()).collect()
             }
         }
+    }
+
+    /// The descriptors of the further connections of the process that attached.
+    pub(super) fn beside_descriptors(&self) -> impl Iterator<Item = RawFd> + '_ {
+        let beside = self.beside.get().into_iter().flatten().filter_map(OnceLock::get);
+        beside.map(|beside| beside.socket)
     }
 
     /// Pins all views for a future child.

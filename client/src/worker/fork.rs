@@ -56,7 +56,7 @@ extern "C" fn before() {
     let prepare = |attached: Arc<Attached>| {
         let child_pins = attached.has_views().then(|| attached.pin_for_child(PATIENCE));
         let sockets = match child_pins {
-            Some(ChildPins::Shared) => Vec::new(),
+            Some(ChildPins::Shared) => attached.beside_descriptors().collect(),
             _ => attached.descriptors(),
         };
         Prepared { attached, sockets, child_pins }

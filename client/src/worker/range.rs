@@ -34,6 +34,9 @@ impl AgentReader {
         if let Some(place) = self.place(number) {
             let pinned = attached.maps.pin(place.chunk)?;
             let part = part_of(place, 0, &range)?;
+            if part.length as u64 != range.end.checked_sub(range.start)? {
+                return None;
+            }
             let taken = take(&[pinned.bytes(part.offset, part.length)?]);
             count(&attached, &range);
             return Some(taken);

@@ -156,7 +156,7 @@ impl Socket {
     }
 
     /// Whether the peer has closed the connection.
-    pub(super) fn is_closed(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         let mut waits = [PollFd::new(&self.0, PollFlags::RDHUP)];
         let _ = poll(&mut waits, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
         waits[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)

@@ -294,6 +294,17 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         Ok((row.chunk, row.offset, row.length, row.crc))
     }
 
+    /// The length of a file in bytes, and the owner's attributes.
+    ///
+    /// # Errors
+    /// As [`file`](Self::file).
+    pub fn attributes(&self, number: FileNumber) -> Result<(u64, Attributes), DecodeError> {
+        let (records, at) = self.record(number);
+        let row = self.fields.decode(records, at).filter(|row| row.chunk < self.chunks);
+        let row = row.ok_or(DecodeError::new("snapshot record", at, "there is no such file"))?;
+        Ok((row.length, row.attributes))
+    }
+
     /// A file by its number.
     ///
     /// # Errors

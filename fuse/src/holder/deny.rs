@@ -4,6 +4,7 @@
 //! server takes requests.
 
 use std::io;
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -22,13 +23,15 @@ impl Denial {
         if features.resends {
             first.notify(notice::RESEND)?;
         }
-        Ok(Self(first.clone_non_blocking()?))
+        // A process without the device shares the descriptor; a reader that goes away between the two
+        // calls below then delays the holder.
+        Ok(Self(first.clone_non_blocking().or_else(|_| first.try_clone())?))
     }
 
     /// Refuses all requests that wait; false at the end of the mount.
     pub(super) fn deny_all(&self) -> io::Result<bool> {
         let mut buffer = vec![0; REQUEST_BYTES];
-        loop {
+        while self.0.is_ready(Duration::ZERO)? {
             let length = match self.0.next(&mut buffer) {
                 Err(why) if why.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 next => next?,
@@ -41,5 +44,6 @@ impl Denial {
                 self.0.refuse(header.unique, Errno::IO)?;
             }
         }
+        Ok(true)
     }
 }

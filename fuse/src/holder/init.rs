@@ -3,6 +3,7 @@
 //! Must hold: only features offered by the kernel are chosen.
 
 use std::io;
+use std::time::Duration;
 
 use zerocopy::IntoBytes;
 
@@ -13,6 +14,9 @@ use crate::channel::{Channel, REQUEST_BYTES};
 const MAJOR: u32 = 7;
 const MINOR: u32 = 45;
 const MINOR_MIN: u32 = 31;
+
+/// Time for the first request, which follows the mount at once.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pages of a read, at most: 1 MiB.
 const PAGES_MAX: u16 = 256;
@@ -37,6 +41,10 @@ pub(crate) struct Features {
 
 /// Answers the first request of the kernel.
 pub(crate) fn greet(channel: &Channel) -> io::Result<Features> {
+    if !channel.is_ready(PATIENCE)? {
+        let why = "the kernel sends no first request: the connection is in use already";
+        return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+    }
     let mut buffer = vec![0; REQUEST_BYTES];
     let ended = || io::Error::other("the mount ended before its first request");
     let length = channel.next(&mut buffer)?.ok_or_else(ended)?;

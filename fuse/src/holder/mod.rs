@@ -9,6 +9,7 @@ mod deny;
 mod init;
 mod server;
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::num::NonZeroUsize;
@@ -35,6 +36,9 @@ use server::ServerProcess;
 /// The first pause after a failed server, and the longest.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// A server that lived for a shorter time has not served.
+const SERVED: Duration = Duration::from_millis(100);
 
 /// Time without a server after which requests get an error.
 const DENY_AFTER: Duration = Duration::from_secs(30);
@@ -98,18 +102,25 @@ struct Holder<'a> {
     mount: Mount,
     events: Receiver<Event>,
     sender: Sender<Event>,
-    report: &'a dyn Fn(Report),
+    /// Events that came during a question, before those of `events`.
+    later: VecDeque<Event>,
+    report: &'a dyn Fn(Report) -> bool,
     server: Option<ServerProcess>,
     /// The number of servers so far.
     starts: u64,
     /// The version; none before the first server has opened the dataset.
     ids: Option<Ids>,
+    task: String,
     connected: Option<Connected>,
     /// The end of the pause before the next server, since boot.
     next_start: Option<Duration>,
     pause: Duration,
-    /// The time since when no server answers, since boot.
+    /// The time of the last handover to the running server, since boot.
+    served: Option<Duration>,
+    /// The time since when no server has answered for a while, since boot.
     unserved: Option<Duration>,
+    /// The time of the next refusals, since boot.
+    next_denial: Duration,
     problem: Option<String>,
     denial: Option<Denial>,
     /// Closed at the end.
@@ -128,14 +139,14 @@ struct Connected {
 }
 
 /// Mounts, and keeps the mount until its end. `prepare` gets the means to end the mount early.
-/// `report` hears of the state.
+/// `report` hears of the state, and gives false when nobody waits for the mount any more.
 ///
 /// # Errors
 /// The reason why there is no mount.
 pub fn hold(
     mount: Mount,
     prepare: impl FnOnce(Stopper),
-    report: &dyn Fn(Report),
+    report: &dyn Fn(Report) -> bool,
 ) -> Result<(), Refused> {
     let (sender, events) = channel();
     prepare(Stopper(sender.clone()));
@@ -143,14 +154,18 @@ pub fn hold(
         mount,
         events,
         sender,
+        later: VecDeque::new(),
         report,
         server: None,
         starts: 0,
         ids: None,
+        task: String::new(),
         connected: None,
         next_start: None,
         pause: PAUSE,
+        served: None,
         unserved: None,
+        next_denial: Duration::ZERO,
         problem: None,
         denial: None,
         waiting: Vec::new(),
@@ -194,17 +209,22 @@ impl Holder<'_> {
     }
 
     /// The next event; none when the next start or denial is due.
-    fn next_event(&self) -> Option<Event> {
+    fn next_event(&mut self) -> Option<Event> {
+        if let Some(event) = self.later.pop_front() {
+            return Some(event);
+        }
         let now = since_boot();
-        let start = self.next_start.map(|at| at.saturating_sub(now));
-        let deny = self.unserved.map(|since| match self.denial {
-            Some(_) => DENY_INTERVAL,
-            None => since.saturating_add(DENY_AFTER).saturating_sub(now),
-        });
-        match start.into_iter().chain(deny).min() {
+        let due = self.next_start.into_iter().chain(self.denial_time()).min();
+        match due.map(|at| at.saturating_sub(now)) {
             None => self.events.recv().ok(),
             Some(left) => self.events.recv_timeout(left).ok(),
         }
+    }
+
+    /// The time of the next refusals; none while a server answers.
+    fn denial_time(&self) -> Option<Duration> {
+        let since = self.unserved.filter(|_| self.served.is_none())?;
+        Some(since.saturating_add(DENY_AFTER).max(self.next_denial))
     }
 
     fn pass_time(&mut self) {
@@ -215,11 +235,11 @@ impl Holder<'_> {
                 self.fail(why.to_string());
             }
         }
-        let is_late = |since: Duration| now.saturating_sub(since) >= DENY_AFTER;
-        if self.unserved.is_some_and(is_late)
-            && let Err(why) = self.deny()
-        {
-            tracing::warn!(%why, "refuse requests without a server");
+        if self.denial_time().is_some_and(|at| now >= at) {
+            self.next_denial = now.saturating_add(DENY_INTERVAL);
+            if let Err(why) = self.deny() {
+                tracing::warn!(%why, "refuse requests without a server");
+            }
         }
     }
 
@@ -255,9 +275,13 @@ impl Holder<'_> {
             return Err(Refused { exit: 1, why });
         }
         let now = since_boot();
+        let served = self.served.take().map(|since| now.saturating_sub(since));
+        if served.is_some_and(|served| served >= SERVED) {
+            // A server that has served is replaced at once.
+            (self.pause, self.unserved) = (Duration::ZERO, None);
+        }
         self.unserved.get_or_insert(now);
         if self.next_start.is_none() {
-            // A server that has served is replaced at once.
             let pause = self.pause;
             self.pause = (2 * pause).clamp(PAUSE, PAUSE_MAX);
             self.next_start = Some(now.saturating_add(pause));
@@ -277,19 +301,25 @@ impl Holder<'_> {
 
     fn hear(&mut self, message: FromServer) -> Result<(), Refused> {
         match message {
-            FromServer::Note(note) => (self.report)(Report::Note(note)),
+            FromServer::Note(note) => _ = (self.report)(Report::Note(note)),
             FromServer::Failed { exit, why } if self.connected.is_none() => {
                 return Err(Refused { exit, why });
             }
             FromServer::Failed { why, .. } => self.fail(why),
-            FromServer::Opened(ids) => {
+            FromServer::Opened { ids, task } => {
+                self.task = task;
                 let is_first = self.ids.is_none();
                 self.ids = Some(ids);
                 if is_first {
                     self.connect().map_err(|why| local(&why))?;
                 }
                 match self.hand_over() {
-                    Ok(()) if is_first => (self.report)(Report::Ready),
+                    Ok(()) if is_first => {
+                        if !(self.report)(Report::Ready) {
+                            let why = "the starter of the mount has gone".to_owned();
+                            return Err(Refused { exit: 1, why });
+                        }
+                    }
                     Ok(()) => {}
                     Err(why) if is_first => return Err(local(&why)),
                     Err(why) => self.fail(why.to_string()),
@@ -304,13 +334,10 @@ impl Holder<'_> {
     /// Mounts.
     fn connect(&mut self) -> io::Result<()> {
         let first = self.mount.place.mount()?;
-        let features = greet(&first)?;
-        let mut channels = Vec::new();
-        // A kernel that sends nothing again must see the channels of a dead server close.
-        for _ in 1..if features.resends { self.mount.threads.get() } else { 1 } {
-            channels.push(first.try_clone()?);
-        }
-        channels.push(first);
+        let (channels, features) = self.greet(first).inspect_err(|_| {
+            // A mount without its connection would be dead.
+            let _ = unmount_at(&self.mount.place.dir, true);
+        })?;
         let mounted = match self.mount.place.descriptor() {
             Some(_) => None,
             None => mount_at(&self.mount.place.dir)?,
@@ -326,6 +353,18 @@ impl Holder<'_> {
         Ok(())
     }
 
+    /// Answers the first request of the kernel, and makes the channels.
+    fn greet(&self, first: Channel) -> io::Result<(Vec<Channel>, Features)> {
+        let features = greet(&first)?;
+        let mut channels = Vec::new();
+        // A kernel that sends nothing again must see the channels of a dead server close.
+        for _ in 1..if features.resends { self.mount.threads.get() } else { 1 } {
+            channels.push(first.try_clone()?);
+        }
+        channels.push(first);
+        Ok((channels, features))
+    }
+
     /// Gives the channels to the server.
     fn hand_over(&mut self) -> io::Result<()> {
         let (Some(server), Some(connected)) = (&self.server, &self.connected) else {
@@ -336,12 +375,13 @@ impl Holder<'_> {
         // Reads of the denial would take requests from the server.
         self.denial = None;
         server.socket.send(&ToServer::Serve { clones: !resends, resends }, &files, PATIENCE)?;
-        (self.unserved, self.problem, self.pause) = (None, None, Duration::ZERO);
+        (self.served, self.problem) = (Some(since_boot()), None);
         Ok(())
     }
 
     /// Answers a tool.
     fn answer(&mut self, socket: Socket) {
+        self.waiting.retain(|socket| !socket.is_closed());
         match socket.receive::<Question>(QUESTION_PATIENCE) {
             Ok(Some((Question::Wait, _))) => self.waiting.push(socket),
             Ok(Some((Question::Status, _))) => {
@@ -361,21 +401,18 @@ impl Holder<'_> {
         let number = self.server.as_ref()?.number;
         self.server.as_ref()?.socket.send(&ToServer::Count, &[], PATIENCE).ok()?;
         let until = since_boot().saturating_add(PATIENCE);
-        let mut later = Vec::new();
-        let counted = loop {
+        loop {
             let left = until.saturating_sub(since_boot());
             match self.events.recv_timeout(left) {
                 Ok(Event::Said { server, message: FromServer::Counted(text) })
                     if server == number =>
                 {
-                    break serde_json::from_str(&text).ok();
+                    return serde_json::from_str(&text).ok();
                 }
-                Ok(event) => later.push(event),
-                Err(_) => break None,
+                Ok(event) => self.later.push_back(event),
+                Err(_) => return None,
             }
-        };
-        later.into_iter().for_each(|event| _ = self.sender.send(event));
-        counted
+        }
     }
 
     fn status(&self, counted: Option<Counted>) -> MountStatus {
@@ -384,6 +421,7 @@ impl Holder<'_> {
         MountStatus {
             source: self.mount.place.source.clone(),
             version: version.map(|(_, version)| version.to_string()).unwrap_or_default(),
+            task: self.task.clone(),
             holder: std::process::id(),
             server: self.server.as_ref().map(ServerProcess::pid),
             starts: self.starts,
@@ -405,7 +443,10 @@ impl Holder<'_> {
         }
         if let Some(server) = self.server.take() {
             server.kill();
+            server.wait(PATIENCE);
         }
+        // Open until the process ends, which tools wait for.
+        std::mem::forget(std::mem::take(&mut self.waiting));
     }
 }
 
@@ -423,9 +464,18 @@ impl ToolSocket {
         }
         let listener = bind_at(&path)?;
         let accept = move || {
-            while let Ok(socket) = accept(&listener) {
-                if events.send(Event::Asked(socket)).is_err() {
-                    break;
+            loop {
+                match accept(&listener) {
+                    Ok(socket) => {
+                        if events.send(Event::Asked(socket)).is_err() {
+                            break;
+                        }
+                    }
+                    // For example when all descriptors are in use.
+                    Err(why) => {
+                        tracing::warn!(%why, "accept a tool");
+                        thread::sleep(PAUSE_MAX);
+                    }
                 }
             }
         };

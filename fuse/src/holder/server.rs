@@ -1,4 +1,6 @@
 //! A server process, and the events of its life.
+//!
+//! Must hold: the end of a server is an event, after all of its messages.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use libdiesel::agent::Socket;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::Event;
@@ -51,6 +54,13 @@ impl ServerProcess {
 
     pub(super) fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// Waits for the end of the process, for a bounded time.
+    pub(super) fn wait(&self, patience: Duration) {
+        let mut waits = [PollFd::new(&self.process, PollFlags::IN)];
+        let patience = Timespec::try_from(patience).ok();
+        let _ = poll(&mut waits, patience.as_ref());
     }
 
     pub(super) fn kill(&self) {

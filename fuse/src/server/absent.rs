@@ -90,7 +90,8 @@ impl Served {
         }
         let mut state = self.absent.state();
         state.queue.push_back(read);
-        if state.idle == 0 && state.threads < THREADS_MAX {
+        // A thread that was just woken still counts as idle.
+        if state.queue.len() > state.idle && state.threads < THREADS_MAX {
             state.threads += 1;
             let served = Arc::clone(self);
             let started = thread::Builder::new().name("read".to_owned());
@@ -98,7 +99,7 @@ impl Served {
                 state.threads -= 1;
                 tracing::warn!(%why, "start a thread for reads");
                 let is_last = state.threads == 0;
-                let read = state.queue.pop_back().filter(|_| is_last);
+                let read = if is_last { state.queue.pop_back() } else { None };
                 drop(state);
                 if let Some(read) = read {
                     self.refuse(&read, Errno::AGAIN);
@@ -134,9 +135,12 @@ impl Served {
 
     fn read_now(&self, read: &AbsentRead, buffer: &mut Vec<u8>) {
         let failure = self.absent.failure(read.file);
-        let late = || (since_boot() >= read.until).then_some(Errno::TIMEDOUT);
-        if let Some(why) = failure.or_else(late) {
+        if let Some(why) = failure {
             return self.refuse(read, why);
+        }
+        if since_boot() >= read.until {
+            self.absent.remember(read.file, Errno::TIMEDOUT);
+            return self.refuse(read, Errno::TIMEDOUT);
         }
         buffer.resize(read.length, 0);
         match self.dataset.read_range(read.file, read.offset, buffer) {

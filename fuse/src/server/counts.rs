@@ -1,4 +1,6 @@
 //! The numbers of a server.
+//!
+//! Must hold: counting costs a request no lock.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -1,4 +1,6 @@
 //! The error numbers of reads.
+//!
+//! Must hold: programs learn from the number whether another try may help.
 
 use libdiesel::Kind;
 use rustix::io::Errno;

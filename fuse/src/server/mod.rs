@@ -10,7 +10,7 @@ pub(crate) mod respond;
 
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -24,6 +24,17 @@ use absent::{AbsentRead, AbsentReads};
 pub use counts::Counted;
 use counts::Counts;
 use respond::{Response, respond};
+
+/// Reports the end of a thread, also by a panic.
+struct EndOfThread(mpsc::Sender<io::Result<()>>);
+
+impl Drop for EndOfThread {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let _ = self.0.send(Err(io::Error::other("a thread of the mount panicked")));
+        }
+    }
+}
 
 /// A dataset version and its tree.
 #[derive(Debug)]
@@ -49,16 +60,20 @@ impl Served {
 
     /// Answers all requests until the end of the mount: a thread for each channel.
     pub(crate) fn run(self: &Arc<Self>, channels: Vec<Channel>) -> io::Result<()> {
-        let threads = channels.into_iter().map(|channel| {
-            let served = Arc::clone(self);
+        let (sender, ends) = mpsc::channel();
+        for channel in channels {
+            let (served, end) = (Arc::clone(self), EndOfThread(sender.clone()));
             let named = thread::Builder::new().name("answer".to_owned());
-            named.spawn(move || served.answer_all(&Arc::new(channel)))
-        });
-        let threads = threads.collect::<io::Result<Vec<_>>>()?;
-        for thread in threads {
-            thread.join().map_err(|_| io::Error::other("a thread of the mount panicked"))??;
+            named.spawn(move || {
+                let answered = served.answer_all(&Arc::new(channel));
+                // The receiver is gone after the end of another thread.
+                let _ = end.0.send(answered);
+            })?;
         }
-        Ok(())
+        drop(sender);
+        // The first end counts: of the mount, or of a thread whose requests the next server gets.
+        let ended = ends.recv();
+        ended.unwrap_or_else(|_| Err(io::Error::other("the threads of the mount panicked")))
     }
 
     fn answer_all(self: &Arc<Self>, channel: &Arc<Channel>) -> io::Result<()> {

@@ -100,11 +100,11 @@ impl Tree {
         let (mode, size, (seconds, nanoseconds)) = match node {
             Node::Folder(_) => (FOLDER_MODE | 0o755 & !umask, u64::from(UNIT), parts(self.changed)),
             Node::File(number) => {
-                let record = self.snapshot.record(number)?;
-                let mtime = record.attributes.mtime;
+                let (length, attributes) = self.snapshot.attributes(number)?;
+                let mtime = attributes.mtime;
                 let time = (mtime.div_euclid(NANOSECONDS), mtime.rem_euclid(NANOSECONDS) as u32);
-                let mode = u32::from(record.attributes.mode) & 0o777 & !umask;
-                (FILE_MODE | mode, record.length, time)
+                let mode = u32::from(attributes.mode) & 0o777 & !umask;
+                (FILE_MODE | mode, length, time)
             }
         };
         let time = seconds as u64;

@@ -42,6 +42,7 @@ fn record(number: usize) -> FileRecord {
 
 /// The snapshot of files, spread over chunks.
 fn snapshot_of(paths: &BTreeSet<FilePath>, chunks: usize) -> Arc<Snapshot> {
+    let chunks = chunks.min(paths.len());
     let mut observed = Observed::default();
     let records: Vec<_> = (0..paths.len()).map(record).collect();
     records.iter().for_each(|record| observed.file(record));
@@ -62,7 +63,7 @@ fn snapshot_of(paths: &BTreeSet<FilePath>, chunks: usize) -> Arc<Snapshot> {
                 LiveFile { path: path.clone(), record: *record, extents: Vec::new() }
             });
         let row = SnapshotChunk {
-            id: ChunkId::from_bytes([1; 16]),
+            id: ChunkId::from_bytes([chunk as u8 + 1; 16]),
             stamp: Stamp::new(5),
             object_length: 1_000,
         };

@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
@@ -17,6 +18,7 @@ use dl_format::DirPath;
 use dl_fuse::{
     FromServer, Mount, Owner, Place, Refused, Report, Source, Stopper, hold, serve as serve_mount,
 };
+use dl_runtime::since_boot;
 use libdiesel::agent::{Socket, close_on_exec};
 use libdiesel::{Client, ConnectOptions, OnNote, TaskOptions};
 
@@ -40,19 +42,36 @@ const FOR_EVER: Duration = Duration::from_secs(24 * 3_600);
 /// Time for a report.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The arguments of this process, without its name.
+/// The arguments of this process without its name, and without those of its part of the mount.
 fn own_arguments() -> Vec<OsString> {
     let given: Vec<OsString> = env::args_os().collect();
-    arguments_of_helper(&given).unwrap_or(given).into_iter().skip(1).collect()
+    let given = arguments_of_helper(&given).unwrap_or(given);
+    let mut words = given.into_iter().skip(1).peekable();
+    let mut own = Vec::new();
+    for word in words.by_ref() {
+        let is_command = word == "mount";
+        own.push(word);
+        if is_command {
+            break;
+        }
+    }
+    while words.next_if(|word| PART_FLAGS.iter().any(|flag| word == flag)).is_some() {
+        words.next();
+    }
+    own.extend(words);
+    own
 }
 
+/// The flags of a part of the mount, each with a value, directly behind the name of the command.
+const PART_FLAGS: [&str; 2] = ["--role", "--instance"];
+
 /// The command of another part of the mount.
-fn part(role: &str) -> Command {
+fn part(flags: &[&str]) -> Command {
     let arguments = own_arguments();
+    let at = arguments.iter().position(|word| word == "mount").map_or(0, |at| at + 1);
+    let (before, behind) = arguments.split_at(at);
     let mut command = Command::new(PROGRAM);
-    let is_role = |word: &OsString| word == "--role";
-    let own = arguments.iter().position(is_role).map_or(&arguments[..], |at| &arguments[..at]);
-    command.args(own).args(["--role", role]).stdout(Stdio::null());
+    command.args(before).args(flags).args(behind).stdout(Stdio::null());
     command
 }
 
@@ -65,7 +84,7 @@ pub(super) fn start(
 ) -> Result<Exit, Failure> {
     let failed = |why| Failure::local("start the mount", why);
     let (own, other) = Socket::pair().map_err(failed)?;
-    let mut command = part("hold");
+    let mut command = part(&["--role", "hold"]);
     command.stdin(Stdio::from(OwnedFd::from(other))).stderr(Stdio::null());
     close_on_exec();
     place_of(arguments, options)?.pass_on().map_err(failed)?;
@@ -114,11 +133,10 @@ pub(super) fn in_background(
     let starter = Socket::from(io::stdin().as_fd().try_clone_to_owned().map_err(failed)?);
     begin_log(arguments, context);
     let mount = mount_of(arguments, options)?;
+    leave_folder();
     let report = |report: Report| {
-        if let Err(why) = starter.send(&report, &[], PATIENCE) {
-            // After the report of the success the starter is gone.
-            tracing::debug!(%why, "report to the starter");
-        }
+        // After the report of the success the starter is gone.
+        starter.send(&report, &[], PATIENCE).is_ok()
     };
     let held = hold(mount, |stopper| stop_on_signals(context, stopper), &report);
     if let Err(Refused { exit, why }) = held {
@@ -136,14 +154,26 @@ pub(super) fn in_foreground(
 ) -> Result<Exit, Failure> {
     begin_log(arguments, context);
     let (source, dir) = (source_of(arguments), dir_of(arguments)?);
-    let report = |report: Report| match report {
-        Report::Ready => context.notes.note(format_args!("{source} is mounted at {}", shown(&dir))),
-        Report::Note(note) => context.notes.note(note),
-        Report::Failed { why, .. } => context.notes.note(why),
+    let report = |report: Report| {
+        match report {
+            Report::Ready => {
+                context.notes.note(format_args!("{source} is mounted at {}", shown(&dir)));
+            }
+            Report::Note(note) => context.notes.note(note),
+            Report::Failed { why, .. } => context.notes.note(why),
+        }
+        true
     };
     let mount = mount_of(arguments, options)?;
     hold(mount, |stopper| stop_on_signals(context, stopper), &report).map_err(refused)?;
     Ok(Exit::Done)
+}
+
+/// Leaves the folder of the starter, whose file system must not stay busy.
+fn leave_folder() {
+    if let Err(why) = env::set_current_dir("/") {
+        tracing::debug!(%why, "leave the folder of the starter");
+    }
 }
 
 fn stop_on_signals(context: &Context, stopper: Stopper) {
@@ -184,9 +214,13 @@ fn place_of(arguments: &Arguments, options: &MountOptions) -> Result<Place, Fail
 
 fn mount_of(arguments: &Arguments, options: &MountOptions) -> Result<Mount, Failure> {
     let place = place_of(arguments, options)?;
-    let server = || {
-        let mut command = part("serve");
+    // Relative names of files are those of the starter; the holder itself may leave the folder.
+    let folder = env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
+    let instance = format!("{}-{}", std::process::id(), since_boot().as_micros());
+    let server = move || {
+        let mut command = part(&["--role", "serve", "--instance", &instance]);
         command.stderr(Stdio::inherit());
+        command.current_dir(if folder.is_dir() { &*folder } else { Path::new("/") });
         command
     };
     Ok(Mount { place, threads: threads(arguments), server: Box::new(move || Ok(server())) })
@@ -209,7 +243,9 @@ pub(super) fn serve(
         // A missing holder needs no notes.
         let _ = told.send(&FromServer::Note(note.to_owned()), &[], PATIENCE);
     });
+    let task = TaskOptions { patience: task.patience.min(timeout / 2), ..task };
     let request_timeout = timeout.saturating_sub(task.patience).max(Duration::from_secs(1));
+    let name = task.name.clone();
     let connect = ConnectOptions {
         task: Some(task),
         on_note: Some(on_note),
@@ -231,6 +267,7 @@ pub(super) fn serve(
     let source = Source {
         client,
         name: arguments.address.dataset.clone(),
+        task: name,
         folder: folder_of(arguments).as_bytes().to_vec(),
         cache: context.cache.clone(),
         owner: Owner {
@@ -243,6 +280,7 @@ pub(super) fn serve(
         describe,
         exit_of_missing: Exit::NotFound as u8,
     };
+    leave_folder();
     serve_mount(source, &holder).map_err(failed)?;
     Ok(Exit::Done)
 }
@@ -264,7 +302,9 @@ fn task_of(
 ) -> Result<TaskOptions, Failure> {
     let own = || {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let place = format!("{}\n{}", boot.trim(), shown(&dir_of(arguments)?));
+        // A later mount at the same place has a job of its own, and so the newest version.
+        let instance = arguments.instance.as_deref().unwrap_or_default();
+        let place = format!("{}\n{instance}\n{}", boot.trim(), shown(&dir_of(arguments)?));
         let name = format!("mount:{:016x}", xxhash_rust::xxh3::xxh3_64(place.as_bytes()));
         TaskOptions::named(&name).ok_or_else(|| Failure::failed("a mount has no name"))
     };

@@ -76,7 +76,7 @@ fn show(
     }
     out.line(format_args!("{} at {dir}: {state}", mounted.source))?;
     let Some(status) = status else { return Ok(()) };
-    out.line(format_args!("  version {}", status.version))?;
+    out.line(format_args!("  version {}, task {}", status.version, status.task))?;
     let server = status.server.map_or("none".to_owned(), |server| server.to_string());
     let starts = counted(status.starts, "start");
     out.line(format_args!("  holder {}, server {server}, {starts}", status.holder))?;

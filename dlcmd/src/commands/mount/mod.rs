@@ -73,6 +73,10 @@ pub(crate) struct Arguments {
     /// The part of this process
     #[arg(long, value_name = "ROLE", value_enum, hide = true)]
     role: Option<Role>,
+
+    /// The holder of this server
+    #[arg(long, value_name = "NAME", hide = true)]
+    instance: Option<String>,
 }
 
 /// The part of a process of a mount.
@@ -103,9 +107,9 @@ pub(crate) fn run(
         Some(Role::Serve) => hold::serve(arguments, &options, context),
         Some(Role::Hold) => hold::in_background(arguments, &options, context),
         None => {
-            if !place::prepare(arguments, &options, context)? {
+            let Some(_place) = place::prepare(arguments, &options, context)? else {
                 return Ok(Exit::Done);
-            }
+            };
             match arguments.foreground {
                 true => hold::in_foreground(arguments, &options, context),
                 false => hold::start(arguments, &options, context, out),

@@ -3,20 +3,26 @@
 //! Must hold: a dead mount is removed, a living one stays. A mount that gives no answer blocks the
 //! command for a bounded time only.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use dl_fuse::{Mounted, absolute, mount_at, status_of, unmount_at};
+use dl_runtime::since_boot;
 
 use super::Arguments;
 use super::options::MountOptions;
 use crate::context::Context;
 use crate::exit::Failure;
 use crate::text::shown;
+
+/// Time for other commands that mount at the same place, and time between two looks.
+const LOCK_PATIENCE: Duration = Duration::from_secs(300);
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Time for an answer of a mount.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -35,48 +41,73 @@ pub(super) fn source_of(arguments: &Arguments) -> String {
     arguments.address.to_string()
 }
 
-/// Makes the place ready; false if the dataset is mounted there already.
+/// Makes the place ready; none if the dataset is mounted there already. The file holds the place until
+/// files can be read.
 pub(super) fn prepare(
     arguments: &Arguments,
     options: &MountOptions,
     context: &Context,
-) -> Result<bool, Failure> {
+) -> Result<Option<Option<File>>, Failure> {
     let dir = dir_of(arguments)?;
     if dir.starts_with("/dev/fd") {
-        return Ok(true);
+        return Ok(Some(None));
     }
     let failed = |why| Failure::local(format!("mount at {}", shown(&dir)), why);
-    while let Some(mounted) = mount_at(&dir).map_err(failed)? {
-        let is_same = mounted.source == source_of(arguments);
-        match state_of(&mounted) {
-            State::Dead => {
-                context.notes.note(format_args!("removing the dead mount at {}", shown(&dir)));
+    let until = since_boot().saturating_add(LOCK_PATIENCE);
+    loop {
+        if let Some(mounted) = mount_at(&dir).map_err(failed)? {
+            if !make_room(&mounted, arguments, context)? {
+                return Ok(None);
             }
-            State::Held if is_same => {
-                let source = &mounted.source;
-                context.notes.note(format_args!("{source} is mounted at {} already", shown(&dir)));
-                return Ok(false);
-            }
-            State::Alone if is_same => context.notes.note(format_args!(
-                "the mount at {} has lost its holder: a new mount takes its place",
-                shown(&dir)
-            )),
-            State::Held | State::Alone => {
-                let (source, dir) = (&mounted.source, shown(&dir));
-                return Err(Failure::failed(format!(
-                    "mount at {dir}: {source} is mounted there; dlcmd umount {dir} ends the mount"
-                )));
-            }
-            State::Silent => {
-                let dir = shown(&dir);
-                return Err(Failure::failed(format!(
-                    "mount at {dir}: a mount there gives no answer; dlcmd umount --lazy {dir} ends it"
-                )));
-            }
+            continue;
         }
-        unmount_at(&dir, true).map_err(failed)?;
+        // The lock of the folder below the mount: one command at a time mounts there.
+        let folder = File::open(&dir).map_err(failed)?;
+        let is_locked = folder.try_lock().is_ok();
+        if is_locked && mount_at(&dir).map_err(failed)?.is_none() {
+            check_folder(&dir, options.nonempty)?;
+            return Ok(Some(Some(folder)));
+        }
+        if since_boot() >= until {
+            let dir = shown(&dir);
+            return Err(Failure::failed(format!("mount at {dir}: another command mounts there")));
+        }
+        thread::sleep(LOOK);
     }
-    check_folder(&dir, options.nonempty)?;
+}
+
+/// Removes a dead mount; false for a living mount of the same dataset.
+fn make_room(mounted: &Mounted, arguments: &Arguments, context: &Context) -> Result<bool, Failure> {
+    let dir = &mounted.dir;
+    let is_same = mounted.source == source_of(arguments);
+    match state_of(mounted) {
+        State::Dead => {
+            context.notes.note(format_args!("removing the dead mount at {}", shown(dir)));
+        }
+        State::Held if is_same => {
+            let source = &mounted.source;
+            context.notes.note(format_args!("{source} is mounted at {} already", shown(dir)));
+            return Ok(false);
+        }
+        State::Alone if is_same => context.notes.note(format_args!(
+            "the mount at {} has lost its holder: a new mount takes its place",
+            shown(dir)
+        )),
+        State::Held | State::Alone => {
+            let (source, dir) = (&mounted.source, shown(dir));
+            return Err(Failure::failed(format!(
+                "mount at {dir}: {source} is mounted there; dlcmd umount {dir} ends the mount"
+            )));
+        }
+        State::Silent => {
+            let dir = shown(dir);
+            return Err(Failure::failed(format!(
+                "mount at {dir}: a mount there gives no answer; dlcmd umount --lazy {dir} ends it"
+            )));
+        }
+    }
+    let failed = |why| Failure::local(format!("mount at {}", shown(dir)), why);
+    unmount_at(dir, true).map_err(failed)?;
     Ok(true)
 }
 
@@ -116,9 +147,24 @@ pub(super) fn state_of(mounted: &Mounted) -> State {
         None => State::Silent,
         Some(Err(rustix::io::Errno::NOTCONN)) => State::Dead,
         Some(Err(rustix::io::Errno::ACCESS)) => State::Held,
+        Some(_) if mounted.user != Some(rustix::process::geteuid().as_raw()) => State::Held,
         Some(_) => match status_of(mounted) {
-            Ok(None) => State::Alone,
-            Ok(Some(_)) | Err(_) => State::Held,
+            Ok(None) if !has_holder(mounted) => State::Alone,
+            Ok(_) | Err(_) => State::Held,
         },
     }
+}
+
+/// Whether a process looks like the holder of a mount, whose socket may lie in another folder.
+fn has_holder(mounted: &Mounted) -> bool {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok()).any(|line| {
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        let has = |word: &[u8]| words.contains(&word);
+        let source = words.iter().position(|word| *word == mounted.source.as_bytes());
+        // A relative path may mean any folder.
+        let dir = source.and_then(|at| words.get(at + 1)).copied().unwrap_or_default();
+        let may_be_it = dir == mounted.dir.as_os_str().as_bytes() || !dir.starts_with(b"/");
+        source.is_some() && may_be_it && has(b"mount") && (has(b"hold") || has(b"--foreground"))
+    })
 }

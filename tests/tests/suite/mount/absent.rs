@@ -9,7 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_runtime::since_boot;
 use dl_tests::dice::Dice;
-use dl_tests::{folder, skip};
+use dl_tests::program::run;
+use dl_tests::{folder, skip, soon};
 
 use super::{Scene, no_mount};
 
@@ -30,6 +31,12 @@ fn a_read_without_servers_fails_in_time_and_others_go_on() -> Result<()> {
     let bytes = |name: &str| fs::read(scene.path("src").join(name));
     let first = fs::read(scene.mnt().join("00"))?;
     ensure!(first == bytes("00")?, "other bytes");
+    // The first bytes come before their chunk.
+    soon("the chunk is there", || {
+        let mut command = scene.dlcmd()?;
+        let status = run(command.args(["--json", "--task", "job", "agent", "status"]))?.code(0)?;
+        Ok(status.text().contains("\"chunks_present\":1"))
+    })?;
     scene.kill_server()?;
     let mnt = scene.mnt();
     let began = since_boot();
