@@ -16,6 +16,9 @@ use crate::text::{counted, shown, sized};
 
 /// List the mounts of datasets on this machine
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dlcmd mounts
+  dlcmd --json mounts /data/imagenet")]
 pub(crate) struct Arguments {
     /// Only the mount at this folder
     #[arg(value_name = "DIR")]

@@ -21,6 +21,9 @@ const NAMED_MAX: usize = 5;
 ///
 /// Returns when all processes of the mount have ended.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  dlcmd umount /data/imagenet
+  dlcmd umount --lazy /data/imagenet")]
 pub(crate) struct Arguments {
     /// The folder
     #[arg(value_name = "DIR")]
