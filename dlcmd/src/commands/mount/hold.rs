@@ -46,30 +46,27 @@ const PATIENCE: Duration = Duration::from_secs(5);
 fn own_arguments() -> Vec<OsString> {
     let given: Vec<OsString> = env::args_os().collect();
     let given = arguments_of_helper(&given).unwrap_or(given);
-    let mut words = given.into_iter().skip(1).peekable();
+    let mut words = given.into_iter().skip(1);
     let mut own = Vec::new();
-    for word in words.by_ref() {
-        let is_command = word == "mount";
-        own.push(word);
-        if is_command {
-            break;
+    while let Some(word) = words.next() {
+        if PART_FLAGS.iter().any(|flag| word == *flag) {
+            words.next();
+        } else {
+            own.push(word);
         }
     }
-    while words.next_if(|word| PART_FLAGS.iter().any(|flag| word == flag)).is_some() {
-        words.next();
-    }
-    own.extend(words);
     own
 }
 
-/// The flags of a part of the mount, each with a value, directly behind the name of the command.
+/// The flags of a part of the mount, each with a value.
 const PART_FLAGS: [&str; 2] = ["--role", "--instance"];
 
 /// The command of another part of the mount.
 fn part(flags: &[&str]) -> Command {
     let arguments = own_arguments();
-    let at = arguments.iter().position(|word| word == "mount").map_or(0, |at| at + 1);
-    let (before, behind) = arguments.split_at(at);
+    // Behind this word are no flags.
+    let end = arguments.iter().position(|word| word == "--").unwrap_or(arguments.len());
+    let (before, behind) = arguments.split_at(end);
     let mut command = Command::new(PROGRAM);
     command.args(before).args(flags).args(behind).stdout(Stdio::null());
     command

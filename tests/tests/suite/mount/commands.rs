@@ -89,6 +89,11 @@ fn a_mount_is_listed_and_ends_with_all_of_its_processes() -> Result<()> {
     let left = fs::read_dir(scene.path("run"))?.map(|entry| Ok(entry?.file_name().into_string()));
     let left = left.collect::<Result<Vec<_>>>()?;
     ensure!(!left.iter().flatten().any(|name| name.starts_with("mount-")), "{left:?}");
+    // A value may be the name of the command.
+    let mut same = scene.dlcmd()?;
+    run(same.args(["--task", "mount", "mount", "dl://ds"]).arg(scene.mnt()))?.code(0)?;
+    scene.umount()?;
+    run(scene.dlcmd()?.args(["--task", "mount", "agent", "stop"]))?.code(0)?;
     // umount(8) and SIGTERM end a mount, too.
     scene.mount("dl://ds", &[])?;
     run(Command::new("umount").arg(scene.mnt()))?.code(0)?;
