@@ -90,17 +90,23 @@ impl State {
         self.condemned.extend(slot);
     }
 
-    /// Announces to workers without an order whether to request files without chunks. They do so
-    /// when another agent's chunk could not be kept here.
+    /// Announces to workers without an order whether to read files without their chunks. They do so
+    /// when no further chunk can be kept here.
     pub(crate) fn announce_file_requests(&mut self) {
-        let has_room = self.can_copy();
+        let (has_room, has_slot) = (self.can_copy(), self.used() < self.usable_slots());
         let mut are_alone = false;
         for (number, one) in self.processes() {
             let has_peers =
                 || self.datasets.get(one.dataset).is_some_and(|open| open.peers.connected() > 0);
-            let is_alone = !has_room && !self.orders.reads(*number) && has_peers();
-            one.pins.set(Gauge::FilesAlone, is_alone.into());
-            are_alone |= is_alone;
+            let files_alone = match has_peers() {
+                _ if self.orders.reads(*number) => 0,
+                true if !has_room => 2,
+                // Between the drop of a chunk and the end of the next fill there seems to be room.
+                false if !has_room || !has_slot => 1,
+                _ => 0,
+            };
+            one.pins.set(Gauge::FilesAlone, files_alone);
+            are_alone |= files_alone == 2;
         }
         self.has_file_requests = are_alone;
     }

@@ -280,7 +280,8 @@ impl Dataset {
         let indexes: Vec<usize> = match (known, self.snapshot()) {
             (Some((worker, numbers)), Some(snapshot)) => {
                 let chunk = |index: usize| Some(snapshot.place(*numbers.get(index)?).ok()?.chunk);
-                let (first, is_stuck) = (chunk(at), worker.obstacle().is_some());
+                let is_stuck = worker.obstacle().is_some() || worker.reads_files_alone();
+                let first = chunk(at);
                 let is_past = |index: &usize| {
                     let of = chunk(*index);
                     (is_stuck || of == first) && of.is_none_or(|chunk| !worker.has(chunk))

@@ -15,6 +15,7 @@ use super::address::{AgentAddress, is_absence};
 use super::handover::snapshot_file;
 use super::layout::{Arena, Gauge, Maps, PinPage, Pinned, Shape, Table};
 use super::message::{FromAgent, Hello, PROTOCOL, Servers, ToAgent, WantedVersion, Welcome};
+use super::recent::RecentFiles;
 use super::socket::Socket;
 use crate::error::{Error, Kind};
 use crate::process::{Owned, PerProcess, locked};
@@ -88,6 +89,7 @@ pub(crate) struct Attached {
     /// The end of a time without requests of orders, after refused chunks in a row: milliseconds since
     /// boot.
     pub(super) refused_until: AtomicU64,
+    pub(super) read_alone: RecentFiles,
 }
 
 /// The socket, and the requests so far.
@@ -260,6 +262,7 @@ impl Attacher {
             patience: self.task.patience,
             paused_until: AtomicU64::new(0),
             refused_until: AtomicU64::new(0),
+            read_alone: RecentFiles::default(),
         };
         Ok(Ok((attached, snapshot)))
     }

@@ -43,7 +43,7 @@ impl<'a, 'b> Batch<'a, 'b> {
 
     fn gather(&self, from: usize) -> Option<(Pinned<'a>, Vec<u32>)> {
         let maps = &self.attached.maps;
-        if maps.pins.get(Gauge::FilesAlone) == 0 {
+        if maps.pins.get(Gauge::FilesAlone) < 2 {
             return None;
         }
         let files = self.numbers.iter().zip(self.places).enumerate().skip(from);

@@ -294,7 +294,8 @@ pub enum Gauge {
     ElsewhereSince = 10,
     /// Slots that views may hold, set by the agent.
     ViewsMax = 12,
-    /// Whether absent files should come without their chunks, set by the agent.
+    /// How absent files should come, set by the agent: 0 with their chunks; 1 alone, because no further
+    /// chunk can be kept; 2 alone, and other agents may have them.
     FilesAlone = 13,
     /// Microseconds of all waits that have ended.
     WaitedMicros = 14,

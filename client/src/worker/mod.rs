@@ -21,6 +21,7 @@ mod obstacle;
 mod prefetch;
 mod range;
 mod read;
+mod recent;
 pub(crate) mod socket;
 mod source;
 #[cfg(test)]

@@ -391,6 +391,9 @@ impl AgentReader {
     ) -> Option<Pinned<'a>> {
         attached.maps.pins.add(Gauge::Misses, 1);
         if attached.group_max().is_none()
+            && attached.is_chunk_worth(number, place, hints, |file| {
+                self.place(file).is_some_and(|other| other.chunk == place.chunk)
+            })
             && let Some(pinned) = attached.want(place.chunk, number, hints)
         {
             return Some(pinned);
