@@ -77,6 +77,12 @@ impl Backlog {
         }
     }
 
+    /// Removes all lists of a dataset.
+    pub(crate) fn forget(&mut self, dataset: usize) {
+        self.prefetches.retain(|list| list.dataset != dataset);
+        self.all.retain(|list| list.dataset != dataset);
+    }
+
     /// The next unsettled chunk of the prefetches.
     pub(crate) fn next_of_prefetches(
         &mut self,

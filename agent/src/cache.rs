@@ -19,7 +19,7 @@ use crate::Policy;
 use crate::backlog::Backlog;
 use crate::budget::SpareMemory;
 use crate::counts::Counts;
-use crate::dataset::{ChunkKey, Open};
+use crate::dataset::{ChunkKey, Opens};
 use crate::orders::Orders;
 use crate::orders::Presence;
 use crate::peer_pins::{PeerPins, PeerWaiter};
@@ -124,7 +124,7 @@ pub(crate) struct Cache {
 pub(crate) struct State {
     /// None before the first dataset, whose chunks decide the size of slots.
     pub(crate) arena: Option<(Arc<Arena>, Arc<Vec<OwnedFd>>)>,
-    pub(crate) datasets: Vec<Arc<Open>>,
+    pub(crate) datasets: Opens,
     pub(crate) connections: BTreeMap<u64, Connection>,
     pub(crate) chunks: HashMap<ChunkKey, ChunkState>,
     pub(crate) orders: Orders,
@@ -568,7 +568,7 @@ impl State {
     /// Writes a sign of life into all tables.
     pub(crate) fn beat(&self) {
         let now = u64::try_from(since_boot().as_millis()).unwrap_or(u64::MAX);
-        self.datasets.iter().for_each(|open| open.table.beat(now));
+        self.datasets.iter().for_each(|(_, open)| open.table.beat(now));
     }
 }
 

@@ -7,14 +7,14 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use dl_format::DatasetName;
-use dl_runtime::blocking;
+use dl_runtime::{Shutdown, blocking};
 use libdiesel::agent::{
     ChunkSource, DatasetId, Servers, Table, TaskMembership, TaskName, Version, at_version,
     by_descriptor, of_cache, snapshot_file,
 };
 use libdiesel::{Client, ConnectOptions, Dataset, Error, Kind, Snapshot, SnapshotCache};
 
-use crate::peers::Peers;
+use crate::peers::{JobKey, Peers};
 use crate::record::FoundName;
 use crate::registration::Registration;
 use crate::terms::Terms;
@@ -46,9 +46,43 @@ pub(crate) struct Open {
     pub(crate) found: OnceLock<FoundName>,
     terms: Mutex<Terms>,
     pub(crate) registration: Registration,
+    /// Requested when the agent closes the dataset.
+    pub(crate) closed: Shutdown,
     /// Descriptors for workers.
     pub(crate) snapshot_file: OwnedFd,
     pub(crate) table_file: OwnedFd,
+}
+
+/// The open datasets by number. A number is never used again.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Opens(Vec<Option<Arc<Open>>>);
+
+impl Opens {
+    /// An open dataset.
+    pub(crate) fn get(&self, number: usize) -> Option<&Arc<Open>> {
+        self.0.get(number)?.as_ref()
+    }
+
+    /// All open datasets.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &Arc<Open>)> {
+        self.0.iter().enumerate().filter_map(|(number, open)| Some((number, open.as_ref()?)))
+    }
+
+    /// Adds a dataset; gives its number.
+    pub(crate) fn push(&mut self, open: Arc<Open>) -> usize {
+        self.0.push(Some(open));
+        self.0.len() - 1
+    }
+
+    /// Removes a dataset.
+    pub(crate) fn remove(&mut self, number: usize) -> Option<Arc<Open>> {
+        self.0.get_mut(number)?.take()
+    }
+
+    /// The keys for handshakes by number.
+    pub(crate) fn keys(&self) -> Vec<Option<JobKey>> {
+        self.0.iter().map(|open| open.as_ref()?.peers.key()).collect()
+    }
 }
 
 /// The reason for a dataset that can't be opened.
@@ -149,6 +183,7 @@ impl Open {
             found: OnceLock::new(),
             terms: Mutex::default(),
             registration: Registration::default(),
+            closed: Shutdown::new(),
             snapshot_file,
             table_file,
         })

@@ -8,6 +8,7 @@
 mod backlog;
 mod budget;
 mod cache;
+mod closing;
 mod collapsing;
 mod counts;
 mod dataset;

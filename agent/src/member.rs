@@ -231,7 +231,7 @@ impl Member {
         Ok(open)
     }
 
-    /// Registers for a dataset repeatedly, and signs off at the end of the agent. The farewell is the
+    /// Registers for a dataset repeatedly, and signs off at the end of the agent or of the dataset. The farewell is the
     /// last call: a later registration would lease the version for a day.
     pub(crate) async fn stay(
         self: Arc<Self>,
@@ -243,7 +243,7 @@ impl Member {
         let clock = SystemClock::new();
         let (mut is_known, mut soon) = (true, SOON);
         let mut record_after = Duration::ZERO;
-        while !shutdown.is_requested() {
+        while !shutdown.is_requested() && !open.closed.is_requested() {
             let request = self.request(&cache, dataset, &open, false);
             let answer = join_task(&open.dataset, request).await;
             if self.change_terms(&cache, dataset, &open, &answer).await {
@@ -291,6 +291,7 @@ impl Member {
             tokio::select! {
                 () = pausing => {}
                 () = shutdown.requested() => {}
+                () = open.closed.requested() => {}
             }
         }
         self.leave(&cache, dataset, &open).await;
@@ -309,7 +310,7 @@ impl Member {
         else {
             return false;
         };
-        let is_of_task = |other: &Arc<Open>| {
+        let is_of_task = |(_, other): (usize, &Arc<Open>)| {
             let is_same = other.snapshot.dataset() == open.snapshot.dataset();
             is_same && other.snapshot.version() != version && other.terms() == Terms::OfTask
         };

@@ -150,6 +150,9 @@ impl Opener {
     /// The common attempt of all workers that want the same version.
     fn attempt(&self, wanted: Wanted) -> Arc<OnceCell<usize>> {
         let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
+        let opens = self.cache.state().datasets.clone();
+        let is_closed = |number: &usize| opens.get(*number).is_none();
+        attempts.retain(|one| !one.number.get().is_some_and(is_closed));
         if let Some(same) = attempts.iter_mut().find(|one| one.wanted.is_same(&wanted)) {
             same.wanted.add(wanted);
             return Arc::clone(&same.number);
@@ -238,7 +241,9 @@ impl Opener {
 
     /// The number of an open dataset.
     fn find(&self, is_same: impl Fn(&Open) -> bool) -> Option<usize> {
-        self.cache.state().datasets.iter().position(|open| is_same(open))
+        let state = self.cache.state();
+        let found = state.datasets.iter().find(|(_, open)| is_same(open));
+        found.map(|(number, _)| number)
     }
 
     /// Serves a dataset from now on, unless another worker has opened the same snapshot. Returns the
@@ -246,7 +251,7 @@ impl Opener {
     fn add(&self, open: Open, found: Option<FoundName>) -> Result<usize, Refusal> {
         let mut state = self.cache.state();
         let is_same = |(_, other): &(usize, &Arc<Open>)| open.snapshot.is_same(&other.snapshot);
-        if let Some((number, other)) = state.datasets.iter().enumerate().find(is_same) {
+        if let Some((number, other)) = state.datasets.iter().find(is_same) {
             if let Some(found) = found {
                 let _ = other.found.set(found);
             }
@@ -260,8 +265,8 @@ impl Opener {
             .arena_for(chunk, self.cache.budget())
             .map_err(|reason| Refusal { is_missing: false, reason })?;
         state.orders.slots = state.slots();
-        let (open, number) = (Arc::new(open), state.datasets.len());
-        state.datasets.push(Arc::clone(&open));
+        let open = Arc::new(open);
+        let number = state.datasets.push(Arc::clone(&open));
         state.counts.push(Counts::default());
         if self.cache.policy == Policy::OneShot {
             state.backlog.add_all(number, open.snapshot.holders());
@@ -270,7 +275,9 @@ impl Opener {
         drop(state);
         let (cache, shutdown) = (Arc::clone(&self.cache), self.shutdown.clone());
         let stay = spawn(Arc::clone(&self.member).stay(cache, number, open, shutdown));
-        self.stays.lock().unwrap_or_else(PoisonError::into_inner).push(stay);
+        let mut stays = self.stays.lock().unwrap_or_else(PoisonError::into_inner);
+        stays.retain(|stay| !stay.is_finished());
+        stays.push(stay);
         Ok(number)
     }
 }

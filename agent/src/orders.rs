@@ -110,6 +110,13 @@ impl Orders {
         self.settle();
     }
 
+    /// Removes all orders of a dataset without readers.
+    pub(crate) fn forget(&mut self, dataset: usize) {
+        self.orders.retain(|order| order.key.0 != dataset || !order.readers.is_empty());
+        self.excluded.retain(|key| key.dataset != dataset);
+        self.settle();
+    }
+
     /// Decides which orders fit into memory: the orders being read, one after the other. If no
     /// order is read, idle orders are considered.
     fn settle(&mut self) {

@@ -125,7 +125,7 @@ impl PeerServer {
         stream.set_nodelay(true)?;
         let keys = || {
             let opens = self.cache.state().datasets.clone();
-            opens.iter().map(|open| open.peers.key()).collect()
+            opens.keys()
         };
         let (dataset, member) = handshake::authenticate(&mut stream, self.me, keys).await?;
         let open = self.cache.state().datasets.get(dataset).map(Arc::clone);

@@ -120,7 +120,7 @@ impl State {
     /// the owner has the chunk; copies of own chunks become kept.
     pub(crate) fn look_at_owners(&mut self) {
         let opens = self.datasets.clone();
-        for (dataset, open) in opens.iter().enumerate() {
+        for (dataset, open) in opens.iter() {
             if open.peers.look() {
                 self.owners_changed(dataset);
             }

@@ -15,6 +15,7 @@ use libdiesel::agent::{AgentFiles, Owner, TaskName, accept};
 use tokio::io::unix::AsyncFd;
 
 use crate::cache::Cache;
+use crate::closing::Unread;
 use crate::collapsing::collapse_all;
 use crate::member::Member;
 use crate::readiness::watch;
@@ -79,7 +80,7 @@ pub async fn run(config: Config) -> io::Result<Ended> {
     let member = Member::of(task, peers, Records::of_user(owner.name()), about);
     let server = Arc::new(WorkerServer::new(Arc::clone(&cache), stop.clone(), member, owner, idle));
     let clock = SystemClock::new();
-    let driving = spawn(drive(Arc::clone(&cache)));
+    let driving = spawn(drive(Arc::clone(&cache), idle));
     let collapsing = spawn(collapse_all(Arc::clone(&cache)));
     let ended = tokio::select! {
         failed = accept_all(&listener, &server) => Err(failed),
@@ -149,9 +150,9 @@ async fn unneeded(server: &WorkerServer, idle: Duration, clock: &dyn Clock) {
 }
 
 /// Follows the orders, fetches ahead, and gives signs of life.
-async fn drive(cache: Arc<Cache>) {
+async fn drive(cache: Arc<Cache>, idle: Duration) {
     let clock = SystemClock::new();
-    let mut next_beat = Duration::ZERO;
+    let (mut next_beat, mut unread) = (Duration::ZERO, Unread::default());
     loop {
         let fetches = cache.state().retry_queue();
         fetches.into_iter().for_each(|fetch| cache.fetch(fetch));
@@ -161,6 +162,7 @@ async fn drive(cache: Arc<Cache>) {
             let mut state = cache.state();
             state.beat();
             state.look_at_owners();
+            unread.close(&mut state, now, idle);
             next_beat = now.saturating_add(BEAT);
         }
         let pause = if cache.is_followed() { TICK } else { BEAT };

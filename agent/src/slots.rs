@@ -132,7 +132,7 @@ impl State {
     }
 
     /// Hides a chunk. A chunk with readers is shown again, and the result is false.
-    fn withdraw(&mut self, key: ChunkKey, slot: u32) -> bool {
+    pub(super) fn withdraw(&mut self, key: ChunkKey, slot: u32) -> bool {
         let Some(open) = self.datasets.get(key.dataset).map(Arc::clone) else { return false };
         open.table.withdraw(key.chunk);
         let is_pinned = self.connections.values().any(|connection| connection.pins.holds(slot));

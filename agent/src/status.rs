@@ -177,14 +177,14 @@ pub(crate) fn text(
         (of(&state, cache.policy, cache.budget(), pages), state.datasets.clone())
     };
     // Counting the owners of all chunks takes a while, so the state is not locked.
-    let owned = opens.iter().map(|open| open.peers.owned(open.snapshot.holders()));
+    let owned = opens.iter().map(|(_, open)| open.peers.owned(open.snapshot.holders()));
     let owned: Vec<_> = owned.collect();
-    for ((dataset, open), owned) in status.datasets.iter_mut().zip(&opens).zip(&owned) {
+    for ((dataset, (_, open)), owned) in status.datasets.iter_mut().zip(opens.iter()).zip(&owned) {
         dataset.chunks_owned = open.peers.owned_by_me(owned, open.snapshot.holders());
         dataset.leased_until = open.registration.leased_until();
         dataset.notes = open.notes(task);
     }
-    let peers = opens.iter().zip(&owned).flat_map(|(open, owned)| {
+    let peers = opens.iter().zip(&owned).flat_map(|((_, open), owned)| {
         open.peers.links().into_iter().map(|link| PeerStatus::of(&link, &open.name, owned))
     });
     let mut peers: Vec<_> = peers.collect();
@@ -239,7 +239,7 @@ fn present(state: &State, dataset: usize) -> u64 {
 }
 
 fn datasets(state: &State) -> Vec<DatasetStatus> {
-    let opens = state.datasets.iter().enumerate();
+    let opens = state.datasets.iter();
     let datasets = opens.map(|(number, open)| DatasetStatus {
         name: open.name.clone(),
         version: open.snapshot.version().to_string(),

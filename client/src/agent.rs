@@ -29,7 +29,7 @@ pub use crate::worker::socket::{DESCRIPTORS_MAX, Socket, accept, bind_at};
 pub use node::{
     Claim, Owner, claim, close_on_exec, is_running, runtime_folder, start, status, stop,
 };
-pub use tasks::{at_version, by_descriptor, join_task, of_cache};
+pub use tasks::{at_servers, at_version, by_descriptor, join_task, of_cache, without_agent};
 
 impl ChunkSource {
     /// The chunks of the dataset of a handle, for the current process.

@@ -67,7 +67,7 @@ pub struct Deleted {
 }
 
 impl Dataset {
-    fn new(remote: RemoteDataset) -> Self {
+    pub(crate) fn new(remote: RemoteDataset) -> Self {
         Self::with(remote, None, None)
     }
 
@@ -92,6 +92,12 @@ impl Dataset {
         let (remote, snapshot) = (self.0.remote.at_version(snapshot.version()), Arc::new(snapshot));
         let worker = task::reader_of(&remote, &snapshot);
         Self::with(remote, Some(snapshot), worker)
+    }
+
+    /// The same handle, but without the agent of the node.
+    pub(crate) fn without_worker(&self) -> Self {
+        let remote = self.0.remote.at_version(self.0.remote.info().version);
+        Self::with(remote, self.0.snapshot.clone(), None)
     }
 
     /// The snapshot that answers for the handle; none if the servers do.

@@ -66,12 +66,16 @@ impl Interrupt {
 }
 
 /// Installs the signal handlers: the first signal calls `announce` with its name and requests a
-/// shutdown. The process ends after the grace period.
-pub(crate) fn watch(announce: impl Fn(&str) + Send + 'static) -> io::Result<Interrupt> {
+/// shutdown. The process ends after the grace period. Without `hangup_stops`, SIGHUP has another
+/// meaning for the command.
+pub(crate) fn watch(
+    announce: impl Fn(&str) + Send + 'static,
+    hangup_stops: bool,
+) -> io::Result<Interrupt> {
     let shutdown = Shutdown::new().with_grace(GRACE);
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     // Before the handler hides the setting of `nohup`.
-    let is_hangup_ignored = is_ignored(HANGUP);
+    let is_hangup_ignored = !hangup_stops || is_ignored(HANGUP);
     let (mut interrupt, mut terminate, mut hangup) = {
         let _inside = runtime.enter();
         let terminate = signal(SignalKind::terminate())?;

@@ -126,7 +126,8 @@ fn run(mut cli: Cli, notes: Arc<Notes>, out: &mut Output<'_>) -> Result<Exit, Fa
             notes.note(format_args!("stopped by {signal}; the same command goes on from here"));
         }
     };
-    let interrupt = interrupt::watch(announce)
+    let is_upgradable = matches!(&cli.command, Command::Mount(mount) if mount.is_upgradable());
+    let interrupt = interrupt::watch(announce, !is_upgradable)
         .map_err(|why| Failure::local("prepare to be stopped by a signal", why))?;
     let shutdown = interrupt.shutdown.clone();
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());

@@ -41,6 +41,10 @@ messages! {
     /// Of READ, READDIR and READDIRPLUS.
     ReadIn { handle: u64, offset: u64, size: u32, read_flags: u32, owner: u64, flags: u32, pad: u32 }
     Dirent { ino: u64, next: u64, name_len: u32, kind: u32 }
+    /// Of INVAL_INODE; a negative offset leaves the pages.
+    InvalInodeOut { node: u64, offset: i64, length: i64 }
+    /// Of INVAL_ENTRY; the name follows, with a zero behind.
+    InvalEntryOut { parent: u64, name_len: u32, flags: u32 }
     StatfsOut {
         blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, name_max: u32,
         frsize: u32, pad: u32, spare: [u32; 6],
@@ -78,7 +82,10 @@ pub(crate) mod feature {
 
 /// The kinds of notifications.
 pub(crate) mod notice {
+    pub(crate) const INVAL_INODE: i32 = 2;
+    pub(crate) const INVAL_ENTRY: i32 = 3;
     pub(crate) const RESEND: i32 = 7;
+    pub(crate) const INC_EPOCH: i32 = 8;
 }
 
 /// The types of entries in a listing.
@@ -169,6 +176,8 @@ mod tests {
             (size_of::<ReadIn>(), 40),
             (size_of::<Dirent>(), 24),
             (size_of::<StatfsOut>(), 80),
+            (size_of::<InvalInodeOut>(), 24),
+            (size_of::<InvalEntryOut>(), 16),
         ];
         assert!(lengths.iter().all(|(is, wanted)| is == wanted), "{lengths:?}");
     }

@@ -88,8 +88,8 @@ impl Channel {
     }
 
     /// Tells the kernel something without a request.
-    pub(crate) fn notify(&self, notice: i32) -> io::Result<()> {
-        self.write(notice, 0, &[])
+    pub(crate) fn notify(&self, notice: i32, parts: &[&[u8]]) -> io::Result<()> {
+        self.write(notice, 0, parts)
     }
 
     fn write(&self, error: i32, unique: u64, parts: &[&[u8]]) -> io::Result<()> {

@@ -8,6 +8,7 @@
 
 mod abi;
 mod channel;
+mod following;
 mod holder;
 mod messages;
 mod mounting;
@@ -21,5 +22,5 @@ pub use messages::{FromServer, Report};
 pub use mounting::{Mounted, Place, TYPE, absolute, mount_at, mounts, unmount_at};
 pub use server::Counted;
 pub use serving::{Refused, Source, serve};
-pub use status::{MountStatus, end_of, status_of};
+pub use status::{MountStatus, end_of, refresh, status_of};
 pub use tree::Owner;

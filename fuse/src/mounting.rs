@@ -153,8 +153,8 @@ fn receive(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
     Ok(rights)
 }
 
-/// A descriptor inherited from the starter of the program.
-fn inherited(number: i32) -> io::Result<Channel> {
+/// A descriptor inherited from the starter of the program, or from the program before in this process.
+pub(crate) fn inherited(number: i32) -> io::Result<Channel> {
     let link = fs::read_link(format!("/proc/self/fd/{number}"))
         .map_err(|why| named(&format!("/dev/fd/{number}"), &why))?;
     if link != Path::new(DEVICE) {

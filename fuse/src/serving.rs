@@ -8,16 +8,18 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Duration;
 
-use libdiesel::agent::{self, DatasetId, Socket, Version};
+use libdiesel::agent::{self, DatasetId, Socket};
 use libdiesel::{Client, Dataset, DatasetName, Error, Snapshot, SnapshotCache};
 
 use crate::abi::notice;
 use crate::channel::Channel;
-use crate::messages::{FromServer, Ids, ToServer, ids, ids_of};
-use crate::server::Served;
+use crate::following::Follower;
+use crate::messages::{FromServer, Shown, ToServer, ids};
+use crate::server::{Served, Version, Versions};
 use crate::tree::{Owner, Tree};
 
 /// Time for a message to the holder.
@@ -41,6 +43,12 @@ pub struct Source {
     pub cache: Option<SnapshotCache>,
     /// The owner of all entries.
     pub owner: Owner,
+    /// Whether the version is that of a job, and not the newest.
+    pub has_job: bool,
+    /// A version to show in place of the newest.
+    pub at: Option<agent::Version>,
+    /// The interval between two looks for a newer version to show; none to stay at a version.
+    pub follow: Option<Duration>,
     /// Time for a read of absent bytes.
     pub patience: Duration,
     /// Threads that answer.
@@ -61,28 +69,58 @@ pub struct Refused {
 }
 
 impl Source {
-    /// Opens the dataset: at a version, else at that of the task. Gives the folder too.
-    fn open(&self, wanted: Option<&Ids>) -> Result<(Dataset, Tree), Refused> {
-        let failed = |error| (self.describe)(error);
-        let dataset = match wanted.and_then(ids) {
-            Some(ids) => self.open_version(ids),
-            None => self.client.dataset(&self.name),
+    /// Opens the versions of the mount; without any, the version of the job or the newest version.
+    fn open_all(&self, wanted: &[Shown]) -> Result<Versions, Refused> {
+        let Some((current, before)) = wanted.split_first() else {
+            let opened = match (self.at, self.has_job) {
+                (Some(version), _) => self.at_version(version),
+                (None, true) => self.client.dataset(&self.name),
+                (None, false) => agent::at_servers(&self.client, &self.name),
+            };
+            let opened = opened.and_then(|dataset| match dataset.snapshot() {
+                Some(_) => Ok(dataset),
+                None => dataset.with_snapshot(self.cache.as_ref()),
+            });
+            let current = self.version(opened.map_err(self.describe)?, 0)?;
+            return Ok(Versions { current: Arc::new(current), before: None });
         };
-        let dataset = dataset.map_err(failed)?;
-        let dataset = match dataset.snapshot() {
-            Some(_) => dataset,
-            None => dataset.with_snapshot(self.cache.as_ref()).map_err(failed)?,
-        };
-        let none = |what: &str| Refused {
-            exit: self.exit_of_missing,
-            why: format!("mount {}: {what}", self.address()),
-        };
-        let snapshot =
-            dataset.snapshot().map(Arc::clone).ok_or_else(|| none("it has no snapshot"))?;
-        let folder = snapshot.folder(&self.folder).map_err(failed)?;
-        let folder = folder.ok_or_else(|| none("there is no such folder"))?;
-        let tree = Tree::new(snapshot, folder, self.owner);
-        Ok((dataset, tree))
+        let current = self.open(current)?;
+        // Files opened earlier are less than the mount.
+        let before = before.first().and_then(|before| {
+            let opened = self.open(before);
+            let refused = |why: &Refused| tracing::warn!(why.why, "open the version before");
+            opened.inspect_err(refused).ok()
+        });
+        let before = before.map(|before| Arc::new(before.without_agent()));
+        Ok(Versions { current: Arc::new(current), before })
+    }
+
+    fn open(&self, shown: &Shown) -> Result<Version, Refused> {
+        let none = || self.refuse("the holder sent an unknown version");
+        let ids = ids(&shown.ids).ok_or_else(none)?;
+        self.version(self.open_version(ids).map_err(self.describe)?, shown.generation)
+    }
+
+    /// The newest version, in a generation.
+    pub(crate) fn open_newest(&self, generation: u16) -> Result<Version, Refused> {
+        let newest = agent::at_servers(&self.client, &self.name)
+            .and_then(|dataset| dataset.with_snapshot(self.cache.as_ref()));
+        self.version(newest.map_err(self.describe)?, generation)
+    }
+
+    /// The mounted folder of a version.
+    fn version(&self, dataset: Dataset, generation: u16) -> Result<Version, Refused> {
+        let snapshot = dataset.snapshot().map(Arc::clone);
+        let snapshot = snapshot.ok_or_else(|| self.refuse("it has no snapshot"))?;
+        let folder = snapshot.folder(&self.folder).map_err(self.describe)?;
+        let folder = folder.ok_or_else(|| self.refuse("there is no such folder"))?;
+        let tree = Tree::new(snapshot, folder, self.owner, generation);
+        Ok(Version { dataset, tree })
+    }
+
+    fn refuse(&self, what: &str) -> Refused {
+        let why = format!("mount {}: {what}", self.address());
+        Refused { exit: self.exit_of_missing, why }
     }
 
     fn address(&self) -> String {
@@ -91,18 +129,25 @@ impl Source {
         format!("dl://{}{slash}{folder}", self.name.as_str())
     }
 
-    fn open_version(&self, ids: (DatasetId, Version)) -> Result<Dataset, Error> {
+    fn open_version(&self, ids: (DatasetId, agent::Version)) -> Result<Dataset, Error> {
         let kept = self.cache.as_ref();
         let kept = kept.and_then(|cache| agent::of_cache(&self.client, &self.name, ids, cache));
         if let Some(dataset) = kept {
             return Ok(dataset);
         }
-        let dataset = self.client.dataset(&self.name)?;
         let is_it = |snapshot: &Arc<Snapshot>| (snapshot.dataset(), snapshot.version()) == ids;
-        if dataset.snapshot().is_some_and(is_it) {
-            return Ok(dataset);
+        if self.has_job {
+            let dataset = self.client.dataset(&self.name)?;
+            if dataset.snapshot().is_some_and(is_it) {
+                return Ok(dataset);
+            }
         }
-        agent::at_version(&dataset, ids.1, self.cache.as_ref())
+        self.at_version(ids.1)
+    }
+
+    fn at_version(&self, version: agent::Version) -> Result<Dataset, Error> {
+        let dataset = agent::at_servers(&self.client, &self.name)?;
+        agent::at_version(&dataset, version, self.cache.as_ref())
     }
 }
 
@@ -115,32 +160,41 @@ pub fn serve(source: Source, holder: &Arc<Socket>) -> io::Result<()> {
     let Some((ToServer::Open(wanted), _)) = holder.receive::<ToServer>(PATIENCE)? else {
         return Err(io::Error::other("the holder sent no dataset"));
     };
-    let (dataset, tree) = match source.open(wanted.as_ref()) {
-        Ok(opened) => opened,
+    let versions = match source.open_all(&wanted) {
+        Ok(versions) => versions,
         Err(Refused { exit, why }) => {
             return holder.send(&FromServer::Failed { exit, why }, &[], PATIENCE);
         }
     };
-    let snapshot = tree.snapshot();
-    let ids = ids_of((snapshot.dataset(), snapshot.version()));
-    let task = source.task.clone();
-    holder.send(&FromServer::Opened { ids, task }, &[], PATIENCE)?;
-    let (clones, resends, files) = loop {
+    let (shown, task) = (versions.current.shown(), source.task.clone());
+    holder.send(&FromServer::Opened { shown, task }, &[], PATIENCE)?;
+    let (features, files) = loop {
         match holder.receive::<ToServer>(FOR_EVER)? {
-            Some((ToServer::Serve { clones, resends }, files)) => break (clones, resends, files),
+            Some((ToServer::Serve(features), files)) => break (features, files),
             Some(_) => {}
             // The mount has failed.
             None => return Ok(()),
         }
     };
-    let channels = channels(files, clones.then_some(source.threads))?;
-    if let Some(first) = channels.first().filter(|_| resends) {
+    let channels = channels(files, (!features.resends).then_some(source.threads))?;
+    let first = channels.first().ok_or_else(|| io::Error::other("the holder sent no channel"))?;
+    if features.resends {
         // An earlier server may have taken requests along.
-        first.notify(notice::RESEND)?;
+        first.notify(notice::RESEND, &[])?;
     }
-    let served = Served::new(dataset, tree, source.patience);
+    let (notices, patience) = (first.try_clone()?, source.patience);
+    let served = Served::new(versions, patience);
+    let follower = Follower {
+        source,
+        served: Arc::clone(&served),
+        holder: Arc::clone(holder),
+        notices,
+        features,
+    };
+    let refreshes = follower.start()?;
     let (counted, holder) = (Arc::clone(&served), Arc::clone(holder));
-    thread::Builder::new().name("holder".to_owned()).spawn(move || report(&counted, &holder))?;
+    let report = move || report(&counted, &holder, &refreshes);
+    thread::Builder::new().name("holder".to_owned()).spawn(report)?;
     served.run(channels)
 }
 
@@ -156,7 +210,7 @@ fn channels(files: Vec<OwnedFd>, threads: Option<NonZeroUsize>) -> io::Result<Ve
 }
 
 /// Answers the holder until its end.
-fn report(served: &Served, holder: &Socket) {
+fn report(served: &Served, holder: &Socket, refreshes: &Sender<()>) {
     loop {
         match holder.receive::<ToServer>(FOR_EVER) {
             Ok(Some((ToServer::Count, _))) => {
@@ -165,6 +219,10 @@ fn report(served: &Served, holder: &Socket) {
                 if let Err(why) = sent {
                     tracing::debug!(%why, "answer the holder");
                 }
+            }
+            Ok(Some((ToServer::Refresh, _))) => {
+                // Without the follower no server runs.
+                let _ = refreshes.send(());
             }
             Ok(Some(_)) => {}
             Ok(None) => break,

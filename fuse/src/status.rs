@@ -16,6 +16,9 @@ use crate::server::Counted;
 /// Time for an answer of the holder, who asks the server.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Time for the newest version, whose snapshot of any size may have to come first.
+const REFRESH_PATIENCE: Duration = Duration::from_secs(330);
+
 /// The state of a mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountStatus {
@@ -67,7 +70,25 @@ pub fn status_of(mounted: &Mounted) -> io::Result<Option<MountStatus>> {
     socket.send(&Question::Status, &[], PATIENCE)?;
     match socket.receive::<Answer>(PATIENCE)? {
         Some((Answer::Status(text), _)) => Ok(Some(serde_json::from_str(&text)?)),
-        None => Ok(None),
+        Some(_) | None => Ok(None),
+    }
+}
+
+/// Lets a mount show the newest version of its dataset; gives the shown version, or the reason why it
+/// stays at its version.
+///
+/// # Errors
+/// [`io::ErrorKind::NotFound`] without a holder of this user; otherwise for a holder that gives no
+/// answer.
+pub fn refresh(mounted: &Mounted) -> io::Result<Result<String, String>> {
+    let none = || {
+        io::Error::new(io::ErrorKind::NotFound, "the mount has no holder that this user may ask")
+    };
+    let socket = connect(mounted)?.ok_or_else(none)?;
+    socket.send(&Question::Refresh, &[], PATIENCE)?;
+    match socket.receive::<Answer>(REFRESH_PATIENCE)? {
+        Some((Answer::Refreshed(refreshed), _)) => Ok(refreshed),
+        Some(_) | None => Err(io::Error::other("the mount has ended")),
     }
 }
 

@@ -66,3 +66,16 @@ pub fn at_version(
 ) -> Result<Dataset, Error> {
     Ok(dataset.answering(dataset.remote().snapshot_of(version, true, cache)?))
 }
+
+/// A handle that the servers answer, without snapshot and agent.
+///
+/// # Errors
+/// [`Kind::NotFound`](crate::Kind::NotFound) for an unknown name.
+pub fn at_servers(client: &Client, name: &DatasetName) -> Result<Dataset, Error> {
+    Ok(Dataset::new(client.find(name)?))
+}
+
+/// The same handle with all bytes from the servers, so that the agent may close the version.
+pub fn without_agent(dataset: &Dataset) -> Dataset {
+    dataset.without_worker()
+}

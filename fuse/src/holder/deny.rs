@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::init::Features;
 use crate::abi::{Operation, Request, notice};
 use crate::channel::{Channel, REQUEST_BYTES};
+use crate::messages::Features;
 
 /// The channel on which requests are refused.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ impl Denial {
     pub(super) fn begin(channels: &[Channel], features: Features) -> io::Result<Self> {
         let first = channels.first().ok_or(io::ErrorKind::NotConnected)?;
         if features.resends {
-            first.notify(notice::RESEND)?;
+            first.notify(notice::RESEND, &[])?;
         }
         // A process without the device shares the descriptor; a reader that goes away between the two
         // calls below then delays the holder.

@@ -9,11 +9,15 @@ use zerocopy::IntoBytes;
 
 use crate::abi::{InitIn, InitOut, Operation, Request, feature};
 use crate::channel::{Channel, REQUEST_BYTES};
+use crate::messages::Features;
 
 /// The newest version of the protocol that is spoken here, and the oldest.
 const MAJOR: u32 = 7;
 const MINOR: u32 = 45;
 const MINOR_MIN: u32 = 31;
+
+/// The version with the notification INC_EPOCH.
+const MINOR_OF_EPOCHS: u32 = 44;
 
 /// Time for the first request, which follows the mount at once.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -31,13 +35,6 @@ const WANTED: u64 = feature::ASYNC_READ
     | feature::NO_OPENDIR
     | feature::INIT_EXT
     | feature::HAS_RESEND;
-
-/// The features of a mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Features {
-    /// Whether the kernel can send the requests of a dead server again.
-    pub(crate) resends: bool,
-}
 
 /// Answers the first request of the kernel.
 pub(crate) fn greet(channel: &Channel) -> io::Result<Features> {
@@ -74,7 +71,8 @@ pub(crate) fn greet(channel: &Channel) -> io::Result<Features> {
         ..InitOut::default()
     };
     channel.answer(header.unique, &[answer.as_bytes()])?;
-    Ok(Features { resends: flags & feature::HAS_RESEND != 0 })
+    let resends = flags & feature::HAS_RESEND != 0;
+    Ok(Features { resends, has_epochs: init.minor >= MINOR_OF_EPOCHS })
 }
 
 fn offered(init: &InitIn) -> u64 {

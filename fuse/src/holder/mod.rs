@@ -2,12 +2,13 @@
 //! ends.
 //!
 //! Must hold: a mount ends when its holder is told so, or by an unmount, never by the end of a
-//! server. All servers of a mount serve the same version. Nothing stays after the end: no mount, no
+//! server. All servers of a mount serve the versions that the kernel knows. Nothing stays after the end: no mount, no
 //! socket, no process.
 
 mod deny;
 mod init;
 mod server;
+mod upgrade;
 
 use std::collections::VecDeque;
 use std::fs;
@@ -24,13 +25,13 @@ use dl_runtime::since_boot;
 use libdiesel::agent::{Socket, accept, bind_at, runtime_folder};
 
 use crate::channel::Channel;
-use crate::messages::{Answer, FromServer, Ids, Question, Report, ToServer, ids};
+use crate::messages::{Answer, Features, FromServer, Question, Report, Shown, ToServer, ids};
 use crate::mounting::{Mounted, Place, mount_at, read_ahead, unmount_at};
 use crate::server::Counted;
 use crate::serving::Refused;
 use crate::status::{MountStatus, socket_name};
 use deny::Denial;
-use init::{Features, greet};
+use init::greet;
 use server::ServerProcess;
 
 /// The first pause after a failed server, and the longest.
@@ -49,6 +50,9 @@ const DENY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for an answer of the server, and for a tool.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Versions of a mount: the shown version, and the version before for open files.
+const VERSIONS_MAX: usize = 2;
+
 /// Time for the question of a tool.
 const QUESTION_PATIENCE: Duration = Duration::from_millis(100);
 
@@ -59,7 +63,11 @@ pub struct Mount {
     /// Threads of a server.
     pub threads: NonZeroUsize,
     /// The command that runs a server.
-    pub server: Box<dyn Fn() -> io::Result<Command>>,
+    pub server: Box<dyn Fn() -> Command>,
+    /// Runs the next program in this process, with a text for its `legacy`; returns after a failure.
+    pub upgrade: Box<dyn Fn(&str) -> io::Error>,
+    /// The text of the program before this one, for a mount that is there already.
+    pub legacy: Option<String>,
 }
 
 impl std::fmt::Debug for Mount {
@@ -83,9 +91,11 @@ enum Event {
     Asked(Socket),
     /// The end was requested.
     Stop,
+    /// The next program was requested.
+    Upgrade,
 }
 
-/// A request to end the mount.
+/// A request to end the mount, or to go on with the next program.
 #[derive(Debug, Clone)]
 pub struct Stopper(Sender<Event>);
 
@@ -94,6 +104,11 @@ impl Stopper {
     pub fn stop(&self) {
         // A missing holder has ended already.
         let _ = self.0.send(Event::Stop);
+    }
+
+    /// Lets the next program hold the mount.
+    pub fn upgrade(&self) {
+        let _ = self.0.send(Event::Upgrade);
     }
 }
 
@@ -108,8 +123,8 @@ struct Holder<'a> {
     server: Option<ServerProcess>,
     /// The number of servers so far.
     starts: u64,
-    /// The version; none before the first server has opened the dataset.
-    ids: Option<Ids>,
+    /// The shown version and the version before; none before the first server has opened the dataset.
+    versions: Vec<Shown>,
     task: String,
     connected: Option<Connected>,
     /// The end of the pause before the next server, since boot.
@@ -125,6 +140,8 @@ struct Holder<'a> {
     denial: Option<Denial>,
     /// Closed at the end.
     waiting: Vec<Socket>,
+    /// Tools that wait for the newest version.
+    refreshing: Vec<Socket>,
 }
 
 /// The connection with the kernel.
@@ -158,7 +175,7 @@ pub fn hold(
         report,
         server: None,
         starts: 0,
-        ids: None,
+        versions: Vec::new(),
         task: String::new(),
         connected: None,
         next_start: None,
@@ -169,7 +186,11 @@ pub fn hold(
         problem: None,
         denial: None,
         waiting: Vec::new(),
+        refreshing: Vec::new(),
     };
+    if let Some(legacy) = holder.mount.legacy.take() {
+        holder.take_over(&legacy).map_err(|why| local(&why))?;
+    }
     holder.start_server().map_err(|why| local(&why))?;
     let ended = holder.run();
     holder.end();
@@ -185,6 +206,7 @@ impl Holder<'_> {
         loop {
             match self.next_event() {
                 Some(Event::Stop) => return Ok(()),
+                Some(Event::Upgrade) => self.upgrade(),
                 Some(Event::Asked(socket)) => self.answer(socket),
                 Some(Event::Said { server, message }) => {
                     if self.is_current(server) {
@@ -260,9 +282,9 @@ impl Holder<'_> {
 
     fn start_server(&mut self) -> io::Result<()> {
         self.starts += 1;
-        let command = (self.mount.server)()?;
+        let command = (self.mount.server)();
         let server = ServerProcess::start(command, self.starts, self.sender.clone())?;
-        server.socket.send(&ToServer::Open(self.ids.clone()), &[], PATIENCE)?;
+        server.socket.send(&ToServer::Open(self.versions.clone()), &[], PATIENCE)?;
         self.server = Some(server);
         Ok(())
     }
@@ -274,6 +296,7 @@ impl Holder<'_> {
             let why = why.unwrap_or_else(|| "the server of the mount ended early".to_owned());
             return Err(Refused { exit: 1, why });
         }
+        self.end_refreshes(Some("the server of the mount has ended".to_owned()));
         let now = since_boot();
         let served = self.served.take().map(|since| now.saturating_sub(since));
         if served.is_some_and(|served| served >= SERVED) {
@@ -306,11 +329,11 @@ impl Holder<'_> {
                 return Err(Refused { exit, why });
             }
             FromServer::Failed { why, .. } => self.fail(why),
-            FromServer::Opened { ids, task } => {
+            FromServer::Opened { shown, task } => {
                 self.task = task;
-                let is_first = self.ids.is_none();
-                self.ids = Some(ids);
+                let is_first = self.versions.is_empty();
                 if is_first {
+                    self.versions.push(shown);
                     self.connect().map_err(|why| local(&why))?;
                 }
                 match self.hand_over() {
@@ -325,6 +348,11 @@ impl Holder<'_> {
                     Err(why) => self.fail(why.to_string()),
                 }
             }
+            FromServer::Switched(shown) => {
+                self.versions.insert(0, shown);
+                self.versions.truncate(VERSIONS_MAX);
+            }
+            FromServer::Refreshed(why) => self.end_refreshes(why),
             // The answer to a question given up.
             FromServer::Counted(_) => {}
         }
@@ -342,15 +370,18 @@ impl Holder<'_> {
             Some(_) => None,
             None => mount_at(&self.mount.place.dir)?,
         };
-        let listener = mounted.as_ref().and_then(|mounted| {
-            read_ahead(&mounted.device);
-            let listener = ToolSocket::listen(&mounted.device, self.sender.clone());
-            listener.inspect_err(|why| tracing::warn!(%why, "listen for tools")).ok()
-        });
+        mounted.iter().for_each(|mounted| read_ahead(&mounted.device));
+        let listener = self.listen(mounted.as_ref());
         let since = since_boot();
         self.connected =
             Some(Connected { channels, features, mounted, _listener: listener, since });
         Ok(())
+    }
+
+    /// A socket for tools; none for a mount without a place.
+    fn listen(&self, mounted: Option<&Mounted>) -> Option<ToolSocket> {
+        let listening = ToolSocket::listen(&mounted?.device, self.sender.clone());
+        listening.inspect_err(|why| tracing::warn!(%why, "listen for tools")).ok()
     }
 
     /// Answers the first request of the kernel, and makes the channels.
@@ -371,10 +402,9 @@ impl Holder<'_> {
             return Ok(());
         };
         let files: Vec<_> = connected.channels.iter().map(AsFd::as_fd).collect();
-        let resends = connected.features.resends;
         // Reads of the denial would take requests from the server.
         self.denial = None;
-        server.socket.send(&ToServer::Serve { clones: !resends, resends }, &files, PATIENCE)?;
+        server.socket.send(&ToServer::Serve(connected.features), &files, PATIENCE)?;
         (self.served, self.problem) = (Some(since_boot()), None);
         Ok(())
     }
@@ -384,6 +414,7 @@ impl Holder<'_> {
         self.waiting.retain(|socket| !socket.is_closed());
         match socket.receive::<Question>(QUESTION_PATIENCE) {
             Ok(Some((Question::Wait, _))) => self.waiting.push(socket),
+            Ok(Some((Question::Refresh, _))) => self.refresh(socket),
             Ok(Some((Question::Status, _))) => {
                 let counted = self.counted();
                 let text = serde_json::to_string(&self.status(counted)).unwrap_or_default();
@@ -394,6 +425,34 @@ impl Holder<'_> {
             Ok(None) => {}
             Err(why) => tracing::debug!(%why, "a question of a tool"),
         }
+    }
+
+    /// Asks the server to show the newest version; the tool gets the answer later.
+    fn refresh(&mut self, socket: Socket) {
+        let server = self.server.as_ref().filter(|_| self.served.is_some());
+        let asked = server.map(|server| server.socket.send(&ToServer::Refresh, &[], PATIENCE));
+        self.refreshing.push(socket);
+        match asked {
+            Some(Ok(())) => {}
+            Some(Err(why)) => self.end_refreshes(Some(why.to_string())),
+            None => self.end_refreshes(Some("the mount has no server now".to_owned())),
+        }
+    }
+
+    /// Answers the tools that wait for the newest version.
+    fn end_refreshes(&mut self, why: Option<String>) {
+        let answer = Answer::Refreshed(why.map_or_else(|| Ok(self.version()), Err));
+        for socket in self.refreshing.drain(..) {
+            if let Err(why) = socket.send(&answer, &[], Duration::ZERO) {
+                tracing::debug!(%why, "answer a tool");
+            }
+        }
+    }
+
+    /// The shown version.
+    fn version(&self) -> String {
+        let shown = self.versions.first().and_then(|shown| ids(&shown.ids));
+        shown.map(|(_, version)| version.to_string()).unwrap_or_default()
     }
 
     /// The numbers of the server; none without an answer in time.
@@ -417,10 +476,9 @@ impl Holder<'_> {
 
     fn status(&self, counted: Option<Counted>) -> MountStatus {
         let since = self.connected.as_ref().map_or(Duration::ZERO, |connected| connected.since);
-        let version = self.ids.as_ref().and_then(ids);
         MountStatus {
             source: self.mount.place.source.clone(),
-            version: version.map(|(_, version)| version.to_string()).unwrap_or_default(),
+            version: self.version(),
             task: self.task.clone(),
             holder: std::process::id(),
             server: self.server.as_ref().map(ServerProcess::pid),

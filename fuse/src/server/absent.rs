@@ -11,7 +11,7 @@ use std::time::Duration;
 use dl_runtime::since_boot;
 use rustix::io::Errno;
 
-use super::{Served, errno};
+use super::{Served, Version, errno};
 use crate::channel::Channel;
 
 /// Threads that wait, at most.
@@ -29,6 +29,7 @@ const FAILURES_MAX: usize = 1_024;
 /// A read of absent bytes.
 #[derive(Debug)]
 pub(super) struct AbsentRead {
+    pub(super) version: Arc<Version>,
     pub(super) channel: Arc<Channel>,
     pub(super) unique: u64,
     pub(super) file: u32,
@@ -36,6 +37,15 @@ pub(super) struct AbsentRead {
     pub(super) length: usize,
     /// Since boot.
     pub(super) until: Duration,
+}
+
+/// A file: its generation, and its number there.
+type FileKey = (u16, u32);
+
+impl AbsentRead {
+    fn key(&self) -> FileKey {
+        (self.version.tree.numbers().generation, self.file)
+    }
 }
 
 /// The reads that wait, and their threads.
@@ -51,7 +61,7 @@ struct State {
     threads: usize,
     idle: usize,
     /// The failures of files, with the end of their memory.
-    failures: HashMap<u32, (Errno, Duration)>,
+    failures: HashMap<FileKey, (Errno, Duration)>,
 }
 
 impl AbsentReads {
@@ -65,12 +75,12 @@ impl AbsentReads {
     }
 
     /// The failure of a file a moment ago.
-    fn failure(&self, file: u32) -> Option<Errno> {
+    fn failure(&self, file: FileKey) -> Option<Errno> {
         let (why, until) = *self.state().failures.get(&file)?;
         (since_boot() < until).then_some(why)
     }
 
-    fn remember(&self, file: u32, why: Errno) {
+    fn remember(&self, file: FileKey, why: Errno) {
         let mut state = self.state();
         let now = since_boot();
         if state.failures.len() >= FAILURES_MAX {
@@ -85,7 +95,7 @@ impl AbsentReads {
 impl Served {
     /// Answers a read in another thread.
     pub(super) fn read_absent(self: &Arc<Self>, read: AbsentRead) {
-        if let Some(why) = self.absent.failure(read.file) {
+        if let Some(why) = self.absent.failure(read.key()) {
             return self.refuse(&read, why);
         }
         let mut state = self.absent.state();
@@ -134,23 +144,23 @@ impl Served {
     }
 
     fn read_now(&self, read: &AbsentRead, buffer: &mut Vec<u8>) {
-        let failure = self.absent.failure(read.file);
+        let failure = self.absent.failure(read.key());
         if let Some(why) = failure {
             return self.refuse(read, why);
         }
         if since_boot() >= read.until {
-            self.absent.remember(read.file, Errno::TIMEDOUT);
+            self.absent.remember(read.key(), Errno::TIMEDOUT);
             return self.refuse(read, Errno::TIMEDOUT);
         }
         buffer.resize(read.length, 0);
-        match self.dataset.read_range(read.file, read.offset, buffer) {
+        match read.version.dataset.read_range(read.file, read.offset, buffer) {
             Ok(length) if length == read.length => self.answer(&read.channel, read.unique, buffer),
             // The snapshot gives the length, so the answer is never short.
             Ok(_) => self.refuse(read, Errno::IO),
             Err(error) => {
                 let why = errno::of(error.kind());
-                self.absent.remember(read.file, why);
-                self.tell(read.file, &error);
+                self.absent.remember(read.key(), why);
+                self.log_failure(&read.version, read.file, &error);
                 self.refuse(read, why);
             }
         }

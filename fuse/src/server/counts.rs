@@ -2,7 +2,7 @@
 //!
 //! Must hold: counting costs a request no lock.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +29,8 @@ pub struct Counted {
     pub failed: u64,
     /// Reads that wait for a thread now.
     pub queued: u64,
+    /// Whether the dataset had a newer version at the last look.
+    pub is_stale: bool,
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +43,7 @@ pub(crate) struct Counts {
     misses: AtomicU64,
     miss_bytes: AtomicU64,
     failed: AtomicU64,
+    is_stale: AtomicBool,
 }
 
 impl Counts {
@@ -67,6 +70,10 @@ impl Counts {
         self.failed.fetch_add(1, Relaxed);
     }
 
+    pub(crate) fn set_stale(&self, is_stale: bool) {
+        self.is_stale.store(is_stale, Relaxed);
+    }
+
     pub(super) fn counted(&self, queued: usize) -> Counted {
         Counted {
             requests: self.requests.load(Relaxed),
@@ -78,6 +85,7 @@ impl Counts {
             miss_bytes: self.miss_bytes.load(Relaxed),
             failed: self.failed.load(Relaxed),
             queued: queued as u64,
+            is_stale: self.is_stale.load(Relaxed),
         }
     }
 }

@@ -38,12 +38,7 @@ pub(crate) enum Response {
 }
 
 /// Answers a request; `out` is the buffer for bytes.
-pub(crate) fn respond(
-    tree: &Tree,
-    generation: u16,
-    request: &Request<'_>,
-    out: &mut Vec<u8>,
-) -> Response {
+pub(crate) fn respond(tree: &Tree, request: &Request<'_>, out: &mut Vec<u8>) -> Response {
     out.clear();
     let refused = |error: Error| Response::Refused(errno::of(error.kind()));
     match request.operation {
@@ -69,12 +64,12 @@ pub(crate) fn respond(
             let answer = AttrOut { valid: LIFETIME, attr, ..AttrOut::default() };
             out.extend_from_slice(answer.as_bytes());
         }),
-        (Operation::Lookup(name), Node::Folder(folder)) => look_up(tree, generation, folder, name)
-            .map(|entry| out.extend_from_slice(entry.as_bytes())),
+        (Operation::Lookup(name), Node::Folder(folder)) => {
+            look_up(tree, folder, name).map(|entry| out.extend_from_slice(entry.as_bytes()))
+        }
         (Operation::List { offset, size, with_attributes }, Node::Folder(folder)) => {
             let most = (size as usize).min(LISTING_MAX);
-            let mut listing =
-                Listing { tree, generation, with_attributes, most, out, failed: None };
+            let mut listing = Listing { tree, with_attributes, most, out, failed: None };
             let listed = tree.list(folder, offset, &mut |entry| listing.add(&entry));
             listed.and(listing.failed.map_or(Ok(()), Err))
         }
@@ -91,22 +86,21 @@ pub(crate) fn respond(
 }
 
 /// An entry by its name. For a missing name the node is 0, so the kernel keeps the absence.
-fn look_up(tree: &Tree, generation: u16, folder: u32, name: &[u8]) -> Result<EntryOut, Error> {
+fn look_up(tree: &Tree, folder: u32, name: &[u8]) -> Result<EntryOut, Error> {
     match tree.child(folder, name)? {
-        Some(node) => Ok(entry(tree, generation, node, tree.attributes(node)?)),
+        Some(node) => Ok(entry(tree, node, tree.attributes(node)?)),
         None => Ok(EntryOut { entry_valid: LIFETIME, ..EntryOut::default() }),
     }
 }
 
-fn entry(tree: &Tree, generation: u16, node: Node, attr: Attr) -> EntryOut {
-    let node = tree.numbers().id(generation, node);
+fn entry(tree: &Tree, node: Node, attr: Attr) -> EntryOut {
+    let node = tree.numbers().id(node);
     EntryOut { node, entry_valid: LIFETIME, attr_valid: LIFETIME, attr, ..EntryOut::default() }
 }
 
 /// A listing in progress.
 struct Listing<'a> {
     tree: &'a Tree,
-    generation: u16,
     with_attributes: bool,
     most: usize,
     out: &'a mut Vec<u8>,
@@ -116,7 +110,7 @@ struct Listing<'a> {
 impl Listing<'_> {
     /// Adds an entry; false if no more fits.
     fn add(&mut self, listed: &Entry<'_>) -> bool {
-        let Self { tree, generation, out, .. } = self;
+        let Self { tree, out, .. } = self;
         let head = if self.with_attributes { size_of::<EntryOut>() } else { 0 };
         let length = head + size_of::<Dirent>() + listed.name.len();
         let padded = length.next_multiple_of(ALIGNMENT);
@@ -129,9 +123,7 @@ impl Listing<'_> {
             // The kernel ignores the attributes of the dots.
             let attributes = match is_dot {
                 true => Ok(EntryOut::default()),
-                false => tree
-                    .attributes(listed.node)
-                    .map(|attr| entry(tree, *generation, listed.node, attr)),
+                false => tree.attributes(listed.node).map(|attr| entry(tree, listed.node, attr)),
             };
             match attributes {
                 Ok(entry) => out.extend_from_slice(entry.as_bytes()),

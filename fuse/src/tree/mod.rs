@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use libdiesel::{Child, Error, Snapshot};
 
 use crate::abi::{Attr, FILE_MODE, FILE_TYPE, FOLDER_MODE, FOLDER_TYPE, StatfsOut};
-pub(crate) use node::{Node, Numbers};
+pub(crate) use node::{Node, Numbers, TOP, generation_of};
 
 /// The unit of `st_blocks`.
 const BLOCK: u64 = 512;
@@ -42,7 +42,7 @@ pub struct Owner {
 }
 
 /// A folder of a dataset at one version.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Tree {
     snapshot: Arc<Snapshot>,
     numbers: Numbers,
@@ -70,9 +70,10 @@ impl Entry<'_> {
 }
 
 impl Tree {
-    /// The tree of a folder, by its number in the snapshot.
-    pub(crate) fn new(snapshot: Arc<Snapshot>, top: u32, owner: Owner) -> Self {
-        let numbers = Numbers { top, folders: snapshot.folders(), files: snapshot.files() };
+    /// The tree of a folder, by its number in the snapshot, in a generation of the mount.
+    pub(crate) fn new(snapshot: Arc<Snapshot>, top: u32, owner: Owner, generation: u16) -> Self {
+        let (folders, files) = (snapshot.folders(), snapshot.files());
+        let numbers = Numbers { generation, top, folders, files };
         let changed = snapshot.version().last_stamp();
         let changed = changed.map_or(UNIX_EPOCH, |stamp| stamp.time());
         Self { snapshot, numbers, owner, changed }

@@ -18,10 +18,18 @@ pub(crate) enum Node {
 /// The numbers of a tree: inode 1 is the top folder, then come folders, then files.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Numbers {
+    /// Number of versions that the mount showed before.
+    pub(crate) generation: u16,
     /// The top folder.
     pub(crate) top: u32,
     pub(crate) folders: u32,
     pub(crate) files: u32,
+}
+
+/// The generation of a node id; none for the top folder, which is the same in all of them, and for
+/// requests without an entry.
+pub(crate) fn generation_of(id: u64) -> Option<u16> {
+    (id > TOP).then_some((id >> GENERATION_BITS) as u16)
 }
 
 impl Numbers {
@@ -34,11 +42,11 @@ impl Numbers {
         }
     }
 
-    /// The id of an entry for the kernel, in a generation.
-    pub(crate) fn id(&self, generation: u16, node: Node) -> u64 {
+    /// The id of an entry for the kernel.
+    pub(crate) fn id(&self, node: Node) -> u64 {
         match self.inode(node) {
             TOP => TOP,
-            inode => u64::from(generation) << GENERATION_BITS | inode,
+            inode => u64::from(self.generation) << GENERATION_BITS | inode,
         }
     }
 

@@ -136,7 +136,7 @@ fn ask(tree: &Tree, opcode: u32, node: u64, body: &[u8]) -> Result<Vec<u8>, Errn
     let header = InHeader { len, opcode, unique: 2, node, ..InHeader::default() };
     let bytes = [header.as_bytes(), body].concat();
     let mut out = vec![7; 100];
-    match respond(tree, 3, &Request::of(&bytes).unwrap(), &mut out) {
+    match respond(tree, &Request::of(&bytes).unwrap(), &mut out) {
         Response::Bytes => Ok(out),
         Response::Refused(why) => Err(why),
         other => panic!("{other:?}"),
@@ -235,7 +235,7 @@ proptest! {
         let snapshot = snapshot_of(&paths, chunks);
         for folder in folders.keys() {
             let top = snapshot.folder(folder).unwrap().unwrap();
-            let tree = Tree::new(Arc::clone(&snapshot), top, OWNER);
+            let tree = Tree::new(Arc::clone(&snapshot), top, OWNER, 3);
             let mut seen = BTreeSet::from([1]);
             check(&tree, &folders, folder, 1, &mut seen);
             let above = list(&tree, 1, opcode::READDIR, 1, 4_096);
@@ -254,14 +254,14 @@ proptest! {
         requests in prop::collection::vec((0..50_u32, any::<u64>(), 0..90_u64,
             prop::collection::vec(any::<u8>(), 0..60)), 1..200),
     ) {
-        let tree = Tree::new(snapshot_of(&paths, 2), 0, OWNER);
+        let tree = Tree::new(snapshot_of(&paths, 2), 0, OWNER, 0);
         let mut out = Vec::new();
         for (opcode, node, low, body) in requests {
             for node in [node, low, node << 48 | low] {
                 let header = InHeader { opcode, node, ..InHeader::default() };
                 let bytes = [header.as_bytes(), &body].concat();
                 let request = Request::of(&bytes).unwrap();
-                match respond(&tree, 0, &request, &mut out) {
+                match respond(&tree, &request, &mut out) {
                     Response::Read { file, .. } => {
                         prop_assert!(file < tree.snapshot().files());
                     }

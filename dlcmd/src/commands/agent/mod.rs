@@ -98,8 +98,9 @@ struct Settings {
     idle: Option<String>,
 }
 
+/// The choice of the chunks that an agent keeps.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum PolicyName {
+pub(crate) enum PolicyName {
     Oneshot,
     OnDemand,
     None,

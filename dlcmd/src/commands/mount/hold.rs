@@ -8,23 +8,27 @@ use std::ffi::OsString;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use dl_format::DirPath;
 use dl_fuse::{
     FromServer, Mount, Owner, Place, Refused, Report, Source, Stopper, hold, serve as serve_mount,
 };
-use dl_runtime::since_boot;
+use dl_runtime::{Shutdown, since_boot};
 use libdiesel::agent::{Socket, close_on_exec};
 use libdiesel::{Client, ConnectOptions, OnNote, TaskOptions};
+use tokio::signal::unix::{SignalKind, signal};
 
-use super::Arguments;
+use super::Settings;
 use super::options::{MountOptions, arguments_of_helper};
 use super::place::{dir_of, source_of};
+use crate::commands::agent::PolicyName;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
@@ -59,22 +63,29 @@ fn own_arguments() -> Vec<OsString> {
 }
 
 /// The flags of a part of the mount, each with a value.
-const PART_FLAGS: [&str; 2] = ["--role", "--instance"];
+const PART_FLAGS: [&str; 3] = ["--role", "--instance", "--legacy"];
 
 /// The command of another part of the mount.
 fn part(flags: &[&str]) -> Command {
+    let mut command = part_of(Path::new(PROGRAM), flags);
+    command.stdout(Stdio::null());
+    command
+}
+
+/// A program with the arguments of this process, and with the flags of a part of the mount.
+fn part_of(program: &Path, flags: &[&str]) -> Command {
     let arguments = own_arguments();
     // Behind this word are no flags.
     let end = arguments.iter().position(|word| word == "--").unwrap_or(arguments.len());
     let (before, behind) = arguments.split_at(end);
-    let mut command = Command::new(PROGRAM);
-    command.args(before).args(flags).args(behind).stdout(Stdio::null());
+    let mut command = Command::new(program);
+    command.args(before).args(flags).args(behind);
     command
 }
 
 /// Starts a holder, and returns when files can be read.
 pub(super) fn start(
-    arguments: &Arguments,
+    settings: &Settings,
     options: &MountOptions,
     context: &Context,
     out: &mut Output<'_>,
@@ -84,7 +95,7 @@ pub(super) fn start(
     let mut command = part(&["--role", "hold"]);
     command.stdin(Stdio::from(OwnedFd::from(other))).stderr(Stdio::null());
     close_on_exec();
-    place_of(arguments, options)?.pass_on().map_err(failed)?;
+    place_of(settings, options)?.pass_on().map_err(failed)?;
     let child = command.spawn();
     drop(command);
     let mut child = child.map_err(failed)?;
@@ -120,22 +131,26 @@ fn refused(Refused { exit, why }: Refused) -> Failure {
 
 /// Holds a mount for a command that waits.
 pub(super) fn in_background(
-    arguments: &Arguments,
+    settings: &Settings,
     options: &MountOptions,
     context: &Context,
 ) -> Result<Exit, Failure> {
     let failed = |why| Failure::local("hold the mount", why);
     // The call fails for a process that leads a session already.
     let _ = rustix::process::setsid();
-    let starter = Socket::from(io::stdin().as_fd().try_clone_to_owned().map_err(failed)?);
-    begin_log(arguments, context);
-    let mount = mount_of(arguments, options)?;
+    let starter = match settings.legacy {
+        None => Some(Socket::from(io::stdin().as_fd().try_clone_to_owned().map_err(failed)?)),
+        Some(_) => None,
+    };
+    begin_log(settings, context);
+    let mount = mount_of(settings, options)?;
     leave_folder();
     let report = |report: Report| {
         // After the report of the success the starter is gone.
-        starter.send(&report, &[], PATIENCE).is_ok()
+        starter.as_ref().is_none_or(|starter| starter.send(&report, &[], PATIENCE).is_ok())
     };
-    let held = hold(mount, |stopper| stop_on_signals(context, stopper), &report);
+    let held =
+        hold(mount, |stopper| watch_signals(context, settings.is_upgradable(), stopper), &report);
     if let Err(Refused { exit, why }) = held {
         report(Report::Failed { exit, why });
         return Ok(Exit::Failed);
@@ -145,12 +160,12 @@ pub(super) fn in_background(
 
 /// Holds a mount in this process until its end.
 pub(super) fn in_foreground(
-    arguments: &Arguments,
+    settings: &Settings,
     options: &MountOptions,
     context: &Context,
 ) -> Result<Exit, Failure> {
-    begin_log(arguments, context);
-    let (source, dir) = (source_of(arguments), dir_of(arguments)?);
+    begin_log(settings, context);
+    let (source, dir) = (source_of(settings), dir_of(settings)?);
     let report = |report: Report| {
         match report {
             Report::Ready => {
@@ -161,8 +176,9 @@ pub(super) fn in_foreground(
         }
         true
     };
-    let mount = mount_of(arguments, options)?;
-    hold(mount, |stopper| stop_on_signals(context, stopper), &report).map_err(refused)?;
+    let mount = mount_of(settings, options)?;
+    hold(mount, |stopper| watch_signals(context, settings.is_upgradable(), stopper), &report)
+        .map_err(refused)?;
     Ok(Exit::Done)
 }
 
@@ -173,59 +189,92 @@ fn leave_folder() {
     }
 }
 
-fn stop_on_signals(context: &Context, stopper: Stopper) {
+/// Ends the mount on a request to stop, and starts the next program on SIGHUP.
+fn watch_signals(context: &Context, is_upgradable: bool, stopper: Stopper) {
     let shutdown = context.shutdown.clone();
     let wait = move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().build();
-        match runtime {
-            Ok(runtime) => runtime.block_on(shutdown.requested()),
-            Err(why) => tracing::warn!(%why, "wait for signals"),
+        let watched = watch_in_thread(&shutdown, is_upgradable, &stopper);
+        if let Err(why) = watched {
+            tracing::warn!(%why, "wait for signals");
         }
         stopper.stop();
     };
-    if let Err(why) = thread::Builder::new().name("stop".to_owned()).spawn(wait) {
+    if let Err(why) = thread::Builder::new().name("signals".to_owned()).spawn(wait) {
         tracing::warn!(%why, "wait for signals");
     }
 }
 
-fn begin_log(arguments: &Arguments, context: &Context) {
-    if let Some(file) = &arguments.log
+fn watch_in_thread(shutdown: &Shutdown, is_upgradable: bool, stopper: &Stopper) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    runtime.block_on(async {
+        let mut hangup = signal(SignalKind::hangup())?;
+        loop {
+            tokio::select! {
+                () = shutdown.requested() => return Ok(()),
+                _ = hangup.recv(), if is_upgradable => stopper.upgrade(),
+            }
+        }
+    })
+}
+
+fn begin_log(settings: &Settings, context: &Context) {
+    if let Some(file) = &settings.log
         && let Err(why) = crate::commands::agent::begin_log(file.clone())
     {
         context.notes.note(format_args!("the log {} can't be written: {why}", shown(file)));
     }
 }
 
-fn threads(arguments: &Arguments) -> NonZeroUsize {
+fn threads(settings: &Settings) -> NonZeroUsize {
     let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get).min(THREADS_MAX);
-    arguments.threads.or_else(|| NonZeroUsize::new(cores())).unwrap_or(NonZeroUsize::MIN)
+    settings.threads.or_else(|| NonZeroUsize::new(cores())).unwrap_or(NonZeroUsize::MIN)
 }
 
-fn place_of(arguments: &Arguments, options: &MountOptions) -> Result<Place, Failure> {
+fn place_of(settings: &Settings, options: &MountOptions) -> Result<Place, Failure> {
     Ok(Place {
-        dir: dir_of(arguments)?,
-        source: source_of(arguments),
+        dir: dir_of(settings)?,
+        source: source_of(settings),
         allow_other: options.allow_other,
     })
 }
 
-fn mount_of(arguments: &Arguments, options: &MountOptions) -> Result<Mount, Failure> {
-    let place = place_of(arguments, options)?;
+/// A folder; the root in place of a folder that is gone.
+fn existing(folder: &Path) -> &Path {
+    if folder.is_dir() { folder } else { Path::new("/") }
+}
+
+fn mount_of(settings: &Settings, options: &MountOptions) -> Result<Mount, Failure> {
+    let place = place_of(settings, options)?;
     // Relative names of files are those of the starter; the holder itself may leave the folder.
     let folder = env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
-    let instance = format!("{}-{}", std::process::id(), since_boot().as_micros());
+    let new = || format!("{}-{}", std::process::id(), since_boot().as_micros());
+    let instance = settings.instance.clone().unwrap_or_else(new);
+    let program = env::current_exe().unwrap_or_else(|_| PathBuf::from(PROGRAM));
+    let (same, is_background) = (instance.clone(), settings.role.is_some());
+    let beginning = folder.clone();
+    let upgrade = move |legacy: &str| {
+        let flags = ["--instance", &same, "--legacy", legacy, "--role", "hold"];
+        let flags = flags.get(..if is_background { 6 } else { 4 }).unwrap_or_default();
+        part_of(&program, flags).current_dir(existing(&beginning)).exec()
+    };
     let server = move || {
         let mut command = part(&["--role", "serve", "--instance", &instance]);
         command.stderr(Stdio::inherit());
-        command.current_dir(if folder.is_dir() { &*folder } else { Path::new("/") });
+        command.current_dir(existing(&folder));
         command
     };
-    Ok(Mount { place, threads: threads(arguments), server: Box::new(move || Ok(server())) })
+    Ok(Mount {
+        place,
+        threads: threads(settings),
+        server: Box::new(server),
+        upgrade: Box::new(upgrade),
+        legacy: settings.legacy.clone(),
+    })
 }
 
 /// Serves a mount, whose holder is at stdin.
 pub(super) fn serve(
-    arguments: &Arguments,
+    settings: &Settings,
     options: &MountOptions,
     context: &Context,
 ) -> Result<Exit, Failure> {
@@ -233,8 +282,8 @@ pub(super) fn serve(
     // Ctrl-C in a terminal is for the holder.
     let _ = rustix::process::setsid();
     let holder = Arc::new(Socket::from(io::stdin().as_fd().try_clone_to_owned().map_err(failed)?));
-    begin_log(arguments, context);
-    let (timeout, task) = (options.timeout(), task_of(arguments, options, context)?);
+    begin_log(settings, context);
+    let (timeout, task) = (options.timeout(), task_of(settings, options, context)?);
     let told = Arc::clone(&holder);
     let on_note: OnNote = Arc::new(move |note: &str| {
         // A missing holder needs no notes.
@@ -263,17 +312,20 @@ pub(super) fn serve(
     let group = rustix::process::getegid().as_raw();
     let source = Source {
         client,
-        name: arguments.address.dataset.clone(),
+        name: settings.address.dataset.clone(),
         task: name,
-        folder: folder_of(arguments).as_bytes().to_vec(),
+        folder: folder_of(settings).as_bytes().to_vec(),
         cache: context.cache.clone(),
+        has_job: context.task.is_some(),
+        at: settings.at,
+        follow: settings.follow.or(options.follow),
         owner: Owner {
             uid: options.uid.unwrap_or(user),
             gid: options.gid.unwrap_or(group),
             umask: options.umask,
         },
         patience: timeout,
-        threads: threads(arguments),
+        threads: threads(settings),
         describe,
         exit_of_missing: Exit::NotFound as u8,
     };
@@ -282,8 +334,8 @@ pub(super) fn serve(
     Ok(Exit::Done)
 }
 
-fn folder_of(arguments: &Arguments) -> DirPath {
-    arguments.address.folder()
+fn folder_of(settings: &Settings) -> DirPath {
+    settings.address.folder()
 }
 
 fn describe(error: libdiesel::Error) -> Refused {
@@ -293,23 +345,27 @@ fn describe(error: libdiesel::Error) -> Refused {
 
 /// The job of the mount: the given job, else a job of this mount alone.
 fn task_of(
-    arguments: &Arguments,
+    settings: &Settings,
     options: &MountOptions,
     context: &Context,
 ) -> Result<TaskOptions, Failure> {
     let own = || {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         // A later mount at the same place has a job of its own, and so the newest version.
-        let instance = arguments.instance.as_deref().unwrap_or_default();
-        let place = format!("{}\n{instance}\n{}", boot.trim(), shown(&dir_of(arguments)?));
+        let instance = settings.instance.as_deref().unwrap_or_default();
+        let place = format!("{}\n{instance}\n{}", boot.trim(), shown(&dir_of(settings)?));
         let name = format!("mount:{:016x}", xxhash_rust::xxh3::xxh3_64(place.as_bytes()));
         TaskOptions::named(&name).ok_or_else(|| Failure::failed("a mount has no name"))
     };
     let task = context.task.clone().map_or_else(own, Ok)?;
-    let memory = arguments.memory.as_ref().or(options.memory.as_ref());
-    let arguments = match memory {
+    let memory = settings.memory.as_ref().or(options.memory.as_ref());
+    let policy = settings.policy.as_ref().and_then(PolicyName::to_possible_value);
+    let mut arguments = match memory {
         Some(memory) => vec!["--memory".to_owned(), memory.clone()],
         None => task.arguments.clone(),
     };
+    arguments.extend(
+        policy.iter().flat_map(|policy| ["--policy", policy.get_name()]).map(str::to_owned),
+    );
     Ok(TaskOptions { arguments, ..task })
 }

@@ -79,7 +79,9 @@ fn show(
     }
     out.line(format_args!("{} at {dir}: {state}", mounted.source))?;
     let Some(status) = status else { return Ok(()) };
-    out.line(format_args!("  version {}, task {}", status.version, status.task))?;
+    let is_stale = status.counted.as_ref().is_some_and(|numbers| numbers.is_stale);
+    let stale = if is_stale { "; there is a newer version: dlcmd mount --refresh" } else { "" };
+    out.line(format_args!("  version {}{stale}, task {}", status.version, status.task))?;
     let server = status.server.map_or("none".to_owned(), |server| server.to_string());
     let starts = counted(status.starts, "start");
     out.line(format_args!("  holder {}, server {server}, {starts}", status.holder))?;

@@ -15,6 +15,22 @@ use crate::time;
 /// Time for a read of absent files.
 const TIMEOUT: Duration = Duration::from_secs(25);
 
+/// Time between two looks for a newer version.
+const FOLLOW: Duration = Duration::from_secs(30);
+
+/// Of a time that is none, or too short.
+const SHORT: &str = "give a time of at least 1s, such as 30s or 5m";
+
+/// A time of at least a second.
+fn interval(text: &str) -> Option<Duration> {
+    time::duration(text).filter(|time| *time >= Duration::from_secs(1))
+}
+
+/// The value of `--follow`.
+pub(super) fn follow_interval(text: &str) -> Result<Duration, &'static str> {
+    interval(text).ok_or(SHORT)
+}
+
 /// Options that mount(8) and the kernel understand, without effect here.
 const IGNORED: [&str; 15] = [
     "ro",
@@ -44,6 +60,7 @@ pub(super) struct MountOptions {
     pub(super) umask: u32,
     pub(super) timeout: Option<Duration>,
     pub(super) memory: Option<String>,
+    pub(super) follow: Option<Duration>,
     servers: Vec<String>,
     user: Option<String>,
     key_file: Option<PathBuf>,
@@ -80,9 +97,10 @@ impl MountOptions {
             "uid" => self.uid = Some(number(10)?),
             "gid" => self.gid = Some(number(10)?),
             "umask" => self.umask = number(8)? & 0o777,
-            "timeout" => {
-                let time = time::duration(text()?).filter(|time| *time >= Duration::from_secs(1));
-                self.timeout = Some(time.ok_or_else(|| wrong("give a time of at least 1s"))?);
+            "timeout" => self.timeout = Some(interval(text()?).ok_or_else(|| wrong(SHORT))?),
+            "follow" => {
+                let time = value.map_or(Some(FOLLOW), interval);
+                self.follow = Some(time.ok_or_else(|| wrong(SHORT))?);
             }
             "memory" => self.memory = Some(text()?.to_owned()),
             // A comma would end the option.
@@ -151,12 +169,14 @@ mod tests {
     #[test]
     fn options_are_taken_or_refused() {
         let options =
-            parse(&["ro", "allow_other", "uid=7", "umask=022", "timeout=3s", "x-a=b"]).unwrap();
+            parse(&["ro", "allow_other", "uid=7", "umask=022", "timeout=3s", "follow", "x-a=b"])
+                .unwrap();
         let wanted = MountOptions {
             allow_other: true,
             uid: Some(7),
             umask: 0o022,
             timeout: Some(Duration::from_secs(3)),
+            follow: Some(FOLLOW),
             ..MountOptions::default()
         };
         assert_eq!(options, wanted);
@@ -165,6 +185,7 @@ mod tests {
             ("uid", "give a number"),
             ("uid=x", "give a number"),
             ("timeout=0s", "at least 1s"),
+            ("follow=", "at least 1s"),
             ("keyfile=", "give a value"),
             ("speed", "there is no such option"),
         ] {

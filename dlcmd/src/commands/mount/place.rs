@@ -14,7 +14,7 @@ use std::time::Duration;
 use dl_fuse::{Mounted, absolute, mount_at, status_of, unmount_at};
 use dl_runtime::since_boot;
 
-use super::Arguments;
+use super::Settings;
 use super::options::MountOptions;
 use crate::context::Context;
 use crate::exit::Failure;
@@ -28,27 +28,27 @@ const LOOK: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The absolute path of the mount point.
-pub(super) fn dir_of(arguments: &Arguments) -> Result<PathBuf, Failure> {
-    let failed = |why| Failure::local(format!("mount at {}", shown(&arguments.dir)), why);
-    if arguments.dir.starts_with("/dev/fd") {
-        return Ok(arguments.dir.clone());
+pub(super) fn dir_of(settings: &Settings) -> Result<PathBuf, Failure> {
+    let failed = |why| Failure::local(format!("mount at {}", shown(&settings.dir)), why);
+    if settings.dir.starts_with("/dev/fd") {
+        return Ok(settings.dir.clone());
     }
-    absolute(&arguments.dir).map_err(failed)
+    absolute(&settings.dir).map_err(failed)
 }
 
 /// The name of the device.
-pub(super) fn source_of(arguments: &Arguments) -> String {
-    arguments.address.to_string()
+pub(super) fn source_of(settings: &Settings) -> String {
+    settings.address.to_string()
 }
 
 /// Makes the place ready; none if the dataset is mounted there already. The file holds the place until
 /// files can be read.
 pub(super) fn prepare(
-    arguments: &Arguments,
+    settings: &Settings,
     options: &MountOptions,
     context: &Context,
 ) -> Result<Option<Option<File>>, Failure> {
-    let dir = dir_of(arguments)?;
+    let dir = dir_of(settings)?;
     if dir.starts_with("/dev/fd") {
         return Ok(Some(None));
     }
@@ -56,7 +56,7 @@ pub(super) fn prepare(
     let until = since_boot().saturating_add(LOCK_PATIENCE);
     loop {
         if let Some(mounted) = mount_at(&dir).map_err(failed)? {
-            if !make_room(&mounted, arguments, context)? {
+            if !make_room(&mounted, settings, context)? {
                 return Ok(None);
             }
             continue;
@@ -77,9 +77,9 @@ pub(super) fn prepare(
 }
 
 /// Removes a dead mount; false for a living mount of the same dataset.
-fn make_room(mounted: &Mounted, arguments: &Arguments, context: &Context) -> Result<bool, Failure> {
+fn make_room(mounted: &Mounted, settings: &Settings, context: &Context) -> Result<bool, Failure> {
     let dir = &mounted.dir;
-    let is_same = mounted.source == source_of(arguments);
+    let is_same = mounted.source == source_of(settings);
     match state_of(mounted) {
         State::Dead => {
             context.notes.note(format_args!("removing the dead mount at {}", shown(dir)));

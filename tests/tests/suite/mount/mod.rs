@@ -3,6 +3,7 @@
 mod absent;
 mod changes;
 mod commands;
+mod follow;
 mod kills;
 mod programs;
 mod tree;
