@@ -8,6 +8,7 @@ mod cached;
 mod epoch;
 mod listing;
 mod open;
+mod pieces;
 mod range;
 mod read;
 mod snapshot;
@@ -31,7 +32,7 @@ use crate::snapshot::Snapshot;
 use crate::worker::AgentReader;
 pub use cached::AsFile;
 pub use listing::Listing;
-use range::KeptPiece;
+use pieces::Pieces;
 
 const PUT: &str = "put";
 
@@ -54,7 +55,7 @@ struct Inner {
     worker: Option<Arc<AgentReader>>,
     /// The epoch that answers reads along its order.
     epoch: PerProcess<Mutex<Option<WeakEpoch>>>,
-    kept_piece: PerProcess<Mutex<Option<KeptPiece>>>,
+    pieces: PerProcess<Pieces>,
 }
 
 /// The result of a deletion.
@@ -77,8 +78,8 @@ impl Dataset {
         worker: Option<Arc<AgentReader>>,
     ) -> Self {
         let (is_written, remote) = (AtomicBool::new(false), Arc::new(remote));
-        let (epoch, kept_piece) = (PerProcess::new(), PerProcess::new());
-        Self(Arc::new(Inner { remote, snapshot, is_written, worker, epoch, kept_piece }))
+        let (epoch, pieces) = (PerProcess::new(), PerProcess::new());
+        Self(Arc::new(Inner { remote, snapshot, is_written, worker, epoch, pieces }))
     }
 
     /// The part that talks to the servers.

@@ -12,6 +12,7 @@ mod dataset;
 mod epoch;
 mod error;
 pub mod format;
+mod mount;
 pub mod order;
 mod path;
 mod process;
@@ -33,6 +34,7 @@ pub use dl_format::{
 pub use dl_proto::{Counts, Dataset as DatasetInfo, ListEntry, SmallChunks, StatItem};
 pub use epoch::{Epoch, EpochFile, ShuffleOptions};
 pub use error::{Error, Kind};
+pub use mount::{Mount, MountOptions};
 pub use order::{DEFAULT_GROUP, OrderSettings, Partition, ResumeToken, Selection, Tail, Worker};
 pub use path::AsPath;
 pub use remote::{

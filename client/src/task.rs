@@ -38,10 +38,23 @@ impl TaskOptions {
         is_legal(name).then(|| Self {
             name: name.to_owned(),
             folder: std::env::var_os("DIESEL_RUNTIME_DIR").map(PathBuf::from),
-            program: std::env::var_os("DIESEL_AGENT").map(PathBuf::from),
+            program: agent_of_environment(),
             arguments: memory_of_environment(),
             patience: Duration::from_secs(5),
         })
+    }
+
+    /// The program `dlcmd`: from the task, else beside the running program, else from PATH.
+    pub(crate) fn program_of(task: Option<&Self>) -> PathBuf {
+        let named = match task {
+            Some(task) => task.program.clone(),
+            None => agent_of_environment(),
+        };
+        let beside = || {
+            let beside = std::env::current_exe().ok()?.with_file_name("dlcmd");
+            fs::File::open(&beside).is_ok().then_some(beside)
+        };
+        named.or_else(beside).unwrap_or_else(|| PathBuf::from("dlcmd"))
     }
 
     /// The folders for sockets and locks, the preferred folder first.
@@ -87,6 +100,10 @@ impl TaskOptions {
 fn is_legal(name: &str) -> bool {
     let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
     !name.is_empty() && name.len() <= NAME_MAX && name.bytes().all(is_legal)
+}
+
+fn agent_of_environment() -> Option<PathBuf> {
+    std::env::var_os("DIESEL_AGENT").map(PathBuf::from)
 }
 
 /// The value of `DIESEL_AGENT_MEMORY`, as arguments of the agent.

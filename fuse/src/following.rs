@@ -18,7 +18,7 @@ use crate::abi::{InvalEntryOut, InvalInodeOut, notice};
 use crate::channel::Channel;
 use crate::messages::{Features, FromServer, ids_of};
 use crate::server::{Served, Version, Versions};
-use crate::serving::{Refused, Source};
+use crate::source::{Refused, Source};
 use crate::tree::TOP;
 
 /// The interval between two looks for a newer version by a mount that stays at its version.
@@ -47,11 +47,7 @@ impl Follower {
     }
 
     fn run(&self, refreshes: &Receiver<()>) {
-        let versions = self.served.versions();
-        if versions.before.is_some() {
-            // An earlier server may have ended between the switch and the notification.
-            self.forget_names(&versions);
-        }
+        self.finish_switch();
         loop {
             match refreshes.recv_timeout(self.source.follow.unwrap_or(LOOK_INTERVAL)) {
                 Ok(()) => {
@@ -68,6 +64,14 @@ impl Follower {
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+        }
+    }
+
+    /// Notifies the kernel of a switch by an earlier server, which may have ended before.
+    fn finish_switch(&self) {
+        let versions = self.served.versions();
+        if versions.before.is_some() {
+            self.forget_names(&versions);
         }
     }
 

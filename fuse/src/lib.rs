@@ -14,6 +14,7 @@ mod messages;
 mod mounting;
 mod server;
 mod serving;
+mod source;
 mod status;
 mod tree;
 
@@ -21,6 +22,7 @@ pub use holder::{Mount, Stopper, hold};
 pub use messages::{FromServer, Report};
 pub use mounting::{Mounted, Place, TYPE, absolute, mount_at, mounts, unmount_at};
 pub use server::Counted;
-pub use serving::{Refused, Source, serve};
+pub use serving::serve;
+pub use source::{Refused, Source};
 pub use status::{MountStatus, end_of, refresh, status_of};
 pub use tree::Owner;

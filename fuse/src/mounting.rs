@@ -38,6 +38,8 @@ pub struct Place {
     pub source: String,
     /// Whether other users may enter.
     pub allow_other: bool,
+    /// Whether no program of the dataset may run.
+    pub no_exec: bool,
 }
 
 /// A mount on this machine.
@@ -94,7 +96,8 @@ impl Place {
             options.push_str(",default_permissions,allow_other");
         }
         let options = CString::new(options)?;
-        let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+        let mut flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+        flags.set(MountFlags::NOEXEC, self.no_exec);
         let mounted = mount(self.source.as_str(), &self.dir, TYPE, flags, options.as_c_str());
         mounted.map_err(|why| named(&self.dir.display().to_string(), &why.into()))?;
         Ok(channel)
@@ -106,6 +109,9 @@ impl Place {
         let mut options = format!("ro,nosuid,nodev,fsname={source},subtype=diesel");
         if self.allow_other {
             options.push_str(",default_permissions,allow_other");
+        }
+        if self.no_exec {
+            options.push_str(",noexec");
         }
         let (own, other) = UnixStream::pair()?;
         let mut command = Command::new(HELPER);

@@ -10,7 +10,7 @@ use libdiesel::agent::{Socket, runtime_folder};
 use serde::{Deserialize, Serialize};
 
 use crate::messages::{Answer, Question};
-use crate::mounting::Mounted;
+use crate::mounting::{Mounted, mounts};
 use crate::server::Counted;
 
 /// Time for an answer of the holder, who asks the server.
@@ -104,6 +104,10 @@ pub fn end_of(mounted: &Mounted, unmount: impl FnOnce(&Path) -> io::Result<()>) 
     }
     unmount(&mounted.dir)?;
     let Some(socket) = socket else { return Ok(()) };
+    if mounts()?.iter().any(|other| other.device == mounted.device) {
+        // The mount goes on at another place.
+        return Ok(());
+    }
     while socket.receive::<Answer>(2 * PATIENCE)?.is_some() {}
     Ok(())
 }

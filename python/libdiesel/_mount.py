@@ -61,6 +61,10 @@ class Mount:
         status: dict[str, Any] = json.loads(self._run(["--json", "mounts", self.path]))
         return status
 
+    def refresh(self) -> None:
+        """Shows the newest version of the dataset from now on. Open files stay at their version."""
+        self._run(["mount", "--refresh", self.path])
+
     def unmount(self, *, lazy: bool = False) -> None:
         """Ends the mount.
 

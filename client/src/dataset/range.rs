@@ -1,28 +1,19 @@
 //! Reads of a range of a file.
 //!
-//! Must hold: each byte belongs to a piece whose checksum was compared. Memory holds at most two
-//! pieces beside the result.
+//! Must hold: each byte belongs to a piece whose checksum was compared. Memory holds a piece for each
+//! reader, and the few of [`Pieces`].
 
 use std::io::{self, Write};
 use std::ops::Range;
-use std::sync::Mutex;
 
 use bytes::Bytes;
 
 use super::Dataset;
 use super::cached::{AsFile, FileKey};
+use super::pieces::Pieces;
 use crate::error::{Error, Kind};
-use crate::process::locked;
 use crate::remote::ReadItem;
 use crate::snapshot::{FilePlace, Snapshot};
-
-/// The last piece from the servers, for a reader of successive ranges.
-#[derive(Debug)]
-pub(super) struct KeptPiece {
-    chunk: u32,
-    offset: u32,
-    bytes: Bytes,
-}
 
 impl Dataset {
     /// Reads a range of a file: at most `length` bytes from the byte `offset` on, fewer at the end of
@@ -121,19 +112,12 @@ impl Dataset {
 
     /// A whole piece, kept or from the servers.
     fn piece(&self, snapshot: &Snapshot, place: FilePlace) -> Result<Bytes, Error> {
-        let slot = self.0.kept_piece.get_or_make(|| Ok::<_, Error>(Mutex::default()))?;
-        let is_it = |kept: &&KeptPiece| (kept.chunk, kept.offset) == (place.chunk, place.offset);
-        if let Some(kept) = locked(slot).as_ref().filter(is_it) {
-            return Ok(kept.bytes.clone());
-        }
+        let pieces = self.0.pieces.get_or_make(|| Ok::<_, Error>(Pieces::default()))?;
         let chunk = match place.chunk < snapshot.chunks() {
             true => snapshot.chunk(place.chunk)?.0,
             false => snapshot.part(place.chunk)?.0,
         };
-        let bytes = self.0.remote.read_piece(chunk, place)?;
-        let FilePlace { chunk, offset, .. } = place;
-        *locked(slot) = Some(KeptPiece { chunk, offset, bytes: bytes.clone() });
-        Ok(bytes)
+        pieces.get((place.chunk, place.offset), || self.0.remote.read_piece(chunk, place))
     }
 
     /// A range of a file whose chunk is gone, by a read of the whole file.

@@ -4,7 +4,7 @@
 //! block a new agent. An agent inherits nothing from its starter except the listener and the lock.
 //! No folder of another user is used.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -198,7 +198,7 @@ fn no_folder(unusable: &[String]) -> io::Error {
 
 /// Runs the program that starts the agent and then ends, so the agent has no parent.
 fn spawn(task: &TaskOptions, listener: Stdio, lock: Stdio) -> io::Result<()> {
-    let program = program(task);
+    let program = TaskOptions::program_of(Some(task));
     let mut command = Command::new(&program);
     command.args(["agent", "spawn", "--task", &task.name]);
     command.args(&task.arguments);
@@ -234,16 +234,6 @@ fn spawn(task: &TaskOptions, listener: Stdio, lock: Stdio) -> io::Result<()> {
             Ok(None) => std::thread::sleep(LOOK),
         }
     }
-}
-
-/// The program of the agent: from the task, else `dlcmd` beside the running program, else from
-/// PATH.
-fn program(task: &TaskOptions) -> PathBuf {
-    let beside = || {
-        let beside = std::env::current_exe().ok()?.with_file_name("dlcmd");
-        File::open(&beside).is_ok().then_some(beside)
-    };
-    task.program.clone().or_else(beside).unwrap_or_else(|| PathBuf::from("dlcmd"))
 }
 
 #[cfg(test)]

@@ -320,6 +320,11 @@ impl Attached {
         })
     }
 
+    /// Whether the agent can keep further chunks, or the process reads along an order.
+    pub(super) fn has_room(&self) -> bool {
+        self.maps.pins.get(Gauge::FilesAlone) == 0
+    }
+
     /// Chunks of the largest group that fits, while the agent gives no absent chunk for an order with
     /// larger groups.
     #[inline]

@@ -11,7 +11,6 @@ pub(crate) mod copying;
 mod fork;
 mod gather;
 pub(crate) mod handover;
-mod large;
 pub(crate) mod layout;
 pub(crate) mod memory;
 pub(crate) mod message;

@@ -1,6 +1,7 @@
 //! Reads of a range of a file, also of a file cut into several objects.
 //!
-//! Must hold: only pieces with bytes of the range are pinned or requested.
+//! Must hold: only pieces with bytes of the range are pinned or requested. A copy pins a single piece
+//! at a time, so a file of any size needs a single slot.
 
 use std::ops::Range;
 
@@ -75,8 +76,28 @@ impl AgentReader {
             copy_bytes(pinned.bytes(part.offset, part.length)?, into);
             left = rest;
         }
-        count(&*self.attached_now()?, &range);
+        if let Some(attached) = self.attached_now() {
+            count(&attached, &range);
+        }
         Some(())
+    }
+
+    /// A file cut into pieces; none if the caller must read from the servers.
+    #[cold]
+    pub(super) fn read_large(&self, number: u32) -> Option<Vec<u8>> {
+        let length = self.snapshot().place(number).ok()?.length;
+        let mut bytes = vec![0; usize::try_from(length).ok()?];
+        self.read_range(number, 0, &mut bytes)?;
+        Some(bytes)
+    }
+
+    /// Copies such a file to the beginning of `buffer`; gives its length. None if the buffer is too
+    /// short, or if the caller must read from the servers.
+    #[cold]
+    pub(super) fn read_large_into(&self, number: u32, buffer: &mut [u8]) -> Option<usize> {
+        let length = usize::try_from(self.snapshot().place(number).ok()?.length).ok()?;
+        self.read_range(number, 0, buffer.get_mut(..length)?)?;
+        Some(length)
     }
 
     /// The parts of a range of a file cut into pieces.

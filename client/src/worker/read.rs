@@ -23,6 +23,9 @@ use crate::error::Error;
 use crate::process::{PerProcess, locked};
 use crate::snapshot::{FilePlace, Snapshot};
 
+/// A file of a quarter of a chunk and more comes with its chunk.
+const LARGE_PART: u64 = 4;
+
 /// Files prepared as a group before the first copy.
 const TOGETHER: usize = 64;
 
@@ -391,9 +394,7 @@ impl AgentReader {
     ) -> Option<Pinned<'a>> {
         attached.maps.pins.add(Gauge::Misses, 1);
         if attached.group_max().is_none()
-            && attached.is_chunk_worth(number, place, hints, |file| {
-                self.place(file).is_some_and(|other| other.chunk == place.chunk)
-            })
+            && self.is_chunk_worth(attached, number, place, hints)
             && let Some(pinned) = attached.want(place.chunk, number, hints)
         {
             return Some(pinned);
@@ -402,6 +403,27 @@ impl AgentReader {
         attached.maps.pins.add(Gauge::FallbackBytes, place.length);
         self.drop_if_over(attached);
         None
+    }
+
+    /// Whether an absent file should come with its chunk.
+    fn is_chunk_worth(
+        &self,
+        attached: &Attached,
+        number: u32,
+        place: FilePlace,
+        hints: &[u32],
+    ) -> bool {
+        let is_same_chunk =
+            |file: u32| self.place(file).is_some_and(|other| other.chunk == place.chunk);
+        attached.has_room()
+            || place.length * LARGE_PART >= attached.maps.arena.shape().slot_bytes.into()
+            || hints.contains(&place.chunk)
+            || attached.read_alone.is_next(number, is_same_chunk)
+    }
+
+    /// Whether absent files may come without their chunks, because no further chunk can be kept.
+    pub(crate) fn reads_files_alone(&self) -> bool {
+        self.attached_now().is_some_and(|attached| !attached.has_room())
     }
 
     /// Forgets the attachment to an agent that has ended.
@@ -484,7 +506,7 @@ fn announce(attached: &Attached, begin: Begin) {
 }
 
 #[inline]
-pub(super) fn count(attached: &Attached, place: FilePlace) {
+fn count(attached: &Attached, place: FilePlace) {
     attached.maps.pins.add(Gauge::Hits, 1);
     attached.maps.pins.add(Gauge::HitBytes, place.length);
 }

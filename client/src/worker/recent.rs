@@ -5,19 +5,11 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use super::attach::Attached;
-use super::layout::Gauge;
-use super::read::AgentReader;
-use crate::snapshot::FilePlace;
-
 /// Remembered files: more than the readers of a process that read in order at once.
 const FILES: usize = 16;
 
 /// Files of a chunk, one after the other, that a reader in order may pass over.
 const NEAR: u32 = 8;
-
-/// A file of a quarter of a chunk and more comes with its chunk.
-const LARGE_PART: u64 = 4;
 
 /// The last files that were read without their chunks: number plus 1.
 #[derive(Debug, Default)]
@@ -29,7 +21,7 @@ pub(super) struct RecentFiles {
 impl RecentFiles {
     /// Whether a file follows another in its chunk; notes the file otherwise. `is_same_chunk` tells
     /// whether a file near to it lies in the same chunk.
-    fn is_next(&self, number: u32, is_same_chunk: impl Fn(u32) -> bool) -> bool {
+    pub(super) fn is_next(&self, number: u32, is_same_chunk: impl Fn(u32) -> bool) -> bool {
         for file in &self.files {
             let Some(file) = file.load(Relaxed).checked_sub(1) else { continue };
             let file = file as u32;
@@ -47,33 +39,6 @@ impl RecentFiles {
             oldest.store(u64::from(number) + 1, Relaxed);
         }
         false
-    }
-}
-
-impl Attached {
-    /// Whether an absent file should come with its chunk. `hints` are the chunks needed next.
-    pub(super) fn is_chunk_worth(
-        &self,
-        number: u32,
-        place: FilePlace,
-        hints: &[u32],
-        is_same_chunk: impl Fn(u32) -> bool,
-    ) -> bool {
-        self.has_room()
-            || place.length * LARGE_PART >= self.maps.arena.shape().slot_bytes.into()
-            || hints.contains(&place.chunk)
-            || self.read_alone.is_next(number, is_same_chunk)
-    }
-
-    fn has_room(&self) -> bool {
-        self.maps.pins.get(Gauge::FilesAlone) == 0
-    }
-}
-
-impl AgentReader {
-    /// Whether absent files may come without their chunks, because no further chunk can be kept.
-    pub(crate) fn reads_files_alone(&self) -> bool {
-        self.attached_now().is_some_and(|attached| !attached.has_room())
     }
 }
 

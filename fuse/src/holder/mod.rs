@@ -28,7 +28,7 @@ use crate::channel::Channel;
 use crate::messages::{Answer, Features, FromServer, Question, Report, Shown, ToServer, ids};
 use crate::mounting::{Mounted, Place, mount_at, read_ahead, unmount_at};
 use crate::server::Counted;
-use crate::serving::Refused;
+use crate::source::Refused;
 use crate::status::{MountStatus, socket_name};
 use deny::Denial;
 use init::greet;

@@ -235,6 +235,7 @@ fn place_of(settings: &Settings, options: &MountOptions) -> Result<Place, Failur
         dir: dir_of(settings)?,
         source: source_of(settings),
         allow_other: options.allow_other,
+        no_exec: options.no_exec,
     })
 }
 

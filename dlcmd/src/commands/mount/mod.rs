@@ -40,6 +40,7 @@ pub(crate) use unmount::{Arguments as UnmountArguments, run as unmount};
   allow_other               other users may enter, by the permissions of the files
   uid=N, gid=N, umask=NNN   owner and permissions of all files
   timeout=TIME              a read of absent files fails after this time [default: 25s]
+  noexec                    no program of the dataset may run
   nonempty                  hide the files that are in DIR
   follow, follow=TIME       as --follow
   server=, user=, keyfile=, ca=, task=, memory=   as the options of the command, for /etc/fstab

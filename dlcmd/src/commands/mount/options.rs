@@ -32,7 +32,7 @@ pub(super) fn follow_interval(text: &str) -> Result<Duration, &'static str> {
 }
 
 /// Options that mount(8) and the kernel understand, without effect here.
-const IGNORED: [&str; 15] = [
+const IGNORED: [&str; 14] = [
     "ro",
     "_netdev",
     "auto",
@@ -41,7 +41,6 @@ const IGNORED: [&str; 15] = [
     "defaults",
     "nosuid",
     "nodev",
-    "noexec",
     "exec",
     "relatime",
     "noatime",
@@ -55,6 +54,7 @@ const IGNORED: [&str; 15] = [
 pub(super) struct MountOptions {
     pub(super) allow_other: bool,
     pub(super) nonempty: bool,
+    pub(super) no_exec: bool,
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
     pub(super) umask: u32,
@@ -93,6 +93,7 @@ impl MountOptions {
         let text = || value.filter(|value| !value.is_empty()).ok_or_else(|| wrong("give a value"));
         match name {
             "allow_other" => self.allow_other = true,
+            "noexec" => self.no_exec = true,
             "nonempty" => self.nonempty = true,
             "uid" => self.uid = Some(number(10)?),
             "gid" => self.gid = Some(number(10)?),

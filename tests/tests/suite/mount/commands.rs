@@ -229,3 +229,28 @@ fn a_user_without_rights_mounts_with_fusermount3() -> Result<()> {
     ensure!(said == wanted, "{said}");
     Ok(())
 }
+
+#[test]
+fn noexec_holds_and_another_place_of_a_mount_ends_at_once() -> Result<()> {
+    if let Some(why) = no_mount() {
+        return skip(why);
+    }
+    let scene = Scene::new(|root| {
+        folder::write(root, "program", b"#!/bin/sh\n")?;
+        Ok(fs::set_permissions(root.join("program"), fs::Permissions::from_mode(0o755))?)
+    })?;
+    scene.mount("dl://ds", &[])?;
+    ensure!(Command::new(scene.mnt().join("program")).status()?.success());
+    let second = scene.path("second");
+    fs::create_dir(&second)?;
+    run(Command::new("mount").arg("--bind").arg(scene.mnt()).arg(&second))?.code(0)?;
+    let began = std::time::Instant::now();
+    run(scene.dlcmd()?.arg("umount").arg(&second))?.code(0)?;
+    ensure!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
+    ensure!(scene.mnt().join("program").exists(), "the mount goes on");
+    scene.umount()?;
+    scene.mount("dl://ds", &["-o", "noexec"])?;
+    let refused = Command::new(scene.mnt().join("program")).status().map_err(|why| why.kind());
+    ensure!(refused.err() == Some(std::io::ErrorKind::PermissionDenied));
+    scene.umount()
+}

@@ -136,6 +136,31 @@ fn readers_of_a_killed_server_go_on() -> Result<()> {
     scene.umount()
 }
 
+/// Keeps S-82.
+#[test]
+fn readers_go_on_while_the_next_program_takes_the_mount_over() -> Result<()> {
+    if let Some(why) = no_mount() {
+        return skip(why);
+    }
+    let scene = Scene::new(fill_mixed)?;
+    scene.mount("dl://ds", &[])?;
+    let holder = scene.process("holder")?.context("a holder")?;
+    let readers = Readers::start(&scene)?;
+    let upgrades = rounds(5, 50);
+    for upgrade in 0..upgrades {
+        let wanted = Some(upgrade + 2);
+        kill_process(holder, Signal::HUP)?;
+        let is_new = || Ok(scene.status()?["starts"].as_u64() == wanted);
+        soon("the next program serves", is_new)?;
+        thread::sleep(Duration::from_millis(200));
+    }
+    let (reads, longest) = readers.end()?;
+    tell(format_args!("{reads} reads, {upgrades} programs, longest read {longest:?}"));
+    ensure!(longest < LONGEST, "a read took {longest:?}");
+    ensure!(scene.process("holder")? == Some(holder), "the process stays");
+    scene.umount()
+}
+
 #[test]
 fn readers_outlive_the_agent_and_the_server_of_the_dataset() -> Result<()> {
     if let Some(why) = no_mount() {

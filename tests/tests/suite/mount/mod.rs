@@ -5,6 +5,7 @@ mod changes;
 mod commands;
 mod follow;
 mod kills;
+mod library;
 mod programs;
 mod tree;
 
