@@ -4,10 +4,13 @@
 //! report its success to the starter leaves no mount.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -170,6 +173,9 @@ pub(super) fn in_foreground(
         match report {
             Report::Ready => {
                 context.notes.note(format_args!("{source} is mounted at {}", shown(&dir)));
+                if let Err(why) = tell_service_manager() {
+                    context.notes.note(format_args!("NOTIFY_SOCKET: {why}"));
+                }
             }
             Report::Note(note) => context.notes.note(note),
             Report::Failed { why, .. } => context.notes.note(why),
@@ -180,6 +186,17 @@ pub(super) fn in_foreground(
     hold(mount, |stopper| watch_signals(context, settings.is_upgradable(), stopper), &report)
         .map_err(refused)?;
     Ok(Exit::Done)
+}
+
+/// Tells systemd that files can be read (sd_notify(3)); without a service manager nothing happens.
+fn tell_service_manager() -> io::Result<()> {
+    let Some(name) = env::var_os("NOTIFY_SOCKET") else { return Ok(()) };
+    let address = match name.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+        path => SocketAddr::from_pathname(OsStr::from_bytes(path))?,
+    };
+    UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address)?;
+    Ok(())
 }
 
 /// Leaves the folder of the starter, whose file system must not stay busy.
