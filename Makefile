@@ -28,7 +28,7 @@ install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 fuse training bench-training python python-env test-python test-oldest-torch torture-python python-bench-env bench-python
+.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 fuse fio training bench-training python python-env test-python test-oldest-torch torture-python python-bench-env bench-python
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -50,12 +50,12 @@ test-doc: clone ## The examples in the documentation.
 test-unit: clone redis openssl nextest ## The tests of each crate, with a real Redis.
 	$(call counted,default,not package(dl-tests))
 
-test-end-to-end: clone programs redis etcd buckets azurite training rsync openssl curl procps iproute2 fuse nextest ## The real programs together, killed and cut off.
+test-end-to-end: clone programs redis etcd buckets azurite training rsync openssl curl procps iproute2 fuse fio nextest ## The real programs together, killed and cut off.
 	$(call counted,default,package(dl-tests))
 
 lint: clone fmt clippy deny doc ## Format, clippy, licences and bans, documentation.
 
-torture: clone programs redis etcd buckets azurite training rsync openssl curl procps iproute2 fuse nextest ## The tests with long loops and large sizes, then the fuzz targets.
+torture: clone programs redis etcd buckets azurite training rsync openssl curl procps iproute2 fuse fio nextest ## The tests with long loops and large sizes, then the fuzz targets.
 	$(call counted,torture,all(),DIESEL_TORTURE=1,&& $(MAKE) --no-print-directory torture-python fuzz)
 
 bench: clone memcached redis buckets ## Measure everything beside something known (BENCH='get --runs 5' for a part).
@@ -283,6 +283,9 @@ iproute2:
 
 fuse:
 	$(call system,command -v fusermount3,fuse3)
+
+fio:
+	$(call system,command -v fio,fio)
 
 redis:
 	$(call system,command -v redis-server,redis-server redis-tools)

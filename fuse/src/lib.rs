@@ -9,6 +9,8 @@
 mod abi;
 mod channel;
 mod following;
+#[doc(hidden)]
+pub mod fuzzing;
 mod holder;
 mod messages;
 mod mounting;

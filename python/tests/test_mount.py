@@ -2,9 +2,12 @@
 
 import os
 
+import h5py
+import numpy
 import pytest
-from PIL import Image
 from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms.functional import pil_to_tensor
 
 import libdiesel
 from libdiesel import errors
@@ -51,34 +54,38 @@ def test_a_mount_that_can_not_be_raises(scene, folder):
         libdiesel.mount("dl://files", folder)
 
 
-class ImageFolder:
-    """As torchvision's: the folders are classes, and the samples are found by a walk."""
-
-    def __init__(self, root):
-        self.classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-        self.samples = [
-            (os.path.join(folder, file), number)
-            for number, name in enumerate(self.classes)
-            for folder, _, files in sorted(os.walk(os.path.join(root, name)))
-            for file in sorted(files)
-            if file.endswith(".png")
-        ]
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        path, target = self.samples[index]
-        with open(path, "rb") as file:
-            return target, Image.open(file).convert("RGB").tobytes()
-
-
 @pytest.mark.parametrize("workers", [0, 4])
-def test_a_folder_of_images_is_read_by_workers(scene, tree, folder, workers):
+def test_image_folder_reads_a_mount_as_local_files(scene, tree, folder, workers):
     with libdiesel.mount("dl://images/train", folder, task="mounted"):
         scene.tasks.add("mounted")
-        dataset, local = ImageFolder(folder), ImageFolder(tree)
-        loader = DataLoader(dataset, batch_size=8, num_workers=workers, collate_fn=list)
-        read = [pair for batch in loader for pair in batch]
-        assert len(read) == len(local) > 0
-        assert read == [local[at] for at in range(len(local))]
+        read, local = (
+            [
+                (batch.numpy().tobytes(), targets.tolist())
+                for batch, targets in DataLoader(
+                    ImageFolder(root, pil_to_tensor), batch_size=8, num_workers=workers
+                )
+            ]
+            for root in (folder, tree)
+        )
+        assert len(read) == 19 and read == local
+        names = [dataset.classes for dataset in map(ImageFolder, (folder, tree))]
+        assert names[0] == names[1] == ["ant", "bee", "cat"]
+
+
+def test_h5py_reads_a_mount(scene, folder, tmp_path):
+    numbers = numpy.random.default_rng(1).integers(0, 1 << 30, (500, 1_000))
+    local = tmp_path / "numbers.h5"
+    with h5py.File(local, "w") as file:
+        file["plain"] = numbers
+        file.create_dataset("group/packed", data=numbers, chunks=(50, 100), compression="gzip")
+        file["plain"].attrs["unit"] = "m"
+    scene.put("hdf5", {"numbers.h5": local.read_bytes()}, chunk_size=1 << 20)
+    with libdiesel.mount("dl://hdf5", folder, task="mounted"):
+        scene.tasks.add("mounted")
+        for options in ({}, {"driver": "stdio"}, {"driver": "core"}):
+            with h5py.File(folder / "numbers.h5", "r", **options) as file:
+                assert file["plain"].attrs["unit"] == "m"
+                assert (file["plain"][7:400:13] == numbers[7:400:13]).all()
+                assert (file["group/packed"][:, 123:456] == numbers[:, 123:456]).all()
+        with pytest.raises(OSError, match="Read-only file system"):
+            h5py.File(folder / "numbers.h5", "a")

@@ -6,6 +6,7 @@
 
 pub mod azure;
 pub mod ca;
+pub mod cgroup;
 pub mod cluster;
 pub mod dice;
 pub mod etcd;

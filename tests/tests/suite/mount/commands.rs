@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use dl_tests::program::{program, run};
+use dl_tests::program::run;
 use dl_tests::{folder, skip, soon};
 
 use super::{Scene, fill_mixed, no_mount};
@@ -107,36 +107,6 @@ fn a_mount_is_listed_and_ends_with_all_of_its_processes() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn other_users_enter_only_when_allowed() -> Result<()> {
-    if let Some(why) = no_mount() {
-        return skip(why);
-    }
-    let scene = Scene::new(|root| {
-        folder::write(root, "open", b"text")?;
-        folder::write(root, "closed", b"text")?;
-        let closed = fs::Permissions::from_mode(0o600);
-        Ok(fs::set_permissions(root.join("closed"), closed)?)
-    })?;
-    fs::set_permissions(scene.folder.path(), fs::Permissions::from_mode(0o755))?;
-    let read = |name: &str| -> Result<bool> {
-        let mut other = Command::new("setpriv");
-        other.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "cat"]);
-        Ok(other.arg(scene.mnt().join(name)).output()?.status.success())
-    };
-    for (options, expected) in [
-        ("ro", [false, false]),
-        ("allow_other", [true, false]),
-        ("allow_other,uid=65534", [true, true]),
-        ("allow_other,umask=077", [false, false]),
-    ] {
-        scene.mount("dl://ds", &["-o", options])?;
-        ensure!([read("open")?, read("closed")?] == expected, "{options}");
-        scene.umount()?;
-    }
-    Ok(())
-}
-
 /// Mounts as a CSI driver does, and gives the connection to a holder without rights on the place.
 const OUTSIDE: &str = r#"
 import ctypes, os, sys
@@ -174,16 +144,6 @@ fn a_connection_made_by_another_process_is_served() -> Result<()> {
     })
 }
 
-/// Runs a script in a mount namespace of its own, with the settings of `dlcmd` for the scene.
-fn in_namespace(scene: &Scene, script: &str) -> Result<String> {
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "sh", "-ec", script]);
-    command.env("dlcmd", program("dlcmd")?).env("mnt", scene.mnt());
-    command.env("DIESEL_SERVER", &scene.address).env("DIESEL_RUNTIME_DIR", scene.path("run"));
-    command.env("XDG_CACHE_HOME", scene.path("cache")).env("folder", scene.folder.path());
-    Ok(run(&mut command)?.code(0)?.text())
-}
-
 #[test]
 fn mount_and_fstab_mount_a_dataset() -> Result<()> {
     if let Some(why) = no_mount() {
@@ -196,37 +156,9 @@ fn mount_and_fstab_mount_a_dataset() -> Result<()> {
         mount -t diesel dl://ds \"$mnt\" -o ro,task=job; cat \"$mnt/empty\"; ls \"$mnt\" | wc -l; \
         umount \"$mnt\"; mount -T \"$folder/fstab\" \"$mnt\"; stat -c %a \"$mnt/empty\"; \
         umount \"$mnt\"; ! mount -t diesel dl://ds \"$mnt\" -o speed=9 2> /dev/null";
-    let said = in_namespace(&scene, script)?;
+    let said = scene.in_namespace(script)?;
     let entries = fs::read_dir(scene.path("src"))?.count();
     ensure!(said == format!("{entries}\n640\n"), "{said}");
-    Ok(())
-}
-
-#[test]
-fn a_user_without_rights_mounts_with_fusermount3() -> Result<()> {
-    if let Some(why) = no_mount() {
-        return skip(why);
-    }
-    if !Command::new("fusermount3").arg("-V").output().is_ok_and(|ended| ended.status.success()) {
-        return skip("there is no fusermount3");
-    }
-    let scene = Scene::new(fill_mixed)?;
-    fs::set_permissions(scene.folder.path(), fs::Permissions::from_mode(0o755))?;
-    // A machine may keep the device to root.
-    let script = "mknod \"$folder/fuse\" c 10 229; chmod 666 \"$folder/fuse\"; \
-        mount --bind \"$folder/fuse\" /dev/fuse; rm -r \"$DIESEL_RUNTIME_DIR\"; \
-        cp \"$dlcmd\" \"$folder/dlcmd\"; dlcmd=$folder/dlcmd; \
-        mkdir -m 700 \"$DIESEL_RUNTIME_DIR\" \"$XDG_CACHE_HOME\"; \
-        chown 65534 \"$DIESEL_RUNTIME_DIR\" \"$XDG_CACHE_HOME\" \"$mnt\"; \
-        exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -ec '\
-        \"$dlcmd\" mount dl://ds \"$mnt\" --task job; md5sum < \"$mnt/large\"; \
-        \"$dlcmd\" mounts \"$mnt\" | head -n 1; \"$dlcmd\" umount \"$mnt\"; \
-        \"$dlcmd\" agent stop --task job; ls -A \"$mnt\"'";
-    let said = in_namespace(&scene, script)?;
-    let sum = run(Command::new("md5sum").arg(scene.path("src/large")))?.code(0)?.text();
-    let sum = sum.split_whitespace().next().unwrap_or_default();
-    let wanted = format!("{sum}  -\ndl://ds at {}: held\n", scene.mnt().display());
-    ensure!(said == wanted, "{said}");
     Ok(())
 }
 

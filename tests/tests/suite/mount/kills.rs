@@ -1,9 +1,9 @@
 //! Killed and stopped processes under readers.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use dl_tests::dice::Dice;
 use dl_tests::{folder, rounds, skip, soon, tell};
 use rustix::process::{Signal, kill_process};
 
-use super::{Scene, fill_mixed, no_mount};
+use super::{Scene, fill_mixed, no_mount, open_direct};
 
 /// Readers of each kind.
 const READERS: usize = 4;
@@ -81,9 +81,7 @@ fn read_until(
     while !is_over.load(Ordering::Relaxed) {
         let (path, bytes) = *dice.pick(&files);
         let began = since_boot();
-        let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
-        let mut options = OpenOptions::new();
-        let mut file = options.read(true).custom_flags(direct).open(root.join(path))?;
+        let mut file = open_direct(&root.join(path))?;
         let from = dice.below(bytes.len() + 1);
         let length = (bytes.len() - from).min(100_000);
         let mut read = vec![0; length];

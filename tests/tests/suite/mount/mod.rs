@@ -6,16 +6,22 @@ mod commands;
 mod follow;
 mod kills;
 mod library;
+mod memory;
+mod model;
 mod programs;
+mod single;
 mod tree;
+mod users;
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use dl_tests::program::{Server, run};
+use dl_tests::program::{Server, program, run};
+use libdiesel::{Attributes, ChunkShape, Client, ConnectOptions, DatasetName, FilePath};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -29,7 +35,7 @@ struct Scene {
 /// The reason why this machine can't mount; none where it can.
 fn no_mount() -> Option<String> {
     let is_root = rustix::process::geteuid().is_root();
-    let why = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").err();
+    let why = OpenOptions::new().read(true).write(true).open("/dev/fuse").err();
     let why = why.map(|why| format!("/dev/fuse: {why}"));
     why.or_else(|| (!is_root).then(|| "only root mounts without fusermount3".to_owned()))
 }
@@ -37,18 +43,47 @@ fn no_mount() -> Option<String> {
 impl Scene {
     /// A server with the dataset `ds` of a local folder `src`, filled by `fill`.
     fn new(fill: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let source = folder.path().join("src");
+        Self::shaped(ChunkShape::default(), fill)
+    }
+
+    /// As [`Scene::new`], with chunks of a shape.
+    fn shaped(shape: ChunkShape, fill: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
+        let scene = Self::empty()?;
+        let source = scene.path("src");
         fs::create_dir(&source)?;
         fill(&source)?;
+        scene.client()?.create_dataset(&DatasetName::new("ds")?, shape)?;
+        run(scene.dlcmd()?.arg("put").arg(source).arg("dl://ds"))?.code(0)?;
+        Ok(scene)
+    }
+
+    /// A server with the dataset `ds` of files with the same bytes, without a local folder.
+    fn of_files(paths: impl Iterator<Item = String>, bytes: &[u8]) -> Result<Self> {
+        let scene = Self::empty()?;
+        let client = scene.client()?;
+        let dataset = client.create_dataset(&DatasetName::new("ds")?, ChunkShape::default())?;
+        for path in paths {
+            dataset.put(&FilePath::new(path)?, Attributes { mode: 0o644, mtime: 1 }, bytes)?;
+        }
+        dataset.close()?;
+        Ok(scene)
+    }
+
+    /// A server without a dataset.
+    fn empty() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
         let server = Server::start(&folder.path().join("data"))?;
         let address = server.address().to_owned();
-        run(server.dlcmd()?.arg("put").arg(source).arg("dl://ds"))?.code(0)?;
         for (name, mode) in [("run", 0o700), ("mnt", 0o755)] {
             fs::create_dir(folder.path().join(name))?;
             fs::set_permissions(folder.path().join(name), fs::Permissions::from_mode(mode))?;
         }
         Ok(Self { folder, server: Some(server), address })
+    }
+
+    fn client(&self) -> Result<Client> {
+        let servers = vec![self.address.clone()];
+        Ok(Client::connect(ConnectOptions { servers, ..ConnectOptions::default() })?)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -98,12 +133,26 @@ impl Scene {
         Ok(kill_process(process, Signal::KILL)?)
     }
 
-    fn agent(&self) -> Result<Pid> {
+    /// The status of the agent.
+    fn agent_status(&self) -> Result<Value> {
         let mut command = self.dlcmd()?;
         let status = run(command.args(["--json", "--task", "job", "agent", "status"]))?.code(0)?;
-        let status: Value = serde_json::from_str(status.text().trim())?;
-        let pid = status["pid"].as_i64().context("a process id")?;
+        Ok(serde_json::from_str(status.text().trim())?)
+    }
+
+    fn agent(&self) -> Result<Pid> {
+        let pid = self.agent_status()?["pid"].as_i64().context("a process id")?;
         Pid::from_raw(i32::try_from(pid)?).context("a process has an id")
+    }
+
+    /// Runs a script in a mount namespace of its own, with the settings of `dlcmd` for the scene.
+    fn in_namespace(&self, script: &str) -> Result<String> {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-ec", script]);
+        command.env("dlcmd", program("dlcmd")?).env("mnt", self.mnt());
+        command.env("DIESEL_SERVER", &self.address).env("DIESEL_RUNTIME_DIR", self.path("run"));
+        command.env("XDG_CACHE_HOME", self.path("cache")).env("folder", self.folder.path());
+        Ok(run(&mut command)?.code(0)?.text())
     }
 
     fn kill_server(&mut self) -> Result<()> {
@@ -122,6 +171,19 @@ impl Drop for Scene {
             let _ = kill_process(agent, Signal::KILL);
         }
     }
+}
+
+/// Opens a file whose reads pass the page cache, so that each asks the server.
+fn open_direct(path: &Path) -> io::Result<File> {
+    let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(direct).open(path)
+}
+
+/// The bytes of a file, past the page cache.
+fn read_direct(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_direct(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// A folder of files with lengths from nothing to several chunks, odd names and depths.

@@ -1,6 +1,7 @@
 //! Programs that nobody here wrote see the same in a mount as in a local copy.
 
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
@@ -8,8 +9,33 @@ use dl_tests::skip;
 
 use super::{Scene, fill_mixed, no_mount};
 
+/// Adds a packed clone, a database and a file of blocks with checksums to a folder. A dataset has no
+/// empty folders.
+const PREPARE: &str = r#"
+git init -q -b main work
+for round in $(seq 40); do
+    seq "$round" 500 > "work/file$((round % 7))"
+    git -C work add .
+    git -C work commit -q -m "round $round"
+done
+git clone -q work clone
+git -C clone gc -q
+rm -r work
+python3 -c '
+import sqlite3
+names = sqlite3.connect("names.db")
+names.execute("create table names (number integer primary key, name text)")
+rows = ((number, f"{number * 7919 % 10007:05}" * 20) for number in range(20000))
+names.executemany("insert into names values (?, ?)", rows)
+names.execute("create index by_name on names (name)")
+names.commit()'
+fio --name=blocks --filename=blocks --size=12m --rw=write --bs=4k --verify=crc32c --do_verify=0 \
+    --verify_state_save=0 > /dev/null
+find . -type d -empty -delete
+"#;
+
 /// Scripts whose output must be the same in both folders.
-const SCRIPTS: [(&str, &str); 13] = [
+const SCRIPTS: [(&str, &str); 22] = [
     ("find", "find . -type f -printf '%P %s %m %T@\\n' | sort"),
     ("find folders", "find . -type d -printf '%P\\n' | sort"),
     (
@@ -28,6 +54,14 @@ const SCRIPTS: [(&str, &str); 13] = [
         "python3 -c 'import mmap,hashlib,os; m=mmap.mmap(os.open(\"large\",0),0,prot=mmap.PROT_READ); print(hashlib.md5(m[3000000:9000000]).hexdigest(), len(m))'",
     ),
     (
+        "pages of maps in any order, by four processes",
+        "for seed in 1 2 3 4; do python3 -c 'import mmap,os,random,zlib,sys
+m = mmap.mmap(os.open(\"blocks\", 0), 0, prot=mmap.PROT_READ)
+pages = list(range(0, len(m), 4096)); random.Random(sys.argv[1]).shuffle(pages); sum = 0
+for page in pages: sum = zlib.crc32(m[page:page + 4096], sum)
+print(sum)' $seed > /dev/shm/sum-$$-$seed & done; wait; cat /dev/shm/sum-$$-?; rm /dev/shm/sum-$$-?",
+    ),
+    (
         "python walk",
         "python3 -c 'import os; print(sorted((d, sorted(n), sorted(f)) for d, n, f in os.walk(b\".\")))'",
     ),
@@ -35,7 +69,50 @@ const SCRIPTS: [(&str, &str); 13] = [
         "sendfile",
         "python3 -c 'import os; i=os.open(\"large\",os.O_RDONLY); r,w=os.pipe(); print(os.sendfile(w,i,1000000,60000)); print(hash(os.read(r,60000)) is not None, os.pread(i,10,4194300))'",
     ),
+    ("git log", "git -C clone log --stat"),
+    (
+        "git fsck",
+        "git -C clone fsck --full --strict && git -C clone status --short --branch && \
+         git -C clone count-objects -v | grep -v '^size'",
+    ),
+    ("git archive", "git -C clone archive HEAD | md5sum"),
+    (
+        "git clone",
+        "git clone -q ./clone /dev/shm/clone-$$; git -C /dev/shm/clone-$$ log -1; rm -r /dev/shm/clone-$$",
+    ),
+    (
+        "sqlite",
+        "for mode in mode=ro immutable=1; do python3 -c 'import sqlite3,sys
+names = sqlite3.connect(f\"file:names.db?{sys.argv[1]}\", uri=True)
+for query in (\"pragma integrity_check\", \"select count(*), sum(number), max(name) from names\",
+              \"select number from names where name like \\\"0770%\\\" order by name, number\"):
+    print(names.execute(query).fetchall())' $mode; done",
+    ),
+    ("fio at random", "$fio --rw=randread --ioengine=psync && echo good"),
+    ("fio by a map", "$fio --rw=read --ioengine=mmap && echo good"),
+    (
+        "fio in parallel past the page cache",
+        "$fio --rw=randread --ioengine=psync --direct=1 --numjobs=4 && echo good",
+    ),
 ];
+
+/// Reads blocks and compares their checksums and positions.
+const FIO: &str = "fio --name=blocks --readonly --filename=blocks --size=12m --bs=4k --verify=crc32c --output=/dev/null";
+
+/// A shell with the same settings everywhere.
+fn shell(script: &str, folder: &Path) -> Result<String> {
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", script]).current_dir(folder).process_group(0);
+    shell.env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONHASHSEED", "0").env("LC_ALL", "C");
+    shell.env("fio", FIO).env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_COUNT", "1");
+    shell.env("GIT_CONFIG_KEY_0", "safe.directory").env("GIT_CONFIG_VALUE_0", "*");
+    for role in ["AUTHOR", "COMMITTER"] {
+        shell.env(format!("GIT_{role}_NAME"), "ann").env(format!("GIT_{role}_EMAIL"), "ann@host");
+    }
+    let ended = shell.output()?;
+    ensure!(ended.status.success(), "{script} in {}: {ended:?}", folder.display());
+    Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
+}
 
 /// Keeps S-81.
 #[test]
@@ -43,19 +120,13 @@ fn programs_read_a_mount_as_a_local_copy() -> Result<()> {
     if let Some(why) = no_mount() {
         return skip(why);
     }
-    let scene = Scene::new(fill_mixed)?;
+    let scene = Scene::new(|root| {
+        fill_mixed(root)?;
+        shell(PREPARE, root).map(drop)
+    })?;
     scene.mount("dl://ds", &[])?;
     for (name, script) in SCRIPTS {
-        let output = |folder| -> Result<String> {
-            let mut shell = Command::new("sh");
-            shell.args(["-c", script]).current_dir(scene.path(folder));
-            shell.env("PYTHONDONTWRITEBYTECODE", "1").env("LC_ALL", "C").env("PYTHONHASHSEED", "0");
-            shell.process_group(0);
-            let ended = shell.output()?;
-            ensure!(ended.status.success(), "{name} in {folder}: {ended:?}");
-            Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
-        };
-        let (copy, mount) = (output("src")?, output("mnt")?);
+        let (copy, mount) = (shell(script, &scene.path("src"))?, shell(script, &scene.mnt())?);
         ensure!(!copy.trim().is_empty(), "{name} says nothing");
         ensure!(copy == mount, "{name}:\n{copy}\nin the mount:\n{mount}");
     }
