@@ -9,6 +9,7 @@
 mod abi;
 mod channel;
 mod holder;
+pub mod layer;
 mod messages;
 mod mounting;
 mod server;

@@ -30,7 +30,8 @@ use crate::server::Counted;
 use crate::serving::Refused;
 use crate::status::{MountStatus, socket_name};
 use deny::Denial;
-use init::{Features, greet};
+use init::Features;
+pub(crate) use init::greet;
 use server::ServerProcess;
 
 /// The first pause after a failed server, and the longest.
