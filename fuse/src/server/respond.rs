@@ -17,6 +17,10 @@ const LIFETIME: u64 = 365 * 24 * 3_600;
 /// Longest listing in an answer, whatever the request asks for.
 const LISTING_MAX: usize = 1 << 20;
 
+/// Names in the first answer with attributes of a folder. The kernel asks for the first attributes
+/// without a need, and makes an inode for each name. It goes on to ask if a program uses them.
+const FIRST_NAMES: usize = 16;
+
 /// Records of a listing start at multiples of this number.
 const ALIGNMENT: usize = 8;
 
@@ -73,8 +77,9 @@ pub(crate) fn respond(
             .map(|entry| out.extend_from_slice(entry.as_bytes())),
         (Operation::List { offset, size, with_attributes }, Node::Folder(folder)) => {
             let most = (size as usize).min(LISTING_MAX);
+            let left = if with_attributes && offset == 0 { FIRST_NAMES } else { usize::MAX };
             let mut listing =
-                Listing { tree, generation, with_attributes, most, out, failed: None };
+                Listing { tree, generation, with_attributes, most, left, out, failed: None };
             let listed = tree.list(folder, offset, &mut |entry| listing.add(&entry));
             listed.and(listing.failed.map_or(Ok(()), Err))
         }
@@ -109,6 +114,8 @@ struct Listing<'a> {
     generation: u16,
     with_attributes: bool,
     most: usize,
+    /// Names that may still be added.
+    left: usize,
     out: &'a mut Vec<u8>,
     failed: Option<Error>,
 }
@@ -120,9 +127,10 @@ impl Listing<'_> {
         let head = if self.with_attributes { size_of::<EntryOut>() } else { 0 };
         let length = head + size_of::<Dirent>() + listed.name.len();
         let padded = length.next_multiple_of(ALIGNMENT);
-        if out.len() + padded > self.most {
+        if out.len() + padded > self.most || self.left == 0 {
             return false;
         }
+        self.left -= 1;
         let end = out.len() + padded;
         if self.with_attributes {
             let is_dot = matches!(listed.name, b"." | b"..");
