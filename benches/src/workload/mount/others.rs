@@ -45,6 +45,8 @@ struct Site {
 /// A mount of another program; drop unmounts.
 struct OtherMount {
     dir: PathBuf,
+    /// Folder of the files in the mount.
+    files: PathBuf,
     _process: Process,
 }
 
@@ -87,7 +89,7 @@ fn beside(
     let folder = site.folder.join(name);
     fs::create_dir_all(&folder)?;
     let mounted = start(site, &folder)?;
-    let theirs = twice(&reads, &mounted.dir)?;
+    let theirs = twice(&reads, &mounted.files)?;
     let text = format!("{} files of 4 KiB in random order, {READERS} readers", site.files);
     let row = |(which, (ours, theirs))| {
         let side = |what: &str, rate| Side { what: what.to_owned(), samples: vec![rate] };
@@ -115,10 +117,10 @@ fn start_juicefs(site: &Site, folder: &Path) -> Result<OtherMount> {
         command.args(["mount", "--no-usage-report", "--no-syslog", "--open-cache", LIFETIME]);
         command.args(["--attr-cache", LIFETIME, "--entry-cache", LIFETIME]);
         command.args(["--dir-entry-cache", LIFETIME, "--cache-dir"]).arg(folder.join(cache));
-        OtherMount::start(command.arg(&meta).arg(&dir), dir)
+        OtherMount::start(command.arg(&meta).arg(&dir), dir, "")
     };
     let written = start("cache-of-writes")?;
-    write_all(&written.dir, &paths(site.files), &bytes(SMALL))?;
+    write_all(&written.files, &paths(site.files), &bytes(SMALL))?;
     drop(written);
     start("cache")
 }
@@ -131,10 +133,11 @@ fn start_rclone(site: &Site, folder: &Path) -> Result<OtherMount> {
     command.args(["--s3-access-key-id", "key", "--s3-secret-access-key", "secret"]);
     command.arg("--s3-endpoint").arg(format!("http://{}", site.bucket.address));
     command.arg("--cache-dir").arg(folder.join("cache"));
-    command.arg(format!(":s3:{BUCKET}/{PLAIN}")).arg(&dir);
+    // A folder as the root would delay the start: rclone first asks for an object of its name.
+    command.arg(format!(":s3:{BUCKET}")).arg(&dir);
     // The S3 client of rclone accepts no certificates of the machine, and needs none here.
     command.env("RCLONE_CONFIG", folder.join("rclone.conf")).env_remove("AWS_CA_BUNDLE");
-    OtherMount::start(&mut command, dir)
+    OtherMount::start(&mut command, dir, PLAIN)
 }
 
 fn start_s3fs(site: &Site, folder: &Path) -> Result<OtherMount> {
@@ -148,14 +151,16 @@ fn start_s3fs(site: &Site, folder: &Path) -> Result<OtherMount> {
     let (key, cache) = (key.display(), cache.display());
     let address = site.bucket.address;
     command.arg(format!("{options},passwd_file={key},use_cache={cache},url=http://{address}"));
-    OtherMount::start(&mut command, dir)
+    OtherMount::start(&mut command, dir, "")
 }
 
 impl OtherMount {
-    fn start(command: &mut Command, dir: PathBuf) -> Result<Self> {
+    /// Starts a mount with the files in `folder` of its root.
+    fn start(command: &mut Command, dir: PathBuf, folder: &str) -> Result<Self> {
         fs::create_dir_all(&dir)?;
         let process = Process::listening(command, || is_mounted(&dir))?;
-        Ok(Self { dir, _process: process })
+        let files = dir.join(folder);
+        Ok(Self { dir, files, _process: process })
     }
 }
 
