@@ -42,6 +42,7 @@ pub(in crate::workload) struct FloorProcess {
     /// Folder of the snapshot.
     folder: PathBuf,
     dir: PathBuf,
+    files: usize,
     /// Bytes of each file.
     length: usize,
 }
@@ -132,7 +133,8 @@ impl Floor {
         let dir = files.folder.join("floor");
         fs::create_dir_all(&dir)?;
         let (server, folder) = (files.server.address.clone(), files.folder.clone());
-        let role = FloorProcess { server, folder, dir: dir.clone(), length: files.length };
+        let (count, length) = (files.order.len(), files.length);
+        let role = FloorProcess { server, folder, dir: dir.clone(), files: count, length };
         let process = OwnProcess::start(None, &Role::Floor(role))?;
         let mut floor = Self { process, dir };
         floor.process.answer::<()>()?;
@@ -149,6 +151,8 @@ impl Drop for Floor {
 
 /// Body of a floor's process: serves until the end of the mount.
 pub(in crate::workload) fn serve_floor(floor: &FloorProcess) -> Result<()> {
+    // As the server of a mount: the scheduler treats sessions apart.
+    rustix::process::setsid()?;
     let dataset = open(&floor.server, DATASET, &floor.folder, None, None)?;
     let snapshot = dataset.snapshot().map(Arc::clone).context("the dataset has no snapshot")?;
     let place = dl_fuse::Place {
@@ -158,12 +162,15 @@ pub(in crate::workload) fn serve_floor(floor: &FloorProcess) -> Result<()> {
     };
     let owner = Owner { uid: 0, gid: 0, umask: 0 };
     let threads = available_parallelism()?.min(NonZeroUsize::new(THREADS_MAX).context("four")?);
-    let data = bytes(floor.length);
+    // Memory of its own for each file, as the agent has: a single buffer would stay in the caches of
+    // the processor.
+    let data = bytes(floor.length).repeat(floor.files);
     let layer = Layer::mount(&place, snapshot, owner, threads)?;
     answer(())?;
-    let served = layer.serve(|_, range| {
+    let served = layer.serve(|file, range| {
         let (start, end) = (range.start as usize, range.end as usize);
-        data.get(start..end.min(data.len())).unwrap_or_default()
+        let file = data.chunks_exact(floor.length).nth(file as usize).unwrap_or_default();
+        file.get(start..end.min(file.len())).unwrap_or_default()
     });
     Ok(served?)
 }

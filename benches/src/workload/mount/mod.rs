@@ -43,7 +43,7 @@ pub enum MountPart {
     Absent,
     /// Reads without an agent, or with a small agent
     Without,
-    /// JuiceFS, rclone and s3fs on the same files
+    /// JuiceFS and rclone on the same files
     Others,
 }
 

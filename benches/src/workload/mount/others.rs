@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -29,11 +28,8 @@ const LIFETIME: &str = "3600s";
 /// Another mount: its program, its name for people, and its start.
 type Other = (&'static str, &'static str, fn(&Site, &Path) -> Result<OtherMount>);
 
-const OTHERS: [Other; 3] = [
-    ("juicefs", "JuiceFS", start_juicefs),
-    ("rclone", "rclone", start_rclone),
-    ("s3fs", "s3fs", start_s3fs),
-];
+const OTHERS: [Other; 2] =
+    [("juicefs", "JuiceFS", start_juicefs), ("rclone", "rclone", start_rclone)];
 
 /// The bucket, and a folder for caches and mounts.
 struct Site {
@@ -138,20 +134,6 @@ fn start_rclone(site: &Site, folder: &Path) -> Result<OtherMount> {
     // The S3 client of rclone accepts no certificates of the machine, and needs none here.
     command.env("RCLONE_CONFIG", folder.join("rclone.conf")).env_remove("AWS_CA_BUNDLE");
     OtherMount::start(&mut command, dir, PLAIN)
-}
-
-fn start_s3fs(site: &Site, folder: &Path) -> Result<OtherMount> {
-    let (dir, key, cache) = (folder.join("mnt"), folder.join("key"), folder.join("cache"));
-    fs::write(&key, "key:secret")?;
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
-    let mut command = Command::new("s3fs");
-    command.arg(format!("{BUCKET}:/{PLAIN}")).arg(&dir).arg("-f").arg("-o");
-    // Files that s3fs did not write have no attributes in the bucket.
-    let options = "use_path_request_style,ro,complement_stat,stat_cache_expire=3600";
-    let (key, cache) = (key.display(), cache.display());
-    let address = site.bucket.address;
-    command.arg(format!("{options},passwd_file={key},use_cache={cache},url=http://{address}"));
-    OtherMount::start(&mut command, dir, "")
 }
 
 impl OtherMount {
