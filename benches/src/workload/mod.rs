@@ -26,11 +26,13 @@ use serde::{Deserialize, Serialize};
 use crate::measure::Bench;
 use crate::setup::Settings;
 pub use agent::AgentPart;
+pub use mount::MountPart;
 pub use peers::PeersPart;
 
 /// The role of another process of the program.
 #[derive(Debug, Serialize, Deserialize)]
 enum Role {
+    Floor(mount::FloorProcess),
     Put(memory::Worker),
     Query(snapshot::Reader),
     Read(agent::AgentReader),
@@ -44,6 +46,7 @@ enum Role {
 /// The work of the process fails.
 pub fn play(role: &str) -> Result<()> {
     match serde_json::from_str(role)? {
+        Role::Floor(floor) => mount::serve_floor(&floor),
         Role::Put(worker) => memory::work(&worker),
         Role::Query(reader) => snapshot::read(&reader),
         Role::Read(reader) => agent::read_cached(&reader),
@@ -104,7 +107,10 @@ pub enum Workload {
         part: Option<PeersPart>,
     },
     /// Files of a mount (paper, 6.3 to 6.6), beside the file system of the machine; needs root
-    Mount,
+    Mount {
+        /// Part of the rows; default: all rows
+        part: Option<MountPart>,
+    },
     /// Commits of packed chunks into a Redis Cluster, beside SET of redis-benchmark
     RedisCommit,
     /// Path queries through one server over Redis (paper, Figure 10a), beside GET
@@ -132,7 +138,7 @@ impl Workload {
         Self::Tier,
         Self::Agent { part: None },
         Self::Peers { part: None },
-        Self::Mount,
+        Self::Mount { part: None },
         Self::RedisCommit,
         Self::Stat,
         Self::Servers,
@@ -160,7 +166,7 @@ impl Workload {
             Self::Tier => tier::run(settings),
             Self::Agent { part } => agent::run(part, settings),
             Self::Peers { part } => peers::run(part, settings),
-            Self::Mount => mount::run(settings),
+            Self::Mount { part } => mount::run(part, settings),
             Self::RedisCommit => commit::run(settings),
             Self::Stat => stat::run(settings),
             Self::Servers => stat::servers(settings),

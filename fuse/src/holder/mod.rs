@@ -31,7 +31,7 @@ use crate::server::Counted;
 use crate::source::Refused;
 use crate::status::{MountStatus, socket_name};
 use deny::Denial;
-use init::greet;
+pub(crate) use init::greet;
 use server::ServerProcess;
 
 /// The first pause after a failed server, and the longest.

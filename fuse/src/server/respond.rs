@@ -17,6 +17,10 @@ const LIFETIME: u64 = 365 * 24 * 3_600;
 /// Longest listing in an answer, whatever the request asks for.
 const LISTING_MAX: usize = 1 << 20;
 
+/// Names in the first answer with attributes of a folder. The kernel asks for the first attributes
+/// without a need, and makes an inode for each name. It goes on to ask if a program uses them.
+const FIRST_NAMES: usize = 16;
+
 /// Records of a listing start at multiples of this number.
 const ALIGNMENT: usize = 8;
 
@@ -69,7 +73,8 @@ pub(crate) fn respond(tree: &Tree, request: &Request<'_>, out: &mut Vec<u8>) -> 
         }
         (Operation::List { offset, size, with_attributes }, Node::Folder(folder)) => {
             let most = (size as usize).min(LISTING_MAX);
-            let mut listing = Listing { tree, with_attributes, most, out, failed: None };
+            let left = if with_attributes && offset == 0 { FIRST_NAMES } else { usize::MAX };
+            let mut listing = Listing { tree, with_attributes, most, left, out, failed: None };
             let listed = tree.list(folder, offset, &mut |entry| listing.add(&entry));
             listed.and(listing.failed.map_or(Ok(()), Err))
         }
@@ -103,6 +108,8 @@ struct Listing<'a> {
     tree: &'a Tree,
     with_attributes: bool,
     most: usize,
+    /// Names that may still be added.
+    left: usize,
     out: &'a mut Vec<u8>,
     failed: Option<Error>,
 }
@@ -114,9 +121,10 @@ impl Listing<'_> {
         let head = if self.with_attributes { size_of::<EntryOut>() } else { 0 };
         let length = head + size_of::<Dirent>() + listed.name.len();
         let padded = length.next_multiple_of(ALIGNMENT);
-        if out.len() + padded > self.most {
+        if out.len() + padded > self.most || self.left == 0 {
             return false;
         }
+        self.left -= 1;
         let end = out.len() + padded;
         if self.with_attributes {
             let is_dot = matches!(listed.name, b"." | b"..");

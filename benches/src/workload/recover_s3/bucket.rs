@@ -23,18 +23,18 @@ const PIECE: usize = 64 << 10;
 const PIECES: usize = 64;
 
 /// Bucket of the server.
-pub(super) const BUCKET: &str = "chunks";
+pub(in crate::workload) const BUCKET: &str = "chunks";
 
 /// A running S3 server, s3s-fs.
 #[derive(Debug)]
-pub(super) struct Bucket {
+pub(in crate::workload) struct Bucket {
     _process: Process,
-    pub(super) address: SocketAddr,
+    pub(in crate::workload) address: SocketAddr,
 }
 
 impl Bucket {
     /// Starts the server with its objects below `root`.
-    pub(super) fn start(root: &Path) -> Result<Self> {
+    pub(in crate::workload) fn start(root: &Path) -> Result<Self> {
         std::fs::create_dir_all(root.join(BUCKET))?;
         let address = free_address()?;
         let mut command = Command::new("s3s-fs");

@@ -3,7 +3,7 @@
 //! Must hold: both sides use the same link with as many requests in flight, and get the same
 //! ranges.
 
-mod bucket;
+pub(super) mod bucket;
 
 use std::fs::remove_dir_all;
 use std::net::SocketAddr;
