@@ -320,9 +320,10 @@ impl Attached {
         })
     }
 
-    /// Whether the agent can keep further chunks, or the process reads along an order.
-    pub(super) fn has_room(&self) -> bool {
-        self.maps.pins.get(Gauge::FilesAlone) == 0
+    /// Whether absent files may come alone from the servers: no further chunk can be kept, the process
+    /// reads along no order, and no other agent may have the files.
+    pub(super) fn reads_files_alone(&self) -> bool {
+        self.maps.pins.get(Gauge::FilesAlone) == 1
     }
 
     /// Chunks of the largest group that fits, while the agent gives no absent chunk for an order with

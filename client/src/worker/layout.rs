@@ -294,8 +294,8 @@ pub enum Gauge {
     ElsewhereSince = 10,
     /// Slots that views may hold, set by the agent.
     ViewsMax = 12,
-    /// How absent files should come, set by the agent: 0 with their chunks; 1 alone, because no further
-    /// chunk can be kept; 2 alone, and other agents may have them.
+    /// How absent files should come, set by the agent: 0 with their chunks; 1 alone from the servers,
+    /// because no further chunk can be kept; 2 alone from other agents, which may have them.
     FilesAlone = 13,
     /// Microseconds of all waits that have ended.
     WaitedMicros = 14,

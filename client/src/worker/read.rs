@@ -415,15 +415,15 @@ impl AgentReader {
     ) -> bool {
         let is_same_chunk =
             |file: u32| self.place(file).is_some_and(|other| other.chunk == place.chunk);
-        attached.has_room()
+        !attached.reads_files_alone()
             || place.length * LARGE_PART >= attached.maps.arena.shape().slot_bytes.into()
             || hints.contains(&place.chunk)
             || attached.read_alone.is_next(number, is_same_chunk)
     }
 
-    /// Whether absent files may come without their chunks, because no further chunk can be kept.
+    /// Whether absent files may come alone from the servers.
     pub(crate) fn reads_files_alone(&self) -> bool {
-        self.attached_now().is_some_and(|attached| !attached.has_room())
+        self.attached_now().is_some_and(|attached| attached.reads_files_alone())
     }
 
     /// Forgets the attachment to an agent that has ended.
