@@ -93,16 +93,16 @@ impl State {
     /// Announces to workers without an order whether to read files without their chunks. They do so
     /// when no further chunk can be kept here.
     pub(crate) fn announce_file_requests(&mut self) {
-        let (has_room, has_slot) = (self.can_copy(), self.used() < self.usable_slots());
+        let has_room = self.can_copy();
+        // Between the drop of a chunk and the end of the next fill there seems to be room.
+        let is_full = !has_room || self.used() >= self.usable_slots();
         let mut are_alone = false;
         for (number, one) in self.processes() {
             let has_peers =
                 || self.datasets.get(one.dataset).is_some_and(|open| open.peers.connected() > 0);
-            let files_alone = match has_peers() {
-                _ if self.orders.reads(*number) => 0,
+            let files_alone = match is_full && !self.orders.reads(*number) {
+                true if !has_peers() => 1,
                 true if !has_room => 2,
-                // Between the drop of a chunk and the end of the next fill there seems to be room.
-                false if !has_room || !has_slot => 1,
                 _ => 0,
             };
             one.pins.set(Gauge::FilesAlone, files_alone);

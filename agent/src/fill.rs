@@ -47,7 +47,10 @@ impl Cache {
     fn ended_a_fetch(self: &Arc<Self>, is_for_peer: bool) {
         self.fetches.fetch_sub((!is_for_peer).into(), Ordering::Relaxed);
         self.fetch_ahead();
-        if self.state().is_short() {
+        let mut state = self.state();
+        // The next read in no order may come at once.
+        state.announce_file_requests();
+        if state.is_short() {
             self.moved.notify_one();
         }
     }
