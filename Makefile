@@ -28,7 +28,7 @@ install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo test test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 fuse fio mounts training bench-training python python-env test-python test-oldest-torch torture-python python-bench-env bench-python
+.PHONY: help demo cluster-demo image test test-deploy deploy-env podman prometheus test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 fuse fio mounts training bench-training python python-env test-python test-oldest-torch torture-python python-bench-env bench-python
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -40,7 +40,7 @@ demo: clone ## Put a real folder, read it back, kill the server, lose the metada
 cluster-demo: clone redis buckets openssl ## The demo on a Redis Cluster, an S3 server and three servers.
 	@demo/cluster.sh
 
-test: test-lint test-doc test-unit test-end-to-end test-python ## What has to pass before a commit: format, clippy, all tests.
+test: test-lint test-doc test-unit test-end-to-end test-python test-deploy ## What has to pass before a commit: format, clippy, all tests.
 
 test-lint: clone fmt clippy ## Format and clippy.
 
@@ -122,6 +122,46 @@ fuzz: ## Run every fuzz target for FUZZ_SECONDS from the golden files on (needs 
 		cargo +nightly fuzz run --target-dir $(CARGO_TARGET_DIR)/fuzz "$$target" \
 			"$$corpus" format/golden -- -max_total_time=$(FUZZ_SECONDS); \
 	done
+
+# The folder of what the image and its checks are made of.
+DEPLOY := $(CACHE)/deploy
+CONTAINERS := CONTAINERS_CONF=$(CURDIR)/tests/deploy/containers.conf
+
+image: clone podman ## Build the image localhost/diesel from the programs of a release, without a registry.
+	cargo build --locked --release --package dl-server --package dlcmd --bins
+	@$(call image_of,release)
+
+# Builds the image from the programs in the folder $(1) of the build.
+define image_of
+	mkdir -p $(DEPLOY)/programs && cd $(CURDIR) && 	for program in dlserver dlcmd; do 		strip -o $(DEPLOY)/programs/$$program $(CARGO_TARGET_DIR)/$(1)/$$program; 	done; 	export $(CONTAINERS); 	podman image exists localhost/diesel-base || deploy/image/base.sh $(DEPLOY) > /dev/null; 	podman build --quiet --timestamp 0 --build-arg BASE=localhost/diesel-base \
+		--file deploy/image/Dockerfile --tag localhost/diesel $(DEPLOY)/programs
+endef
+
+test-deploy: clone programs podman prometheus deploy-env ## The checks of deploy/: image, units, chart, alerts.
+	@mkdir -p $(dir $(SKIPPED)) && : > $(SKIPPED); code=0; \
+	[ "$$(id -u)" != 0 ] || { $(call image_of,debug); } > /dev/null || echo "the image could not be built"; \
+	DIESEL_SKIPPED=$(SKIPPED) DIESEL_PROGRAMS=$(DEPLOY)/programs DIESEL_DEPLOY=$(DEPLOY) \
+		$(TOOLS)/deploy/bin/python -B -m pytest -q -p no:cacheprovider tests/deploy || code=$$?; \
+	echo "$$(wc -l < $(SKIPPED)) checks were skipped"; \
+	sort $(SKIPPED); \
+	exit $$code
+
+# Python with Helm's engine, and a root file system with systemd: a slow network makes none in its time, and its
+# checks are skipped then.
+deploy-env:
+	$(call system,python3 -c 'import ensurepip',python3-venv)
+	@cmp -s tests/deploy/requirements.txt $(TOOLS)/deploy/requirements.txt || { \
+		python3 -m venv --clear $(TOOLS)/deploy && \
+		$(TOOLS)/deploy/bin/pip install --quiet --no-deps --only-binary :all: \
+			--requirement tests/deploy/requirements.txt && \
+		cp tests/deploy/requirements.txt $(TOOLS)/deploy; \
+	}
+	@[ -e $(DEPLOY)/systemd.tar ] || [ "$$(id -u)" != 0 ] || { \
+		mkdir -p $(DEPLOY) && \
+		timeout 150 mmdebstrap --quiet --variant=minbase --include=systemd,systemd-sysv,dbus \
+			bookworm $(DEPLOY)/systemd.part && mv $(DEPLOY)/systemd.part $(DEPLOY)/systemd.tar || \
+			{ rm -f $(DEPLOY)/systemd.part; echo "$@: no root file system with systemd was made"; }; \
+	}
 
 # Cargo knows the crates of two clones with one target folder apart by the age of their files
 # alone, so after a build of another clone it would take that one's programs for this one's.
@@ -262,6 +302,12 @@ define system
 		fi; \
 	}
 endef
+
+podman:
+	$(call system,command -v podman && command -v runc && command -v mmdebstrap,podman runc mmdebstrap)
+
+prometheus:
+	$(call system,command -v promtool,prometheus)
 
 memcached:
 	$(call system,command -v memcached,memcached)

@@ -42,16 +42,24 @@ impl State {
         unread.map(|(number, _)| number)
     }
 
-    /// Drops the chunks of a version, and then the version; keeps it if a chunk can't be dropped yet.
+    /// Drops the chunks of a version, and then the version. Does nothing while a chunk is under way or
+    /// read by another agent, but fetches nothing ahead any more.
     fn close(&mut self, number: usize) {
+        self.orders.forget(number);
+        self.backlog.forget(number);
         let chunks = self.chunks.iter().filter(|(key, _)| key.dataset == number);
+        let is_idle = |held: &ChunkState| match held {
+            ChunkState::Full { slot, .. } => !self.peer_pins.holds(*slot),
+            ChunkState::Filling { .. } => false,
+        };
+        if !chunks.clone().all(|(_, held)| is_idle(held)) {
+            return;
+        }
         let chunks: Vec<ChunkKey> = chunks.map(|(key, _)| *key).collect();
         let dropped = chunks.iter().filter(|key| self.drop_chunk(**key)).count();
         if dropped < chunks.len() {
             return;
         }
-        self.orders.forget(number);
-        self.backlog.forget(number);
         if let Some(open) = self.datasets.remove(number) {
             open.closed.request();
             let version = open.snapshot.version();

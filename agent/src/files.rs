@@ -95,7 +95,7 @@ impl State {
     pub(crate) fn announce_file_requests(&mut self) {
         let has_room = self.can_copy();
         // Between the drop of a chunk and the end of the next fill there seems to be room.
-        let is_full = !has_room || self.used() >= self.usable_slots();
+        let is_full = self.keeps && !has_room || self.used() >= self.usable_slots();
         let mut are_alone = false;
         for (number, one) in self.processes() {
             let has_peers =

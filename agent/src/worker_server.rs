@@ -169,7 +169,7 @@ impl WorkerServer {
         };
         let (open, arena, segments) = {
             let state = self.cache.state();
-            let Some(open) = state.datasets.get(dataset).map(Arc::clone) else { return Ok(()) };
+            let open = state.datasets.get(dataset).map(Arc::clone).ok_or_else(closed)?;
             let Some((arena, segments)) = state.arena.clone() else { return Ok(()) };
             (open, arena, segments)
         };
@@ -187,7 +187,11 @@ impl WorkerServer {
         let (hints, socket_of) = (VecDeque::new(), Arc::clone(socket));
         let connection =
             Connection { pid, dataset, pins, socket: socket_of, hints, open: 0, is_beside };
-        *number = Some(self.cache.state().enter(connection));
+        {
+            let mut state = self.cache.state();
+            state.datasets.get(dataset).ok_or_else(closed)?;
+            *number = Some(state.enter(connection));
+        }
         socket.send(&FromAgent::Welcome(welcome), &files, Duration::ZERO)?;
         send_segments(socket, &segments)?;
         self.cache.moved.notify_one();
@@ -258,6 +262,11 @@ impl WorkerServer {
         self.cache.moved.notify_one();
         is_taken
     }
+}
+
+/// The error for a version that was closed meanwhile: the worker attaches again, which opens it.
+fn closed() -> io::Error {
+    io::ErrorKind::ConnectionReset.into()
 }
 
 /// Sends the descriptors of the arena, in packets.

@@ -16,15 +16,18 @@ use zerocopy::IntoBytes;
 
 use crate::abi::{InvalEntryOut, InvalInodeOut, notice};
 use crate::channel::Channel;
-use crate::messages::{Features, FromServer, ids_of};
+use crate::messages::{Features, FromServer, Shown, ids_of};
 use crate::server::{Served, Version, Versions};
 use crate::source::{Refused, Source};
-use crate::tree::TOP;
+use crate::tree::{GENERATIONS, TOP};
 
 /// The interval between two looks for a newer version by a mount that stays at its version.
 const LOOK_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Time for a message to the holder.
+/// Time until the names are forgotten once more after a switch.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Time for a message to the holder, and for its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Looks for newer versions, and shows them.
@@ -35,10 +38,12 @@ pub(crate) struct Follower {
     /// For notifications of the kernel.
     pub(crate) notices: Channel,
     pub(crate) features: Features,
+    /// The holder knows the version that was sent last.
+    pub(crate) recorded: Receiver<()>,
 }
 
 impl Follower {
-    /// Starts the thread; a message begins a refresh at once.
+    /// Starts the thread; each message begins a refresh at once.
     pub(crate) fn start(self) -> io::Result<Sender<()>> {
         let (sender, refreshes) = channel();
         let run = move || self.run(&refreshes);
@@ -47,44 +52,46 @@ impl Follower {
     }
 
     fn run(&self, refreshes: &Receiver<()>) {
-        self.finish_switch();
-        loop {
-            match refreshes.recv_timeout(self.source.follow.unwrap_or(LOOK_INTERVAL)) {
-                Ok(()) => {
-                    let refreshed = self.refresh();
-                    let why = refreshed.err().map(|refused| refused.why);
-                    if let Err(why) = self.holder.send(&FromServer::Refreshed(why), &[], PATIENCE) {
-                        tracing::debug!(%why, "report a refresh");
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) => {
-                    if let Err(Refused { why, .. }) = self.look() {
-                        tracing::warn!(why, "look for a newer version");
-                    }
-                }
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-        }
-    }
-
-    /// Notifies the kernel of a switch by an earlier server, which may have ended before.
-    fn finish_switch(&self) {
         let versions = self.served.versions();
-        if versions.before.is_some() {
-            self.forget_names(&versions);
+        // An earlier server may have ended between the switch and the notification.
+        let mut is_notified = versions.current.shown().generation == 0;
+        drop(versions);
+        loop {
+            let usual = self.source.follow.unwrap_or(LOOK_INTERVAL);
+            let pause = if is_notified { usual } else { usual.min(AGAIN) };
+            let (is_due, done) = match refreshes.recv_timeout(pause) {
+                Ok(()) => (true, self.refresh()),
+                Err(RecvTimeoutError::Timeout) if !is_notified => {
+                    self.forget_names();
+                    is_notified = true;
+                    continue;
+                }
+                Err(RecvTimeoutError::Timeout) => (false, self.look()),
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            if let Err(Refused { why, .. }) = &done {
+                tracing::warn!(why, "show a newer version");
+            }
+            // A listing that was under way at the switch may have brought old names back.
+            is_notified &= !matches!(done, Ok(true));
+            if is_due {
+                let why = done.err().map(|refused| refused.why);
+                if let Err(why) = self.holder.send(&FromServer::Refreshed(why), &[], PATIENCE) {
+                    tracing::debug!(%why, "report a refresh");
+                }
+            }
         }
     }
 
-    /// Shows a newer version, if there is one and the mount follows; else notes it for the status.
-    fn look(&self) -> Result<(), Refused> {
-        match self.source.follow {
-            Some(_) => self.refresh(),
-            None => {
-                let is_newest = self.is_newest(&self.served.versions().current)?;
-                self.served.counts.set_stale(!is_newest);
-                Ok(())
-            }
+    /// Shows a newer version, if there is one and the mount follows; else notes it for the status. Gives
+    /// whether another version is shown.
+    fn look(&self) -> Result<bool, Refused> {
+        if self.source.follow.is_some() {
+            return self.refresh();
         }
+        let is_newest = self.is_newest(&self.served.versions().current)?;
+        self.served.counts.set_stale(!is_newest);
+        Ok(false)
     }
 
     fn is_newest(&self, current: &Version) -> Result<bool, Refused> {
@@ -94,36 +101,41 @@ impl Follower {
         Ok(ids_of((newest.id, newest.version)) == current.shown().ids)
     }
 
-    /// Shows the newest version.
-    fn refresh(&self) -> Result<(), Refused> {
+    /// Shows the newest version; gives whether it is another.
+    fn refresh(&self) -> Result<bool, Refused> {
         let versions = self.served.versions();
         if self.is_newest(&versions.current)? {
-            return Ok(());
+            return Ok(false);
         }
         let shown = versions.current.shown();
-        let newest = self.source.open_newest(shown.generation.wrapping_add(1))?;
+        let newest = self.source.open_newest((shown.generation + 1) % GENERATIONS)?;
         if newest.shown().ids == shown.ids {
-            return Ok(());
+            return Ok(false);
         }
-        let failed = |why: io::Error| Refused { exit: 1, why: why.to_string() };
-        let switched = FromServer::Switched(newest.shown());
-        self.holder.send(&switched, &[], PATIENCE).map_err(failed)?;
+        self.record(newest.shown()).map_err(|why| Refused { exit: 1, why: why.to_string() })?;
         let before = Some(Arc::new(versions.current.without_agent()));
-        let versions = Versions { current: Arc::new(newest), before };
-        self.served.show(versions);
+        let version = newest.tree.snapshot().version();
+        self.served.show(Versions { current: Arc::new(newest), before });
         self.served.counts.set_stale(false);
-        let versions = self.served.versions();
-        self.forget_names(&versions);
-        let version = versions.current.tree.snapshot().version();
+        self.forget_names();
         tracing::info!(%version, "the mount shows a newer version");
-        Ok(())
+        Ok(true)
+    }
+
+    /// Waits until the holder knows a version, which the next server then serves.
+    fn record(&self, shown: Shown) -> io::Result<()> {
+        // The answer to a message that was given up.
+        while self.recorded.try_recv().is_ok() {}
+        self.holder.send(&FromServer::Switched(shown), &[], PATIENCE)?;
+        let late = |_| io::Error::new(io::ErrorKind::TimedOut, "the holder gives no answer");
+        self.recorded.recv_timeout(PATIENCE).map_err(late)
     }
 
     /// Lets the kernel forget all names, so that programs see the current version.
-    fn forget_names(&self, versions: &Versions) {
-        let no_pages = InvalInodeOut { node: TOP, offset: -1, length: 0 };
-        // The kernel may not know the folder, or may have forgotten it.
-        let _ = self.notices.notify(notice::INVAL_INODE, &[no_pages.as_bytes()]);
+    fn forget_names(&self) {
+        // With the listing that the kernel keeps. It may not know the folder, or may have forgotten it.
+        let all_pages = InvalInodeOut { node: TOP, offset: 0, length: 0 };
+        let _ = self.notices.notify(notice::INVAL_INODE, &[all_pages.as_bytes()]);
         let forgotten = match self.features.has_epochs {
             true => self.notices.notify(notice::INC_EPOCH, &[]),
             false => Err(Errno::NOSYS.into()),
@@ -131,7 +143,7 @@ impl Follower {
         if forgotten.is_ok() {
             return;
         }
-        for version in versions.all() {
+        for version in self.served.versions().all() {
             if let Err(error) = self.forget_entries(version) {
                 tracing::warn!(%error, "list the names that the kernel should forget");
             }

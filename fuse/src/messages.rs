@@ -14,7 +14,7 @@ pub(crate) type Ids = ([u8; 16], Vec<u8>);
 #[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead, Serialize, Deserialize)]
 pub struct Shown {
     /// Number of versions that the mount showed before.
-    pub generation: u16,
+    pub generation: u32,
     /// The dataset and its version, as bytes.
     pub ids: ([u8; 16], Vec<u8>),
 }
@@ -49,6 +49,8 @@ pub(crate) enum ToServer {
     Count,
     /// Show the newest version, and report it.
     Refresh,
+    /// The version that the server has sent is known, for later servers.
+    Recorded,
 }
 
 /// A message of the server.

@@ -8,7 +8,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -60,16 +60,18 @@ pub fn serve(source: Source, holder: &Arc<Socket>) -> io::Result<()> {
     }
     let (notices, patience) = (first.try_clone()?, source.patience);
     let served = Served::new(versions, patience);
+    let (records, recorded) = channel();
     let follower = Follower {
         source,
         served: Arc::clone(&served),
         holder: Arc::clone(holder),
         notices,
         features,
+        recorded,
     };
     let refreshes = follower.start()?;
     let (counted, holder) = (Arc::clone(&served), Arc::clone(holder));
-    let report = move || report(&counted, &holder, &refreshes);
+    let report = move || report(&counted, &holder, &refreshes, &records);
     thread::Builder::new().name("holder".to_owned()).spawn(report)?;
     served.run(channels)
 }
@@ -86,7 +88,7 @@ fn channels(files: Vec<OwnedFd>, threads: Option<NonZeroUsize>) -> io::Result<Ve
 }
 
 /// Answers the holder until its end.
-fn report(served: &Served, holder: &Socket, refreshes: &Sender<()>) {
+fn report(served: &Served, holder: &Socket, refreshes: &Sender<()>, records: &Sender<()>) {
     loop {
         match holder.receive::<ToServer>(FOR_EVER) {
             Ok(Some((ToServer::Count, _))) => {
@@ -100,6 +102,7 @@ fn report(served: &Served, holder: &Socket, refreshes: &Sender<()>) {
                 // Without the follower no server runs.
                 let _ = refreshes.send(());
             }
+            Ok(Some((ToServer::Recorded, _))) => _ = records.send(()),
             Ok(Some(_)) => {}
             Ok(None) => break,
             Err(why) if why.kind() == io::ErrorKind::TimedOut => {}

@@ -87,14 +87,14 @@ impl Source {
     }
 
     /// The newest version, in a generation.
-    pub(crate) fn open_newest(&self, generation: u16) -> Result<Version, Refused> {
+    pub(crate) fn open_newest(&self, generation: u32) -> Result<Version, Refused> {
         let newest = agent::at_servers(&self.client, &self.name)
             .and_then(|dataset| dataset.with_snapshot(self.cache.as_ref()));
         self.version(newest.map_err(self.describe)?, generation)
     }
 
     /// The mounted folder of a version.
-    fn version(&self, dataset: Dataset, generation: u16) -> Result<Version, Refused> {
+    fn version(&self, dataset: Dataset, generation: u32) -> Result<Version, Refused> {
         let snapshot = dataset.snapshot().map(Arc::clone);
         let snapshot = snapshot.ok_or_else(|| self.refuse("it has no snapshot"))?;
         let folder = snapshot.folder(&self.folder).map_err(self.describe)?;

@@ -141,7 +141,7 @@ struct Holder<'a> {
     /// Closed at the end.
     waiting: Vec<Socket>,
     /// Tools that wait for the newest version.
-    refreshing: Vec<Socket>,
+    refreshing: VecDeque<Socket>,
 }
 
 /// The connection with the kernel.
@@ -186,12 +186,13 @@ pub fn hold(
         problem: None,
         denial: None,
         waiting: Vec::new(),
-        refreshing: Vec::new(),
+        refreshing: VecDeque::new(),
     };
     if let Some(legacy) = holder.mount.legacy.take() {
-        holder.take_over(&legacy).map_err(|why| local(&why))?;
+        holder.take_over(&legacy)?;
+    } else {
+        holder.start_server().map_err(|why| local(&why))?;
     }
-    holder.start_server().map_err(|why| local(&why))?;
     let ended = holder.run();
     holder.end();
     ended
@@ -296,7 +297,7 @@ impl Holder<'_> {
             let why = why.unwrap_or_else(|| "the server of the mount ended early".to_owned());
             return Err(Refused { exit: 1, why });
         }
-        self.end_refreshes(Some("the server of the mount has ended".to_owned()));
+        self.end_refreshes("the server of the mount has ended");
         let now = since_boot();
         let served = self.served.take().map(|since| now.saturating_sub(since));
         if served.is_some_and(|served| served >= SERVED) {
@@ -349,10 +350,20 @@ impl Holder<'_> {
                 }
             }
             FromServer::Switched(shown) => {
-                self.versions.insert(0, shown);
-                self.versions.truncate(VERSIONS_MAX);
+                self.record(shown);
+                let sent = self
+                    .server
+                    .as_ref()
+                    .map(|server| server.socket.send(&ToServer::Recorded, &[], PATIENCE));
+                if let Some(Err(why)) = sent {
+                    tracing::debug!(%why, "answer the server");
+                }
             }
-            FromServer::Refreshed(why) => self.end_refreshes(why),
+            FromServer::Refreshed(why) => {
+                let answer = self.refreshed(why);
+                let first = self.refreshing.pop_front();
+                first.iter().for_each(|socket| tell(socket, &answer));
+            }
             // The answer to a question given up.
             FromServer::Counted(_) => {}
         }
@@ -431,22 +442,27 @@ impl Holder<'_> {
     fn refresh(&mut self, socket: Socket) {
         let server = self.server.as_ref().filter(|_| self.served.is_some());
         let asked = server.map(|server| server.socket.send(&ToServer::Refresh, &[], PATIENCE));
-        self.refreshing.push(socket);
         match asked {
-            Some(Ok(())) => {}
-            Some(Err(why)) => self.end_refreshes(Some(why.to_string())),
-            None => self.end_refreshes(Some("the mount has no server now".to_owned())),
+            Some(Ok(())) => self.refreshing.push_back(socket),
+            Some(Err(why)) => tell(&socket, &self.refreshed(Some(why.to_string()))),
+            None => tell(&socket, &self.refreshed(Some("the mount has no server now".to_owned()))),
         }
     }
 
-    /// Answers the tools that wait for the newest version.
-    fn end_refreshes(&mut self, why: Option<String>) {
-        let answer = Answer::Refreshed(why.map_or_else(|| Ok(self.version()), Err));
-        for socket in self.refreshing.drain(..) {
-            if let Err(why) = socket.send(&answer, &[], Duration::ZERO) {
-                tracing::debug!(%why, "answer a tool");
-            }
-        }
+    fn refreshed(&self, why: Option<String>) -> Answer {
+        Answer::Refreshed(why.map_or_else(|| Ok(self.version()), Err))
+    }
+
+    /// Answers all tools that wait for the newest version.
+    fn end_refreshes(&mut self, why: &str) {
+        let answer = self.refreshed(Some(why.to_owned()));
+        self.refreshing.drain(..).for_each(|socket| tell(&socket, &answer));
+    }
+
+    /// Notes the version that a server shows.
+    fn record(&mut self, shown: Shown) {
+        self.versions.insert(0, shown);
+        self.versions.truncate(VERSIONS_MAX);
     }
 
     /// The shown version.
@@ -505,6 +521,12 @@ impl Holder<'_> {
         }
         // Open until the process ends, which tools wait for.
         std::mem::forget(std::mem::take(&mut self.waiting));
+    }
+}
+
+fn tell(tool: &Socket, answer: &Answer) {
+    if let Err(why) = tool.send(answer, &[], Duration::ZERO) {
+        tracing::debug!(%why, "answer a tool");
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) struct AbsentRead {
 }
 
 /// A file: its generation, and its number there.
-type FileKey = (u16, u32);
+type FileKey = (u32, u32);
 
 impl AbsentRead {
     fn key(&self) -> FileKey {

@@ -26,7 +26,7 @@ pub(crate) struct Versions {
 }
 
 impl Version {
-    fn generation(&self) -> u16 {
+    fn generation(&self) -> u32 {
         self.tree.numbers().generation
     }
 

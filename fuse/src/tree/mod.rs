@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use libdiesel::{Child, Error, Snapshot};
 
 use crate::abi::{Attr, FILE_MODE, FILE_TYPE, FOLDER_MODE, FOLDER_TYPE, StatfsOut};
-pub(crate) use node::{Node, Numbers, TOP, generation_of};
+pub(crate) use node::{GENERATIONS, Node, Numbers, TOP, generation_of};
 
 /// The unit of `st_blocks`.
 const BLOCK: u64 = 512;
@@ -71,7 +71,7 @@ impl Entry<'_> {
 
 impl Tree {
     /// The tree of a folder, by its number in the snapshot, in a generation of the mount.
-    pub(crate) fn new(snapshot: Arc<Snapshot>, top: u32, owner: Owner, generation: u16) -> Self {
+    pub(crate) fn new(snapshot: Arc<Snapshot>, top: u32, owner: Owner, generation: u32) -> Self {
         let (folders, files) = (snapshot.folders(), snapshot.files());
         let numbers = Numbers { generation, top, folders, files };
         let changed = snapshot.version().last_stamp();

@@ -2,8 +2,11 @@
 //!
 //! Must hold: a number of any value leads to an entry or to none.
 
-/// Bits of a node id below the generation.
-const GENERATION_BITS: u32 = 48;
+/// Bits of a node id below the generation: folders and files have numbers of 32 bits each.
+const GENERATION_BITS: u32 = 34;
+
+/// The number of generations: a mount that switches each second needs 34 years for them.
+pub(crate) const GENERATIONS: u32 = 1 << 30;
 
 /// The node id of the top folder, in each generation.
 pub(crate) const TOP: u64 = 1;
@@ -19,7 +22,7 @@ pub(crate) enum Node {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Numbers {
     /// Number of versions that the mount showed before.
-    pub(crate) generation: u16,
+    pub(crate) generation: u32,
     /// The top folder.
     pub(crate) top: u32,
     pub(crate) folders: u32,
@@ -28,8 +31,8 @@ pub(crate) struct Numbers {
 
 /// The generation of a node id; none for the top folder, which is the same in all of them, and for
 /// requests without an entry.
-pub(crate) fn generation_of(id: u64) -> Option<u16> {
-    (id > TOP).then_some((id >> GENERATION_BITS) as u16)
+pub(crate) fn generation_of(id: u64) -> Option<u32> {
+    (id > TOP).then_some((id >> GENERATION_BITS) as u32)
 }
 
 impl Numbers {

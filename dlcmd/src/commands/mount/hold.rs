@@ -7,7 +7,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -66,7 +66,7 @@ fn own_arguments() -> Vec<OsString> {
 }
 
 /// The flags of a part of the mount, each with a value.
-const PART_FLAGS: [&str; 3] = ["--role", "--instance", "--legacy"];
+const PART_FLAGS: [&str; 4] = ["--role", "--instance", "--legacy", "--program"];
 
 /// The command of another part of the mount.
 fn part(flags: &[&str]) -> Command {
@@ -95,7 +95,10 @@ pub(super) fn start(
 ) -> Result<Exit, Failure> {
     let failed = |why| Failure::local("start the mount", why);
     let (own, other) = Socket::pair().map_err(failed)?;
-    let mut command = part(&["--role", "hold"]);
+    let program = invoked().and_then(|path| path.into_os_string().into_string().ok());
+    let mut flags = vec!["--role", "hold"];
+    flags.extend(program.iter().flat_map(|program| ["--program", program]));
+    let mut command = part(&flags);
     command.stdin(Stdio::from(OwnedFd::from(other))).stderr(Stdio::null());
     close_on_exec();
     place_of(settings, options)?.pass_on().map_err(failed)?;
@@ -256,29 +259,54 @@ fn place_of(settings: &Settings, options: &MountOptions) -> Result<Place, Failur
     })
 }
 
-/// A folder; the root in place of a folder that is gone.
-fn existing(folder: &Path) -> &Path {
-    if folder.is_dir() { folder } else { Path::new("/") }
+/// The path of an open folder in this process.
+fn path_of(folder: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()))
+}
+
+/// The program for an upgrade: by its name at the start, which may be a link to a version.
+fn program_of(settings: &Settings) -> PathBuf {
+    let named = env::args_os().next().map(PathBuf::from);
+    let named = settings.program.clone().or(named);
+    let named = named.filter(|name| name.is_absolute() && !name.starts_with("/proc"));
+    let found = || env::current_exe().unwrap_or_else(|_| PathBuf::from(PROGRAM));
+    named.unwrap_or_else(found)
+}
+
+/// The path by which a shell has found this program.
+fn invoked() -> Option<PathBuf> {
+    let name = PathBuf::from(env::args_os().next()?);
+    if name.components().count() > 1 {
+        return std::path::absolute(name).ok();
+    }
+    let folders = env::var_os("PATH")?;
+    env::split_paths(&folders).map(|folder| folder.join(&name)).find(|path| path.is_file())
 }
 
 fn mount_of(settings: &Settings, options: &MountOptions) -> Result<Mount, Failure> {
     let place = place_of(settings, options)?;
-    // Relative names of files are those of the starter; the holder itself may leave the folder.
-    let folder = env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
+    // Relative names of files are those of the starter; the holder itself may leave the folder. By its
+    // descriptor: the name may lead into the mount, which answers only while a server runs.
+    let mode =
+        rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    let folder = rustix::fs::open(".", mode, rustix::fs::Mode::empty());
+    let folder = Arc::new(folder.map_err(|why| Failure::local("mount", io::Error::from(why)))?);
     let new = || format!("{}-{}", std::process::id(), since_boot().as_micros());
     let instance = settings.instance.clone().unwrap_or_else(new);
-    let program = env::current_exe().unwrap_or_else(|_| PathBuf::from(PROGRAM));
+    let program = program_of(settings);
     let (same, is_background) = (instance.clone(), settings.role.is_some());
-    let beginning = folder.clone();
+    let named = program.to_str().map(str::to_owned);
+    let beginning = Arc::clone(&folder);
     let upgrade = move |legacy: &str| {
         let flags = ["--instance", &same, "--legacy", legacy, "--role", "hold"];
-        let flags = flags.get(..if is_background { 6 } else { 4 }).unwrap_or_default();
-        part_of(&program, flags).current_dir(existing(&beginning)).exec()
+        let mut flags = flags.get(..if is_background { 6 } else { 4 }).unwrap_or_default().to_vec();
+        flags.extend(named.iter().flat_map(|program| ["--program", program]));
+        part_of(&program, &flags).current_dir(path_of(&beginning)).exec()
     };
     let server = move || {
         let mut command = part(&["--role", "serve", "--instance", &instance]);
         command.stderr(Stdio::inherit());
-        command.current_dir(existing(&folder));
+        command.current_dir(path_of(&folder));
         command
     };
     Ok(Mount {

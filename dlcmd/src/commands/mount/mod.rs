@@ -116,6 +116,10 @@ struct Settings {
     #[arg(long, value_name = "NAME", hide = true)]
     instance: Option<String>,
 
+    /// The program that the next holder runs
+    #[arg(long, value_name = "FILE", hide = true)]
+    program: Option<PathBuf>,
+
     /// The mount of the program before in this process
     #[arg(long, value_name = "TEXT", hide = true)]
     legacy: Option<String>,
@@ -170,6 +174,9 @@ pub(crate) fn run(
         return Err(Failure::usage("give a dataset and a folder; dlcmd mount --help".to_owned()));
     };
     let options = MountOptions::parse(&settings.options)?;
+    if settings.at.is_some() && options.follow.is_some() {
+        return Err(Failure::usage("--at and -o follow exclude each other"));
+    }
     match settings.role {
         Some(Role::Serve) => hold::serve(settings, &options, context),
         Some(Role::Hold) => hold::in_background(settings, &options, context),

@@ -71,9 +71,11 @@ fn an_agent_without_a_cache_reads_all_through_few_slots() -> Result<()> {
     let agent = memory(scene.agent()?.as_raw_nonzero(), &["RssShmem"])?;
     ensure!(agent <= 5 * MIB, "the agent shares {agent} bytes");
     ensure!(status["chunks_kept"] == 0 && status["policy"] == "none", "{status}");
-    ensure!(status["fallbacks"] == 0, "{status}");
-    let (fetched, chunks) = (&status["chunks_from_servers"], &status["chunks"]);
-    ensure!(fetched.as_u64() >= chunks.as_u64(), "{status}");
+    let number = |field: &str| status[field].as_u64().context("a number");
+    let chunks = number("chunks")?;
+    // Of a chunk that may be gone again, each worker reads the first file alone.
+    ensure!(number("fallbacks")? <= 4 * chunks, "{status}");
+    ensure!(number("chunks_from_servers")? >= chunks, "{status}");
     workers.into_iter().try_for_each(|worker| worker.end().map(drop))
 }
 

@@ -14,7 +14,7 @@ use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 use super::shared::open_at;
-use super::{FILES, Scene, bytes_of, wait_for_end};
+use super::{FILES, LONGEST, Scene, bytes_of, wait_for_end};
 
 /// The time limit for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -120,15 +120,20 @@ fn why_names_the_processes_with_pinned_slots() -> Result<()> {
     scene.wait_until(|status| status["workers"].as_array().is_some_and(|all| all.len() == 1))?;
     let view = dataset.view(first)?;
     scene.signal_server(Signal::STOP)?;
-    let mut filling = scene.cat(&dataset, second)?;
-    scene.wait_of(filling.id(), "fetching")?;
-    let mut without = scene.cat(&dataset, third)?;
-    let wait = scene.wait_of(without.id(), "no-slot")?;
     let me = std::process::id();
-    ensure!(wait["pinned_by"] == serde_json::json!([{ "pid": me, "slots": 1 }]), "{wait}");
-    ensure!(scene.why()?.contains(&format!("Process {me} pins 1 slot.")), "{}", scene.why()?);
-    scene.signal_server(Signal::CONT)?;
-    ensure!(filling.wait(PATIENCE)? == 0 && without.wait(PATIENCE)? == 0, "a reader failed");
+    // Twice, so that the chunk is worth its slot.
+    let read = |file: u32| dataset.get_many_into(&[file, file], &mut vec![0; 2 * LONGEST]);
+    let (filled, without) = std::thread::scope(|scope| -> Result<_> {
+        let filling = scope.spawn(|| read(second));
+        scene.wait_of(me, "fetching")?;
+        let without = scope.spawn(|| read(third));
+        let wait = scene.wait_of(me, "no-slot")?;
+        ensure!(wait["pinned_by"] == serde_json::json!([{ "pid": me, "slots": 1 }]), "{wait}");
+        ensure!(scene.why()?.contains(&format!("Process {me} pins 1 slot.")), "{}", scene.why()?);
+        scene.signal_server(Signal::CONT)?;
+        Ok((filling.join(), without.join()))
+    })?;
+    ensure!(matches!((filled, without), (Ok(Ok(_)), Ok(Ok(_)))), "a reader failed");
     drop(view);
     Ok(())
 }
