@@ -304,7 +304,7 @@ define system
 endef
 
 podman:
-	$(call system,command -v podman && command -v runc && command -v mmdebstrap,podman runc mmdebstrap)
+	$(call system,command -v podman && command -v runc && command -v catatonit && command -v mmdebstrap,podman runc catatonit mmdebstrap)
 
 prometheus:
 	$(call system,command -v promtool,prometheus)

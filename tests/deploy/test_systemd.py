@@ -50,7 +50,7 @@ def test_the_server_is_hardened(machine):
 
 
 def test_a_killed_server_starts_again_with_its_files(machine):
-    machine("mkdir -p /root/kept && echo kept > /root/kept/file && dlcmd put /root/kept dl://kept")
+    machine("mkdir -p /srv/kept && echo kept > /srv/kept/file && dlcmd put /srv/kept dl://kept")
     before = pid_of(machine, "dlserver")
     machine(f"kill -9 {before}")
     soon("another server", lambda: pid_of(machine, "dlserver") not in (before, "0"))
@@ -60,23 +60,23 @@ def test_a_killed_server_starts_again_with_its_files(machine):
 def test_a_mount_is_reloaded_under_a_reader_and_leaves_nothing(machine):
     if "fuse" not in machine("cat /proc/filesystems; ls /dev/fuse || true"):
         needs("containers have no /dev/fuse here")
-    machine("mkdir -p /root/m && head -c 3000000 /dev/urandom > /root/m/file && dlcmd put /root/m dl://m")
+    machine("mkdir -p /srv/m && head -c 3000000 /dev/urandom > /srv/m/file && dlcmd put /srv/m dl://m")
     machine("printf 'DATASET=dl://m\\nOPTIONS=--follow=1s\\n' > /etc/diesel/mounts/data-m")
     machine("systemctl start diesel-mount@data-m")
     # The unit is started when files can be read.
-    machine("cmp /root/m/file /data/m/file")
+    machine("cmp /srv/m/file /data/m/file")
     before = pid_of(machine, "diesel-mount@data-m")
-    reads = "for i in $(seq 200); do dd if=/data/m/file iflag=direct bs=64k status=none | cmp - /root/m/file || exit 1; done"
-    machine(f"({reads}; echo $? > /root/reads) > /dev/null 2>&1 &")
+    reads = "for i in $(seq 200); do dd if=/data/m/file iflag=direct bs=64k status=none | cmp - /srv/m/file || exit 1; done"
+    machine(f"({reads}; echo $? > /srv/reads) > /dev/null 2>&1 &")
     for _ in range(3):
         machine("systemctl reload diesel-mount@data-m")
         time.sleep(0.5)
-    soon("the reader ends", lambda: machine("cat /root/reads 2>/dev/null || true") != "")
-    assert machine("cat /root/reads") == "0\n"
+    soon("the reader ends", lambda: machine("cat /srv/reads 2>/dev/null || true") != "")
+    assert machine("cat /srv/reads") == "0\n"
     assert pid_of(machine, "diesel-mount@data-m") == before
     machine(f"kill -9 {before}")
     soon("another mount", lambda: pid_of(machine, "diesel-mount@data-m") not in (before, "0"))
-    soon("the file", lambda: machine("cmp /root/m/file /data/m/file 2>&1 || true") == "")
+    soon("the file", lambda: machine("cmp /srv/m/file /data/m/file 2>&1 || true") == "")
     machine("systemctl stop diesel-mount@data-m")
     assert "diesel" not in machine("cat /proc/mounts | grep fuse.diesel || true")
 

@@ -55,7 +55,7 @@ fn byte_at(file: &File, offset: usize) -> io::Result<u8> {
     Ok(byte[0])
 }
 
-/// Keeps S-84.
+/// Keeps S-84 and S-85.
 #[test]
 fn a_refreshed_mount_shows_the_newest_version_and_open_files_stay() -> Result<()> {
     if let Some(why) = no_mount() {
