@@ -9,7 +9,7 @@ import urllib.parse
 import pytest
 import yaml
 
-from conftest import DEPLOY, ROOT, answers, free_port, needs, program, run, soon
+from conftest import DEPLOY, ROOT, answers, dlcmd, free_port, needs, program, run, soon
 
 FOLDER = DEPLOY / "prometheus"
 
@@ -25,6 +25,13 @@ def rules():
     return [rule for group in groups for rule in group["rules"]]
 
 
+def queries():
+    """The queries of the dashboard, for an interval and for all jobs."""
+    panels = json.loads((DEPLOY / "grafana/diesel.json").read_text())["panels"]
+    texts = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    return [text.replace("$__rate_interval", "1m").replace("$task", ".*") for text in texts]
+
+
 def test_each_alert_fires_for_its_fault_alone():
     run("promtool", "check", "config", FOLDER / "prometheus.yml")
     run("promtool", "test", "rules", FOLDER / "alerts_test.yml")
@@ -35,8 +42,9 @@ def test_each_alert_fires_for_its_fault_alone():
 
 def test_each_metric_and_each_paragraph_exists():
     metrics = set(re.findall(r"`(diesel_[a-z_]+)`", (ROOT / "docs/METRICS.md").read_text()))
-    asked = set(re.findall(r"diesel_[a-z_]+", (FOLDER / "alerts.yml").read_text()))
-    assert asked and asked <= metrics, asked - metrics
+    asked = set(re.findall(r"diesel_[a-z_]+", (FOLDER / "alerts.yml").read_text() + " ".join(queries())))
+    asked = {name.removesuffix("_bucket") for name in asked}
+    assert len(asked) > 30 and asked <= metrics, asked - metrics
     titles = re.findall(r"^#+ (.*)$", (ROOT / "docs/OPERATIONS.md").read_text(), re.M)
     anchors = {f"OPERATIONS.md#{title.lower().replace(' ', '-')}" for title in titles}
     runbooks = {rule["annotations"]["runbook"] for rule in rules()}
@@ -44,9 +52,9 @@ def test_each_metric_and_each_paragraph_exists():
 
 
 def test_the_queries_run_on_a_live_server(tmp_path):
-    http, web = free_port(), free_port()
+    http, web, grpc = free_port(), free_port(), free_port()
     server = subprocess.Popen(
-        [program("dlserver"), "--data", tmp_path / "data", "--listen", "127.0.0.1:0", "--http", f"127.0.0.1:{http}"],
+        [program("dlserver"), "--data", tmp_path / "data", "--listen", f"127.0.0.1:{grpc}", "--http", f"127.0.0.1:{http}"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -73,6 +81,12 @@ def test_the_queries_run_on_a_live_server(tmp_path):
             status, found = ask(rule["expr"])
             assert status == "success", rule
             assert found == [], f"{rule['alert']} fires on a healthy server: {found}"
+        dlcmd(f"127.0.0.1:{grpc}", "put", FOLDER, "dl://ds")
+        for query in queries():
+            assert ask(query)[0] == "success", query
+            # The rest has series once a request has failed, or a job reads.
+            if "diesel_task_" not in query and "code!~" not in query:
+                soon(f"series for {query}", lambda query=query: ask(query)[1] != [])
         assert run("promtool", "check", "metrics", input=answers(f"http://127.0.0.1:{http}/metrics")) == ""
     finally:
         for process in (watcher, server):
