@@ -158,8 +158,9 @@ deploy-env:
 	}
 	@[ -e $(DEPLOY)/systemd.tar ] || [ "$$(id -u)" != 0 ] || { \
 		mkdir -p $(DEPLOY) && \
+		sources=$$(ls /etc/apt/sources.list.d/*.sources /etc/apt/sources.list 2>/dev/null | head -1); \
 		timeout 150 mmdebstrap --quiet --variant=minbase --include=systemd,systemd-sysv,dbus \
-			bookworm $(DEPLOY)/systemd.part && mv $(DEPLOY)/systemd.part $(DEPLOY)/systemd.tar || \
+			"$$(. /etc/os-release && echo $$VERSION_CODENAME)" $(DEPLOY)/systemd.part "$$sources" && mv $(DEPLOY)/systemd.part $(DEPLOY)/systemd.tar || \
 			{ rm -f $(DEPLOY)/systemd.part; echo "$@: no root file system with systemd was made"; }; \
 	}
 
