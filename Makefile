@@ -140,7 +140,7 @@ endef
 test-deploy: clone programs podman prometheus deploy-env ## The checks of deploy/: image, units, chart, alerts.
 	@mkdir -p $(dir $(SKIPPED)) && : > $(SKIPPED); code=0; \
 	[ "$$(id -u)" != 0 ] || { $(call image_of,debug); } > /dev/null || echo "the image could not be built"; \
-	DIESEL_SKIPPED=$(SKIPPED) DIESEL_PROGRAMS=$(DEPLOY)/programs DIESEL_DEPLOY=$(DEPLOY) \
+	DIESEL_SKIPPED=$(SKIPPED) DIESEL_PROGRAMS=$(CARGO_TARGET_DIR)/debug DIESEL_DEPLOY=$(DEPLOY) \
 		$(TOOLS)/deploy/bin/python -B -m pytest -q -p no:cacheprovider tests/deploy || code=$$?; \
 	echo "$$(wc -l < $(SKIPPED)) checks were skipped"; \
 	sort $(SKIPPED); \
@@ -160,8 +160,8 @@ deploy-env:
 		mkdir -p $(DEPLOY) && \
 		sources=$$(ls /etc/apt/sources.list.d/*.sources /etc/apt/sources.list 2>/dev/null | head -1); \
 		timeout 150 mmdebstrap --quiet --variant=minbase --include=systemd,systemd-sysv,dbus \
-			"$$(. /etc/os-release && echo $$VERSION_CODENAME)" $(DEPLOY)/systemd.part "$$sources" && mv $(DEPLOY)/systemd.part $(DEPLOY)/systemd.tar || \
-			{ rm -f $(DEPLOY)/systemd.part; echo "$@: no root file system with systemd was made"; }; \
+			"$$(. /etc/os-release && echo $$VERSION_CODENAME)" $(DEPLOY)/part-systemd.tar "$$sources" && mv $(DEPLOY)/part-systemd.tar $(DEPLOY)/systemd.tar || \
+			{ rm -f $(DEPLOY)/part-systemd.tar; echo "$@: no root file system with systemd was made"; }; \
 	}
 
 # Cargo knows the crates of two clones with one target folder apart by the age of their files

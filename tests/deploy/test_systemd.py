@@ -3,12 +3,11 @@
 import os
 import pathlib
 import re
-import subprocess
 import time
 
 import pytest
 
-from conftest import DEPLOY, needs, podman, program, run, soon
+from conftest import DEPLOY, needs, podman, soon
 
 ROOT_FILE = pathlib.Path(os.environ["DIESEL_DEPLOY"]) / "systemd.tar"
 
@@ -20,7 +19,7 @@ def machine(containers):
         needs(f"there is no root file system with systemd: {ROOT_FILE}")
     name = f"diesel-systemd-{os.getpid()}"
     podman("import", "--quiet", ROOT_FILE, "localhost/diesel-systemd")
-    mounts = ["-v", f"{DEPLOY}/systemd:/deploy:ro", "-v", f"{os.environ['DIESEL_PROGRAMS']}:/programs:ro"]
+    mounts = ["-v", f"{DEPLOY}/systemd:/deploy:ro", "-v", f"{ROOT_FILE.parent}/programs:/programs:ro"]
     podman(
         "run", "-d", "--name", name, "--privileged", "--systemd=always", "--tmpfs", "/run", "--tmpfs", "/tmp",
         "--network", "none", *mounts, "localhost/diesel-systemd", "/sbin/init",
