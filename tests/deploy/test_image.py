@@ -1,8 +1,10 @@
 """The image: small, without rights, and as durable as the program."""
 
 import json
+import os
+import sys
 
-from conftest import dlcmd, free_port, podman, soon
+from conftest import DEPLOY, ROOT, answers, dlcmd, free_port, podman, run, soon
 
 HARD = ["--read-only", "--cap-drop", "all", "--security-opt", "no-new-privileges", "--tmpfs", "/tmp"]
 
@@ -43,3 +45,20 @@ def test_a_server_that_everybody_reaches_asks_for_keys(containers):
     containers()
     said = podman("run", "--rm", *HARD, "--network", "none", "localhost/diesel", code=2, stderr=-2, capture_output=False, stdout=-1)
     assert "--users" in said and "--without-keys" in said, said
+
+
+def test_compose_starts_and_ends(containers, tmp_path):
+    containers()
+    port, http, project = free_port(), free_port(), f"diesel-test-{free_port()}"
+    settings = {"PORT": str(port), "HTTP_PORT": str(http), "CONTAINERS_CONF": str(ROOT / "tests/deploy/containers.conf")}
+    compose = [sys.executable, "-m", "podman_compose", "-p", project, "-f", DEPLOY / "compose/compose.yaml"]
+    environment = {**os.environ, **settings}
+    (tmp_path / "file").write_text("composed")
+    try:
+        run(*compose, "up", "-d", env=environment)
+        soon("the server answers", lambda: answers(f"http://127.0.0.1:{http}/healthz") == "ok\n")
+        dlcmd(f"127.0.0.1:{port}", "put", tmp_path / "file", "dl://ds")
+        assert dlcmd(f"127.0.0.1:{port}", "cat", "dl://ds/file") == "composed"
+    finally:
+        run(*compose, "down", "--volumes", env=environment)
+    assert project not in podman("ps", "-a")
