@@ -231,8 +231,8 @@ impl Member {
         Ok(open)
     }
 
-    /// Registers for a dataset repeatedly, and signs off at the end of the agent or of the dataset. The farewell is the
-    /// last call: a later registration would lease the version for a day.
+    /// Registers for a dataset repeatedly, and signs off at the end of the agent or of the dataset. The
+    /// farewell is the last call: a later registration would lease the version for a day.
     pub(crate) async fn stay(
         self: Arc<Self>,
         cache: Arc<Cache>,

@@ -150,9 +150,10 @@ impl Opener {
     /// The common attempt of all workers that want the same version.
     fn attempt(&self, wanted: Wanted) -> Arc<OnceCell<usize>> {
         let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
-        let opens = self.cache.state().datasets.clone();
-        let is_closed = |number: &usize| opens.get(*number).is_none();
-        attempts.retain(|one| !one.number.get().is_some_and(is_closed));
+        let state = self.cache.state();
+        let is_open = |number: &usize| state.datasets.get(*number).is_some();
+        attempts.retain(|one| one.number.get().is_none_or(is_open));
+        drop(state);
         if let Some(same) = attempts.iter_mut().find(|one| one.wanted.is_same(&wanted)) {
             same.wanted.add(wanted);
             return Arc::clone(&same.number);

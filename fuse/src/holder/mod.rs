@@ -2,8 +2,8 @@
 //! ends.
 //!
 //! Must hold: a mount ends when its holder is told so, or by an unmount, never by the end of a
-//! server. All servers of a mount serve the versions that the kernel knows. Nothing stays after the end: no mount, no
-//! socket, no process.
+//! server. All servers of a mount serve the versions that the kernel knows. Nothing stays after the
+//! end: no mount, no socket, no process.
 
 mod deny;
 mod init;

@@ -1,7 +1,7 @@
 //! The next program of a holder: the same process runs it with the connection of the mount.
 //!
-//! Must hold: the mount stays when the next program can not be run. The descriptors of the connection are open for the next
-//! program alone.
+//! Must hold: the mount stays when the next program can not be run. The descriptors of the
+//! connection are open for the next program alone.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{Connected, Event, Holder, local};
 use crate::channel::Channel;
 use crate::messages::{Features, FromServer, Shown};
-use crate::mounting::{inherited, mount_at, unmount_at};
+use crate::mounting::{inherited, mount_at};
 use crate::source::Refused;
 
 /// Time for the end of a killed server.
@@ -30,7 +30,7 @@ pub(super) struct Legacy {
     task: String,
     starts: u64,
     since: Duration,
-    /// The number of the mount's device; none for a mount at another place than this machine's.
+    /// The number of the mount's device; none for a connection from outside.
     device: Option<String>,
 }
 
@@ -96,11 +96,8 @@ impl Holder<'_> {
 
     /// Takes the mount over from the program before.
     pub(super) fn take_over(&mut self, legacy: &str) -> Result<(), Refused> {
-        if let Err(why) = self.inherit(legacy) {
-            // Without its connection the mount would be dead.
-            let _ = unmount_at(&self.mount.place.dir, true);
-            return Err(local(&why));
-        }
+        // After a failure the mount is dead; the next `dlcmd mount` removes it.
+        self.inherit(legacy).map_err(|why| local(&why))?;
         SignalMask::clear();
         if let Err(why) = self.start_server() {
             self.fail(why.to_string());

@@ -66,7 +66,7 @@ fn own_arguments() -> Vec<OsString> {
 }
 
 /// The flags of a part of the mount, each with a value.
-const PART_FLAGS: [&str; 4] = ["--role", "--instance", "--legacy", "--program"];
+const PART_FLAGS: [&str; 3] = ["--role", "--instance", "--legacy"];
 
 /// The command of another part of the mount.
 fn part(flags: &[&str]) -> Command {
@@ -95,10 +95,11 @@ pub(super) fn start(
 ) -> Result<Exit, Failure> {
     let failed = |why| Failure::local("start the mount", why);
     let (own, other) = Socket::pair().map_err(failed)?;
-    let program = invoked().and_then(|path| path.into_os_string().into_string().ok());
-    let mut flags = vec!["--role", "hold"];
-    flags.extend(program.iter().flat_map(|program| ["--program", program]));
-    let mut command = part(&flags);
+    let mut command = part(&["--role", "hold"]);
+    if let Some(path) = invoked() {
+        // For its upgrade.
+        command.arg0(path);
+    }
     command.stdin(Stdio::from(OwnedFd::from(other))).stderr(Stdio::null());
     close_on_exec();
     place_of(settings, options)?.pass_on().map_err(failed)?;
@@ -264,18 +265,13 @@ fn path_of(folder: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()))
 }
 
-/// The program for an upgrade: by its name at the start, which may be a link to a version.
-fn program_of(settings: &Settings) -> PathBuf {
-    let named = env::args_os().next().map(PathBuf::from);
-    let named = settings.program.clone().or(named);
-    let named = named.filter(|name| name.is_absolute() && !name.starts_with("/proc"));
-    let found = || env::current_exe().unwrap_or_else(|_| PathBuf::from(PROGRAM));
-    named.unwrap_or_else(found)
-}
-
-/// The path by which a shell has found this program.
+/// The path by which this program was found, which may be a link to a version of it; none under the
+/// name of the helper of mount(8), which takes other arguments.
 fn invoked() -> Option<PathBuf> {
     let name = PathBuf::from(env::args_os().next()?);
+    if name.ends_with("mount.diesel") || name.starts_with("/proc") {
+        return None;
+    }
     if name.components().count() > 1 {
         return std::path::absolute(name).ok();
     }
@@ -293,14 +289,13 @@ fn mount_of(settings: &Settings, options: &MountOptions) -> Result<Mount, Failur
     let folder = Arc::new(folder.map_err(|why| Failure::local("mount", io::Error::from(why)))?);
     let new = || format!("{}-{}", std::process::id(), since_boot().as_micros());
     let instance = settings.instance.clone().unwrap_or_else(new);
-    let program = program_of(settings);
+    let program = invoked().or_else(|| env::current_exe().ok());
+    let program = program.unwrap_or_else(|| PathBuf::from(PROGRAM));
     let (same, is_background) = (instance.clone(), settings.role.is_some());
-    let named = program.to_str().map(str::to_owned);
     let beginning = Arc::clone(&folder);
     let upgrade = move |legacy: &str| {
-        let flags = ["--instance", &same, "--legacy", legacy, "--role", "hold"];
-        let mut flags = flags.get(..if is_background { 6 } else { 4 }).unwrap_or_default().to_vec();
-        flags.extend(named.iter().flat_map(|program| ["--program", program]));
+        let mut flags = vec!["--instance", &same, "--legacy", legacy];
+        flags.extend(is_background.then_some(["--role", "hold"]).into_iter().flatten());
         part_of(&program, &flags).current_dir(path_of(&beginning)).exec()
     };
     let server = move || {

@@ -116,10 +116,6 @@ struct Settings {
     #[arg(long, value_name = "NAME", hide = true)]
     instance: Option<String>,
 
-    /// The program that the next holder runs
-    #[arg(long, value_name = "FILE", hide = true)]
-    program: Option<PathBuf>,
-
     /// The mount of the program before in this process
     #[arg(long, value_name = "TEXT", hide = true)]
     legacy: Option<String>,
