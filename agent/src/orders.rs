@@ -4,6 +4,7 @@
 //! rank of a node has its share of the fetches. An order whose group does not fit into memory
 //! fetches only as many chunks as fit.
 
+use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -53,6 +54,17 @@ pub(crate) enum Presence {
     /// In a slot or being fetched, until another chunk needs the slot.
     Transient,
     Kept,
+}
+
+/// The progress of an epoch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// The number of the epoch, from 0.
+    pub(crate) epoch: u64,
+    /// Files already read.
+    pub(crate) position: u64,
+    /// Files of the epoch.
+    pub(crate) files: u64,
 }
 
 /// An order being read, for the status report.
@@ -303,6 +315,28 @@ impl Orders {
         self.orders.iter().any(|order| !order.readers.is_empty())
     }
 
+    /// The newest epoch of a dataset that is being read, for all ranks of this node.
+    pub(crate) fn progress(&self, dataset: usize) -> Option<Progress> {
+        let of = self.orders.iter().filter(|order| order.key.0 == dataset);
+        let read = of.filter_map(|order| {
+            let at = order.readers.values().max()?;
+            Some(Progress {
+                epoch: at.epoch,
+                position: at.position.min(order.window.length()),
+                files: order.window.length(),
+            })
+        });
+        read.reduce(|one, other| match one.epoch.cmp(&other.epoch) {
+            Ordering::Less => other,
+            Ordering::Greater => one,
+            Ordering::Equal => Progress {
+                epoch: one.epoch,
+                position: one.position + other.position,
+                files: one.files + other.files,
+            },
+        })
+    }
+
     /// The epoch and position of each connection.
     pub(crate) fn positions(&self) -> HashMap<u64, (u64, u64)> {
         let readers = self.orders.iter().flat_map(|order| &order.readers);
@@ -328,103 +362,4 @@ fn take_turns<T>(
 }
 
 #[cfg(test)]
-mod tests {
-    use std::cell::RefCell;
-
-    use libdiesel::order::{Cursor, Order};
-
-    use super::*;
-
-    const FILES: u32 = 4;
-    const ROOM: u32 = 100;
-
-    fn presence(there: &HashSet<ChunkKey>, key: ChunkKey) -> Presence {
-        if there.contains(&key) { Presence::Transient } else { Presence::Absent }
-    }
-
-    /// An order for each rank, with chunks of four files.
-    fn orders(ranks: u32, chunks: u32, group: u32, slots: u32) -> Orders {
-        let first_files: Arc<[u32]> = (0..=chunks).map(|chunk| chunk * FILES).collect();
-        let mut orders = Orders { slots, ..Orders::default() };
-        for rank in 0..ranks {
-            let begin = Begin {
-                seed: 3,
-                epoch: 0,
-                group,
-                world: ranks,
-                nodes: Some(ranks),
-                is_padded: false,
-                rank,
-                position: 0,
-                selection: None,
-            };
-            orders.begin(rank.into(), 0, Arc::clone(&first_files), begin).unwrap();
-        }
-        orders
-    }
-
-    /// The sequence of fetched chunks.
-    fn fetched(mut next: impl FnMut(&HashSet<ChunkKey>) -> Option<ChunkKey>) -> Vec<u32> {
-        let (mut there, mut came) = (HashSet::new(), Vec::new());
-        while let Some(key) = next(&there) {
-            assert!(there.insert(key), "twice");
-            came.push(key.chunk);
-        }
-        came
-    }
-
-    #[test]
-    fn ranks_of_a_node_take_turns() {
-        let orders = RefCell::new(orders(4, 40, 5, 100));
-        let came = fetched(|there| orders.borrow_mut().next(ROOM, |key| presence(there, key)));
-        assert_eq!(came.len(), 4 * 5, "the group of each rank");
-        let orders = orders.borrow();
-        for round in came.chunks(4) {
-            let ranks = round.iter().map(|chunk| {
-                orders.orders.iter().position(|order| order.window.needs(*chunk)).unwrap()
-            });
-            assert_eq!(ranks.collect::<HashSet<_>>().len(), 4, "{round:?}");
-        }
-    }
-
-    #[test]
-    fn chunks_beyond_the_window_follow_in_the_order_of_first_need() {
-        let orders = RefCell::new(orders(1, 30, 5, 100));
-        let came = fetched(|there| {
-            let is_there = |key| there.contains(&key);
-            let mut orders = orders.borrow_mut();
-            orders.next(ROOM, |key| presence(there, key)).or_else(|| orders.beyond(is_there))
-        });
-        let begun = orders.borrow_mut().orders.remove(0);
-        let settings = begun.key.1.settings();
-        let first_files = (0..=30).map(|chunk| chunk * FILES).collect::<Vec<_>>();
-        let selection = Arc::new(Selection::all(30 * FILES));
-        let order = Order::new(first_files.into(), selection, settings).unwrap();
-        let mut wanted = Vec::new();
-        for file in Cursor::new(Arc::new(order), 0).unwrap() {
-            if !wanted.contains(&(file / FILES)) {
-                wanted.push(file / FILES);
-            }
-        }
-        assert_eq!(came, wanted);
-    }
-
-    #[test]
-    fn orders_share_the_slots_and_report_the_largest_fitting_group() {
-        let orders = orders(3, 90, 10, 25);
-        let groups: Vec<_> =
-            orders.followed().map(|order| (order.group_max, order.chunks.len())).collect();
-        assert_eq!(groups, [(24, 10), (13, 10), (2, 0)]);
-    }
-
-    #[test]
-    fn a_too_large_group_is_reported_and_fetched_only_where_there_is_room() {
-        let mut orders = orders(1, 30, 10, 10);
-        assert_eq!(orders.group_max(0), Some(9));
-        assert!(orders.next(ROOM, |_| Presence::Absent).is_none());
-        assert!(orders.next_of_large(|_| false).is_some());
-        let followed: Vec<OrderView> = orders.followed().collect();
-        let [order] = &followed[..] else { panic!("{followed:?}") };
-        assert_eq!((order.group, order.group_max, order.chunks.len()), (10, 9, 0));
-    }
-}
+mod tests;

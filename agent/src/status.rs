@@ -208,6 +208,7 @@ pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
     let chunks = state.datasets.get(dataset).map_or(0, |open| open.snapshot.holders());
     let links =
         state.datasets.get(dataset).map(|open| open.peers.link_totals()).unwrap_or_default();
+    let progress = state.orders.progress(dataset);
     TaskCounters {
         hits: sum(Gauge::Hits) + ended.hits,
         misses: sum(Gauge::Misses) + ended.misses,
@@ -218,13 +219,18 @@ pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
         chunks: chunks.into(),
         chunks_present: present(state, dataset),
         memory_used: held * slot,
-        workers: readers.filter(|one| !one.is_beside).count() as u32,
+        workers: readers.clone().filter(|one| !one.is_beside).count() as u32,
         chunks_from_peers: ended.chunks_from_peers,
         bytes_from_peers: ended.bytes_from_peers,
         peers: state.datasets.get(dataset).map_or(0, |open| open.peers.connected()),
         slow_answers: links.slow,
         damaged_answers: links.damaged,
         failed_connections: links.failed,
+        hit_bytes: sum(Gauge::HitBytes) + ended.hit_bytes,
+        failed_fetches: ended.failed_fetches,
+        epoch: progress.map(|progress| progress.epoch),
+        epoch_files: progress.map_or(0, |progress| progress.files),
+        epoch_position: progress.map_or(0, |progress| progress.position),
     }
 }
 

@@ -124,6 +124,11 @@ impl Window {
             .any(|group| group.epoch == at.epoch && group.positions.contains(&at.position))
     }
 
+    /// Files of an epoch for the rank.
+    pub(crate) fn length(&self) -> u64 {
+        self.cursor.length()
+    }
+
     /// Follows the readers: the slowest reader decides which groups leave, the fastest which groups
     /// come.
     pub(crate) fn follow(&mut self, slowest: Position, fastest: Position) {

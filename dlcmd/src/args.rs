@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     agent, cat, completions, datasets, delete_dataset, du, get, lease, ls, man, mount, purge, put,
-    recover, rm, shuffle, snapshot, stat, user, verify, why,
+    recover, rm, shuffle, snapshot, stat, top, user, verify, why,
 };
 use crate::context::Global;
 
@@ -83,6 +83,7 @@ impl Command {
             | Self::Mounts(_)
             | Self::Agent(_)
             | Self::Why(_)
+            | Self::Top(_)
             | Self::Verify(_)
             | Self::Completions(_)
             | Self::Man(_) => false,
@@ -108,6 +109,7 @@ pub(crate) enum Command {
     Mounts(mount::ListArguments),
     Agent(agent::Arguments),
     Why(why::Arguments),
+    Top(top::Arguments),
     Lease(lease::Arguments),
     DeleteDataset(delete_dataset::Arguments),
     Purge(purge::Arguments),

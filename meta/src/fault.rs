@@ -14,7 +14,7 @@ use dl_runtime::fault::{CutPoint, FaultLayer, Faults};
 use crate::{
     Appended, Damage, DatasetInfo, DatasetRecord, Datasets, Error, Found, Heartbeat, Integrity,
     Kind, ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup,
-    TaskMembers, TaskTerms,
+    TaskKey, TaskMembers, TaskTerms,
 };
 
 /// Faults in front of `inner`. Operations have the names of the methods. The writes are `bind`,
@@ -132,6 +132,15 @@ impl TaskMembers for FaultMeta {
 
     async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
         self.layer.write("leave", beat.task.task, self.inner.leave(beat)).await
+    }
+
+    async fn group(
+        &self,
+        task: &TaskKey,
+        now: Stamp,
+        dead_after: Duration,
+    ) -> Result<Option<TaskGroup>, Error> {
+        self.read("group", task.task, self.inner.group(task, now, dead_after)).await
     }
 }
 

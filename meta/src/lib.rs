@@ -172,6 +172,18 @@ pub trait TaskMembers: Send + Sync {
     /// # Errors
     /// As the store fails.
     async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error>;
+
+    /// A job and its living members by a clock that says `now`; none for a job without any. Writes
+    /// nothing.
+    ///
+    /// # Errors
+    /// As the store fails.
+    async fn group(
+        &self,
+        task: &TaskKey,
+        now: Stamp,
+        dead_after: Duration,
+    ) -> Result<Option<TaskGroup>, Error>;
 }
 
 /// The logs of datasets, and answers from the logs.

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::ops::{Bound, ControlFlow};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dl_format::{
@@ -17,7 +18,8 @@ use crate::types::{bound_elsewhere, deleted_entries, still_in_use};
 use crate::walk::{self, Visit, Winners};
 use crate::{
     Appended, DatasetInfo, DatasetRecord, Datasets, Error, Found, Heartbeat, Integrity, Kind,
-    ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, TaskGroup, TaskMembers, TaskTerms,
+    ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, TaskGroup, TaskKey, TaskMembers,
+    TaskTerms,
 };
 
 /// A metadata store in memory. Appends survive as long as the store.
@@ -184,6 +186,15 @@ impl TaskMembers for Memory {
 
     async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
         Ok(self.tasks.leave(beat))
+    }
+
+    async fn group(
+        &self,
+        task: &TaskKey,
+        now: Stamp,
+        dead_after: Duration,
+    ) -> Result<Option<TaskGroup>, Error> {
+        Ok(self.tasks.group(task, now, dead_after))
     }
 }
 

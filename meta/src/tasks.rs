@@ -24,6 +24,12 @@ pub struct TaskKey {
     pub task: TaskId,
 }
 
+impl TaskKey {
+    /// The group of the servers: each is a member, so that any server knows all.
+    pub const SERVERS: Self =
+        Self { dataset: DatasetId::from_bytes([0; 16]), task: TaskId::from_bytes([0; 16]) };
+}
+
 /// The sign of life of a member.
 #[derive(Debug, Clone)]
 pub struct Heartbeat {
@@ -70,7 +76,7 @@ pub struct TaskGroup {
 
 impl Heartbeat {
     pub(crate) fn dead_after_micros(&self) -> u64 {
-        u64::try_from(self.dead_after.as_micros()).unwrap_or(u64::MAX)
+        micros(self.dead_after)
     }
 
     pub(crate) fn crowded(&self) -> Error {
@@ -95,13 +101,24 @@ struct Group {
 impl Group {
     /// Drops dead members; gives the time of the job.
     fn prune(&mut self, beat: &Heartbeat) -> Stamp {
-        let latest = self.members.values().map(|(seen, _)| *seen).max().unwrap_or_default();
-        let now = beat.now.max(latest);
-        let is_alive =
-            |seen: Stamp| seen.get().saturating_add(beat.dead_after_micros()) > now.get();
-        self.members.retain(|_, (seen, _)| is_alive(*seen));
+        let now = now_of(self.members.values().map(|(seen, _)| *seen), beat.now);
+        self.members.retain(|_, (seen, _)| is_alive(*seen, now, beat.dead_after));
         now
     }
+}
+
+/// The time of a job: the clock of the caller, which may be behind the last heartbeat.
+pub(crate) fn now_of(seen: impl Iterator<Item = Stamp>, now: Stamp) -> Stamp {
+    seen.fold(now, Stamp::max)
+}
+
+/// Whether a member last seen at a time is alive.
+pub(crate) fn is_alive(seen: Stamp, now: Stamp, dead_after: Duration) -> bool {
+    seen.get().saturating_add(micros(dead_after)) > now.get()
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl Tasks {
@@ -155,6 +172,22 @@ impl Tasks {
             return None;
         }
         groups.remove(&beat.task).map(|group| group.terms)
+    }
+
+    /// [`group`](crate::TaskMembers::group).
+    pub(crate) fn group(
+        &self,
+        task: &TaskKey,
+        now: Stamp,
+        dead_after: Duration,
+    ) -> Option<TaskGroup> {
+        let groups = self.groups();
+        let group = groups.get(task)?;
+        let now = now_of(group.members.values().map(|(seen, _)| *seen), now);
+        let living = group.members.iter().filter(|(_, (seen, _))| is_alive(*seen, now, dead_after));
+        let members: BTreeMap<_, _> =
+            living.map(|(id, (_, record))| (*id, record.clone())).collect();
+        (!members.is_empty()).then(|| TaskGroup { terms: group.terms.clone(), members })
     }
 
     fn groups(&self) -> MutexGuard<'_, HashMap<TaskKey, Group>> {

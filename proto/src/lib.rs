@@ -41,13 +41,17 @@ pub use limits::{
 };
 /// Types without a value to check are the wire types themselves.
 pub use pb::{
-    DeleteDatasetReply as DeletedDataset, Finding, RecoverProgress, TaskCounters, VerifyProgress,
+    DatasetStatus, DeleteDatasetReply as DeletedDataset, DepartedMember, FailedRequest, Finding,
+    JobStatus, Line, MemberStatus, MethodCounters, RateStatus, RecoverProgress, SeriesStatus,
+    ServerCounters, ServerRecord, ServerStatus, StatusReply, StatusRequest, TaskCounters,
+    VerifyProgress,
 };
 pub use put_frames::PutFrames;
 pub use reply_frames::{PiecedReply, ReplyFrames};
 pub use snapshot::{GetSnapshotRequest, SnapshotPiece};
 pub use tasks::{
-    EndLeases, JoinTask, TASK_MEMBERS_MAX, TaskLease, TaskMember, TaskMembership, task_id,
+    EndLeases, JoinTask, MemberRecord, TASK_MEMBERS_MAX, TaskLease, TaskMember, TaskMembership,
+    task_id,
 };
 pub use users::{InvalidUserName, InvalidUsers, USERS_FILE_BYTES_MAX, User, UserName, Users};
 

@@ -171,10 +171,25 @@ impl TryFrom<pb::TaskMember> for TaskMember {
     }
 }
 
-impl TaskMember {
-    /// The bytes of a member for the metadata store.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        pb::TaskMember::from(self.clone()).encode_to_vec()
+/// A member of a job in the metadata store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemberRecord {
+    /// The member, for the other members.
+    pub member: TaskMember,
+    /// Its counts, for the servers.
+    pub counters: TaskCounters,
+    /// The time of its heartbeat.
+    pub heard: Stamp,
+}
+
+impl MemberRecord {
+    /// The bytes for the metadata store.
+    pub fn to_bytes(self) -> Vec<u8> {
+        let Self { member, counters, heard } = self;
+        let pb::TaskMember { member, address, key_fingerprint, memory } = member.into();
+        let (counters, heard) = (Some(counters), heard.get());
+        pb::MemberRecord { member, address, key_fingerprint, memory, counters, heard }
+            .encode_to_vec()
     }
 
     /// Decodes a member from the metadata store.
@@ -182,8 +197,14 @@ impl TaskMember {
     /// # Errors
     /// For bytes written by another program.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, WireError> {
-        let wire = pb::TaskMember::decode(bytes);
-        wire.map_err(|why| WireError::invalid("member", why))?.try_into()
+        let wire = pb::MemberRecord::decode(bytes);
+        let wire = wire.map_err(|why| WireError::invalid("member", why))?;
+        let pb::MemberRecord { member, address, key_fingerprint, memory, counters, heard } = wire;
+        Ok(Self {
+            member: pb::TaskMember { member, address, key_fingerprint, memory }.try_into()?,
+            counters: counters.unwrap_or_default(),
+            heard: Stamp::new(heard),
+        })
     }
 }
 
@@ -350,7 +371,12 @@ mod tests {
         let fewer = TaskMembership { members: vec![member(1)], ..answer.clone() };
         assert_ne!(answer.members_version(), fewer.members_version());
         assert!(!format!("{answer:?}").contains("secret: "));
-        assert_eq!(TaskMember::from_bytes(&member(2).to_bytes()), Ok(member(2)));
+        let counters = TaskCounters { hits: 7, epoch: Some(0), ..TaskCounters::default() };
+        let record = MemberRecord { member: member(2), counters, heard: Stamp::new(9) };
+        assert_eq!(MemberRecord::from_bytes(&record.clone().to_bytes()), Ok(record));
+        // A record of a server that knew no counts.
+        let bytes = pb::TaskMember::from(member(2)).encode_to_vec();
+        assert_eq!(MemberRecord::from_bytes(&bytes).map(|record| record.member), Ok(member(2)));
     }
 
     #[test]

@@ -6,6 +6,22 @@ use std::path::Path;
 
 use prost::Message;
 
+/// Messages with a JSON form.
+const SHOWN: [&str; 12] = [
+    "StatusReply",
+    "ServerStatus",
+    "ServerCounters",
+    "MethodCounters",
+    "JobStatus",
+    "TaskCounters",
+    "MemberStatus",
+    "RateStatus",
+    "DatasetStatus",
+    "SeriesStatus",
+    "Line",
+    "FailedRequest",
+];
+
 /// Set to write the files instead of comparing them.
 const WRITE: &str = "DIESEL_WRITE_GENERATED";
 
@@ -15,12 +31,15 @@ fn committed_wire_code_is_what_the_proto_file_compiles_to() {
     let descriptors =
         protox::compile([root.join("diesel.proto")], [root]).expect("diesel.proto compiles");
     let out = tempfile::tempdir().expect("a temporary folder");
-    tonic_prost_build::configure()
+    let configured = tonic_prost_build::configure()
         .bytes(".")
         .codec_path("crate::ProtobufCodec")
-        .out_dir(out.path())
-        .compile_fds(descriptors.clone())
-        .expect("code is made");
+        .out_dir(out.path());
+    // The JSON of pages and of `dlcmd top` is the wire form.
+    let configured = SHOWN.iter().fold(configured, |configured, message| {
+        configured.message_attribute(format!(".diesel.v1.{message}"), "#[derive(serde::Serialize)]")
+    });
+    configured.compile_fds(descriptors.clone()).expect("code is made");
     let made = fs::read(out.path().join("diesel.v1.rs")).expect("the code is there");
     for (file, bytes) in [("diesel.v1.rs", made), ("diesel.v1.bin", descriptors.encode_to_vec())] {
         let committed = root.join("src/generated").join(file);

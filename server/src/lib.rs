@@ -23,6 +23,7 @@ mod settings;
 mod shared;
 mod snapshot;
 mod source;
+mod status;
 mod tasks;
 #[cfg(test)]
 mod testing;

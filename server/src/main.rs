@@ -118,7 +118,7 @@ async fn run(
 ) -> anyhow::Result<()> {
     let shutdown = Shutdown::new().with_grace(config.grace).on_signals()?;
     // First, so that a server that can't listen changes no store.
-    let mut doors = open_doors(&config, &clock).await?;
+    let mut doors = open_doors(&config, &clock, admitted.tls.as_ref()).await?;
     let http = doors.http.clone();
     let starting = |doing| http.iter().for_each(|http| http.starting(doing));
     (doors.tls, doors.users, doors.settings) = (admitted.tls, admitted.users, settings);
@@ -211,7 +211,11 @@ async fn open_stores(
     Ok(Opened { store, served, fast_store, meta, last_stop })
 }
 
-async fn open_doors(config: &Config, clock: &Arc<dyn Clock>) -> anyhow::Result<Doors> {
+async fn open_doors(
+    config: &Config,
+    clock: &Arc<dyn Clock>,
+    tls: Option<&Arc<Certificate>>,
+) -> anyhow::Result<Doors> {
     let listen = async |address: SocketAddr| {
         let listener = TcpListener::bind(address).await;
         listener.map_err(|why| {
@@ -239,7 +243,8 @@ async fn open_doors(config: &Config, clock: &Arc<dyn Clock>) -> anyhow::Result<D
         },
         None => None,
     };
-    let open = |listener| HttpPort::open(listener, Arc::clone(clock)).context("listen");
+    let open =
+        |listener| HttpPort::open(listener, Arc::clone(clock), tls.cloned()).context("listen");
     doors.http = http.map(open).transpose()?;
     // The stores get the other half.
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
@@ -279,7 +284,7 @@ async fn answer(
     let mut said = format!("listening on {address}\n");
     if let Some(http) = &doors.http {
         let http = http.address();
-        tracing::info!(%http, "answering /healthz, /livez and /metrics");
+        tracing::info!(%http, "answering /healthz, /livez and /metrics, and the status page at /");
         if config.http.is_some_and(|http| http.is_asked) {
             said += &format!("http on {http}\n");
         }

@@ -20,6 +20,7 @@ use crate::api::admission::RequestLimiter;
 use crate::api::grpc::GrpcPort;
 use crate::api::http::{HttpPort, Site};
 use crate::api::service::Service;
+use crate::api::web::Web;
 use crate::auth::{Auth, People};
 use crate::datasets::catalog;
 use crate::datasets::identity::{self, Bound};
@@ -35,6 +36,8 @@ use crate::settings::{Live, Settings};
 use crate::shared::parts::Parts;
 use crate::snapshot;
 use crate::source::Followed;
+use crate::status::health::HealthProbe;
+use crate::status::{self, Board};
 
 /// Prepares the stores before the first request: checks whether they belong to each other, completes
 /// deletions that were cut off, and rolls the metadata forward when the last stop was not clean. The
@@ -113,7 +116,9 @@ pub async fn start(
         None => parts.settings.clone(),
     };
     let parts = Parts { settings: settings.clone(), ..parts };
-    let service = Service::new(parts.clone(), metrics.snapshots(), metrics.tasks());
+    let board = Arc::new(Board::new(parts.clone()));
+    let (snapshots, tasks) = (metrics.snapshots(), metrics.tasks());
+    let service = Service::new(parts.clone(), snapshots, tasks, Arc::clone(&board));
     let (left, rebuild, snapshots) = (service.leftovers(), metrics.rebuild(), metrics.snapshots());
     let background = background(&doors, &parts, service.gauges());
     let (clock, patience) = (Arc::clone(&parts.clock), parts.limits.patience);
@@ -123,18 +128,30 @@ pub async fn start(
         service.answers(),
         Arc::clone(&clock),
     );
-    report(&doors, &parts, &metrics, service.gauges(), &connections);
+    let health = Arc::new(HealthProbe::new(parts.clone()));
+    let sources = board_sources(&doors, &metrics, service.gauges(), &connections, &health);
+    let auth = Arc::new(Auth::new(doors.users.clone(), Arc::clone(&clock)));
+    if let Some(http) = &doors.http {
+        let web = Web {
+            board: Arc::clone(&board),
+            auth: Arc::clone(&auth),
+            metrics: Arc::clone(&metrics),
+            browser: service.browser(),
+        };
+        let watched = watched(&doors, service.gauges(), &connections);
+        http.serving(Site::new(parts.clone(), Arc::clone(&metrics), watched, health), web);
+    }
     let (reporter, methods) = methods(service).await?;
-    let auth = Auth::new(doors.users.clone(), Arc::clone(&clock));
     let requests = RequestLimiter::new(patience, Arc::clone(&clock), auth, settings, metrics);
     let (requests, certificate) = (Arc::new(requests), doors.tls.clone());
     let stop = shutdown.clone();
     let port = GrpcPort { connections, requests, methods, certificate, patience, clock, stop };
-    let http = doors.http;
+    let (http, leaving) = (doors.http, Arc::clone(&board));
     let running = port.serve(doors.grpc, async move {
         if let Some(http) = &http {
             http.stopping();
         }
+        leaving.leave().await;
         close(reporter).await;
         // Open until the end.
         http
@@ -143,6 +160,7 @@ pub async fn start(
         tokio::select! {
             error = watch::watch(&parts, &rebuild) => Err(error),
             never = background => match never {},
+            never = board.watch(&sources) => match never {},
             never = snapshot::watch(&parts, &snapshots) => match never {},
             never = leftovers::watch(&parts, &left) => match never {},
             _http = running => Ok(()),
@@ -176,24 +194,35 @@ fn background(
     }
 }
 
-/// Has the HTTP port report on the stores.
-fn report(
-    doors: &Doors,
-    parts: &Parts,
-    metrics: &Arc<Metrics>,
-    gauges: Gauges,
-    connections: &ConnectionLimiter,
-) {
-    let Some(http) = &doors.http else { return };
+/// What the HTTP port reports on.
+fn watched(doors: &Doors, gauges: Gauges, connections: &ConnectionLimiter) -> Watched {
     let sources = Sources {
         settings: doors.settings.clone(),
         users: doors.users.clone(),
         certificate: doors.tls.clone(),
     };
     let (connections, fast_store) = (connections.clone(), doors.fast_store.clone());
-    let watched = Watched { gauges, connections, fast_store, sources };
-    let (parts, metrics) = (parts.clone(), Arc::clone(metrics));
-    http.serving(Site::new(parts, metrics, watched));
+    Watched { gauges, connections, fast_store, sources }
+}
+
+/// What the server tells other servers of itself.
+fn board_sources(
+    doors: &Doors,
+    metrics: &Arc<Metrics>,
+    gauges: Gauges,
+    connections: &ConnectionLimiter,
+    health: &Arc<HealthProbe>,
+) -> status::Sources {
+    let grpc = doors.grpc.local_addr().map(status::shown_address).unwrap_or_default();
+    let http = doors.http.as_ref().map(|http| status::shown_address(http.address()));
+    status::Sources {
+        metrics: Arc::clone(metrics),
+        gauges,
+        connections: connections.clone(),
+        health: Arc::clone(health),
+        grpc,
+        http: http.unwrap_or_default(),
+    }
 }
 
 /// All methods of the port: of the service, of its health and of its description.

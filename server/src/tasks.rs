@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use dl_format::{Lease, MemberId, Stamp, TaskId, TaskName, Version};
+use dl_format::{Lease, Stamp, TaskId, TaskName, Version};
 use dl_meta::{DatasetRecord, Heartbeat, TaskGroup, TaskKey, TaskTerms};
 use dl_proto::{
-    JoinTask, Kind, Role, TASK_MEMBERS_MAX, TaskLease, TaskMember, TaskMembership, task_id,
+    JoinTask, Kind, MemberRecord, Role, TASK_MEMBERS_MAX, TaskLease, TaskMembership, task_id,
 };
 use dl_runtime::Deadline;
 
@@ -19,6 +19,7 @@ use crate::metrics::TaskMetrics;
 use crate::shared::parts::Parts;
 use crate::snapshot::Snapshots;
 use crate::snapshot::leases::{self, LEASE, Leased};
+use crate::status::{Board, JobName};
 
 /// Time between two heartbeats of a member.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -35,24 +36,26 @@ const ACTION: &str = "join task";
 pub(crate) async fn join(
     parts: &Parts,
     snapshots: &Snapshots,
-    metrics: &TaskMetrics,
+    (metrics, board): (&TaskMetrics, &Board),
     caller: &Caller,
     record: &DatasetRecord,
     request: JoinTask,
 ) -> Result<TaskMembership, Error> {
     let JoinTask { dataset, version, task: name, member, leaving, counters } = request;
     let key = TaskKey { dataset, task: task_id(caller.user(), &name) };
+    let (id, now) = (member.id, Stamp::at(parts.clock.now()));
     let heartbeat = Heartbeat {
         task: key,
-        member: member.id,
-        record: member.to_bytes().into(),
-        now: Stamp::at(parts.clock.now()),
+        member: id,
+        record: MemberRecord { member, counters, heard: now }.to_bytes().into(),
+        now,
         dead_after: DEAD_AFTER,
         most: TASK_MEMBERS_MAX,
     };
     let job = Job { parts, snapshots, name: &name, user: caller.user(), heartbeat: &heartbeat };
     if leaving {
-        metrics.left(&key, member.id, counters);
+        metrics.left(&key, id, counters);
+        board.left(key, id, counters);
         job.leave().await?;
         let (members, secret, leased_until) = (Vec::new(), Bytes::new(), Stamp::default());
         let call_again = HEARTBEAT;
@@ -68,7 +71,9 @@ pub(crate) async fn join(
         Caller::Everybody => [name.to_string(), record.name.to_string()],
         Caller::Known(_) => [key.task.to_string(), dataset.to_string()],
     };
-    metrics.heard(key, labels, member.id, counters);
+    metrics.heard(key, labels, id, counters);
+    let (dataset, task) = (record.name.to_string(), name.to_string());
+    board.heard(key, JobName { dataset, task, user: caller.user().to_owned() });
     Ok(job.membership(group))
 }
 
@@ -130,20 +135,8 @@ fn is_own(caller: &Caller, lease: &TaskLease) -> bool {
 
 /// Whether a job has living members.
 async fn has_members(parts: &Parts, task: TaskKey) -> Result<bool, Error> {
-    // No member fits into a job of at most none, so a living job refuses, and nothing changes.
-    let heartbeat = Heartbeat {
-        task,
-        member: MemberId::from_bytes([0; 16]),
-        record: Bytes::new(),
-        now: Stamp::at(parts.clock.now()),
-        dead_after: DEAD_AFTER,
-        most: 0,
-    };
-    match parts.meta.join(&heartbeat, None).await {
-        Ok(_) => Ok(false),
-        Err(error) if error.kind == dl_meta::Kind::Full => Ok(true),
-        error => error.doing("find the members of task", task.task).map(|_| false),
-    }
+    let group = parts.meta.group(&task, Stamp::at(parts.clock.now()), DEAD_AFTER).await;
+    Ok(group.doing("find the members of task", task.task)?.is_some())
 }
 
 #[derive(Clone, Copy)]
@@ -285,8 +278,8 @@ impl Job<'_> {
     fn membership(&self, group: TaskGroup) -> TaskMembership {
         let mut members = Vec::with_capacity(group.members.len());
         for record in group.members.values() {
-            match TaskMember::from_bytes(record) {
-                Ok(member) => members.push(member),
+            match MemberRecord::from_bytes(record) {
+                Ok(record) => members.push(record.member),
                 Err(error) => tracing::warn!(task = %self.name, %error, "a member can't be read"),
             }
         }

@@ -147,7 +147,7 @@ impl Cluster {
     pub fn start(&mut self, parts: &Parts, count: usize) -> Result<()> {
         for _ in 0..count {
             let start = async {
-                let http = HttpPort::open(free().await?, Arc::clone(&parts.clock))?;
+                let http = HttpPort::open(free().await?, Arc::clone(&parts.clock), None)?;
                 let address = http.address();
                 let doors = Doors { http: Some(http), ..Doors::open(free().await?) };
                 anyhow::Ok((Running::behind(doors, parts.clone()).await?, address))

@@ -1,10 +1,13 @@
-//! Registration of a member of a training job with the servers, and the leases of jobs.
+//! Registration of a member of a training job with the servers, the leases of jobs, and their status.
 //!
 //! Must hold: a call can be repeated through any server. The caller may have its own async runtime.
 
 use bytes::Bytes;
 use dl_format::{DatasetName, TaskId};
-use dl_proto::{Dataset as DatasetInfo, EndLeases, JoinTask, TaskLease, TaskMembership, pb};
+use dl_proto::{
+    Dataset as DatasetInfo, EndLeases, JoinTask, StatusReply, StatusRequest, TaskLease,
+    TaskMembership, pb,
+};
 
 use crate::error::{Error, Kind};
 use crate::remote::client::Client;
@@ -59,6 +62,24 @@ impl Client {
             };
             let of = || dataset_address(name);
             connections.call("list the leases of", of, connections.usual(), attempt).await
+        })
+    }
+
+    /// Servers, training jobs and datasets at this moment, as far as the caller may see them. Counts
+    /// of jobs are at most ten seconds old. All texts come from servers and other clients.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] for the id of an unknown job. Otherwise errors of the connection.
+    pub fn status(&self, request: &StatusRequest) -> Result<StatusReply, Error> {
+        let session = self.shared.session()?;
+        let connections = &session.connections;
+        session.wait(async {
+            let attempt = |mut server: Connection, this: Try| {
+                let request = this.request(request.clone());
+                async move { Ok(this.answer(server.status(request)).await?) }
+            };
+            let of = || "the servers".to_owned();
+            connections.call("ask for the status of", of, connections.usual(), attempt).await
         })
     }
 

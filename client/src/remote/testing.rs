@@ -267,6 +267,13 @@ impl Diesel for Fake {
     }
 
     /// A job with the caller as its only member.
+    async fn status(
+        &self,
+        _: Request<pb::StatusRequest>,
+    ) -> Result<Response<pb::StatusReply>, Status> {
+        Err(Status::unimplemented("status"))
+    }
+
     async fn join_task(
         &self,
         request: Request<pb::JoinTaskRequest>,

@@ -21,6 +21,7 @@ pub(crate) mod rm;
 pub(crate) mod shuffle;
 pub(crate) mod snapshot;
 pub(crate) mod stat;
+pub(crate) mod top;
 pub(crate) mod user;
 pub(crate) mod verify;
 pub(crate) mod why;

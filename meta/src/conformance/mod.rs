@@ -64,6 +64,7 @@ pub async fn run(make: impl AsyncFn() -> Arc<dyn MetaStore>) {
     tasks::the_first_member_fixes_a_job(&*make().await).await;
     tasks::a_silent_member_is_dead(&*make().await).await;
     tasks::the_last_member_ends_a_job(&*make().await).await;
+    tasks::living_members_can_be_asked_for(&*make().await).await;
     tasks::members_are_bounded(&*make().await).await;
     tasks::one_of_several_fixes_a_job(make().await).await;
     a_dropped_append_is_done_or_not(&*make().await).await;

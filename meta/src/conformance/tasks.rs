@@ -109,6 +109,26 @@ pub(super) async fn the_last_member_ends_a_job(store: &dyn MetaStore) {
     assert_eq!(leave(&beat(1, 2, 20)).await, Some(terms(1, 50)), "{store}: the other one was dead");
 }
 
+/// Anyone may ask for the living members, which changes nothing.
+pub(super) async fn living_members_can_be_asked_for(store: &dyn MetaStore) {
+    let (first, second) = (beat(1, 1, 0), beat(1, 2, 9));
+    let group = async |second: u64| {
+        let now = Stamp::new((START + second) * SECOND);
+        store.group(&first.task, now, DEAD_AFTER).await.expect("group")
+    };
+    assert_eq!(group(0).await, None, "{store}: there is no such job");
+    join(store, &first, Some(&terms(1, 50))).await.expect("it begins");
+    join(store, &second, None).await.expect("it goes on");
+    // A clock that is behind lets nobody die.
+    for (at, members) in
+        [(0, vec![&first, &second]), (15, vec![&second]), (10, vec![&first, &second])]
+    {
+        let group = group(at).await.expect("it lives");
+        assert_eq!((group.terms, group.members), (terms(1, 50), of(&members)), "{store}");
+    }
+    assert_eq!(group(24).await, None, "{store}: all are dead");
+}
+
 /// A job takes a bounded number of members, and none goes for one that is refused.
 pub(super) async fn members_are_bounded(store: &dyn MetaStore) {
     join(store, &beat(1, 0, 0), Some(&terms(1, 50))).await.expect("it begins");

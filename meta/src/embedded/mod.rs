@@ -21,6 +21,7 @@ mod writer;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
@@ -39,7 +40,7 @@ pub use self::volatile::VolatileFile;
 use crate::tasks::Tasks;
 use crate::{
     Appended, DatasetInfo, DatasetRecord, DatasetState, Datasets, Error, Found, Heartbeat,
-    Integrity, Kind, ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, TaskGroup,
+    Integrity, Kind, ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, TaskGroup, TaskKey,
     TaskMembers, TaskTerms, walk,
 };
 
@@ -395,6 +396,15 @@ impl TaskMembers for Embedded {
 
     async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
         Ok(self.shared.tasks.leave(beat))
+    }
+
+    async fn group(
+        &self,
+        task: &TaskKey,
+        now: Stamp,
+        dead_after: Duration,
+    ) -> Result<Option<TaskGroup>, Error> {
+        Ok(self.shared.tasks.group(task, now, dead_after))
     }
 }
 

@@ -65,7 +65,7 @@ use crate::types::still_in_use;
 use crate::{
     Appended, Damage, DatasetInfo, DatasetRecord, Datasets, Error, Found, Heartbeat, Integrity,
     Kind, ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup,
-    TaskMembers, TaskTerms,
+    TaskKey, TaskMembers, TaskTerms,
 };
 
 /// Settings of a [`Redis`] store.
@@ -361,6 +361,16 @@ impl TaskMembers for Redis {
     async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
         let left = self.shared.leave(beat).await;
         left.map_err(|failure| failure.during("leave task", beat.task.task))
+    }
+
+    async fn group(
+        &self,
+        task: &TaskKey,
+        now: Stamp,
+        dead_after: Duration,
+    ) -> Result<Option<TaskGroup>, Error> {
+        let found = self.shared.group(task, now, dead_after).await;
+        found.map_err(|failure| failure.during("find the members of task", task.task))
     }
 }
 

@@ -63,7 +63,7 @@ pub(crate) struct RequestLimiter {
     others: Places,
     patience: Duration,
     clock: Arc<dyn Clock>,
-    auth: Auth,
+    auth: Arc<Auth>,
     settings: Settings,
     metrics: Arc<Metrics>,
 }
@@ -94,7 +94,7 @@ impl RequestLimiter {
     pub(crate) fn new(
         patience: Duration,
         clock: Arc<dyn Clock>,
-        auth: Auth,
+        auth: Arc<Auth>,
         settings: Settings,
         metrics: Arc<Metrics>,
     ) -> Self {

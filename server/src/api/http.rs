@@ -1,57 +1,50 @@
-//! The HTTP port: liveness, health with the command that helps, and metrics.
+//! The HTTP port: liveness, health with the command that helps, metrics, and the status page.
 //!
 //! Must hold: the port answers from its opening on, also while the server starts and stops. No client delays it
-//! by many, slow or missing requests. Pages say nothing of datasets' contents, and name a dataset only beside a
-//! training job on a server without users.
+//! by many, slow or missing requests. Without a key, pages say nothing of datasets' contents, and name a dataset
+//! only beside a training job on a server without users. A client that speaks TLS gets the certificate.
 
 use std::convert::Infallible;
-use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use dl_format::{IDENTITY_KEY, IdentityRecord, StoreId};
-use dl_meta::{Damage, DatasetRecord, DatasetState, Refusal};
-use dl_runtime::{Clock, Deadline, Elapsed};
-use dl_store::StoreExt;
+use dl_runtime::{Clock, Deadline};
 use futures::{FutureExt, future};
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::datasets::identity;
-use crate::error::causes;
+use crate::api::web::{self, Peer, Web};
 use crate::memory;
-use crate::metrics::{self, Loss, Metrics, Readings, Watched};
+use crate::metrics::{self, Metrics, Readings, Watched};
 use crate::net::connections::{ConnectionLimiter, FIRST_REQUEST, accept};
 use crate::net::socket::Socket;
-use crate::shared::parts::{Parts, key};
+use crate::net::tls::{Certificate, greet_web};
+use crate::shared::parts::Parts;
 use crate::shared::room::Disk;
+use crate::status::health::{Health, HealthProbe, TOLERATED};
 
 /// Limit for an answer of each store.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Time for which an answer of the stores is reused, so that many clients are no load.
-const HOLDS: Duration = Duration::from_secs(1);
-
-/// Time for which stores may fail to answer before the server is unhealthy: a slow bucket is no reason to take a
-/// server away from its clients.
-const TOLERATED: Duration = Duration::from_secs(10);
 
 /// Limit for a connection, which has a single request.
 const CONNECTION: Duration = Duration::from_secs(10);
 
 const REQUEST_BYTES: usize = 16 << 10;
+
+/// The first byte of TLS, and of no HTTP.
+const TLS_RECORD: u8 = 0x16;
 
 /// The sources of the pages.
 #[derive(Debug)]
@@ -59,50 +52,7 @@ pub(crate) struct Site {
     parts: Parts,
     metrics: Arc<Metrics>,
     watched: Watched,
-    last: Mutex<Option<Health>>,
-    /// A single client at a time asks the stores; other clients take the answer.
-    turn: Semaphore,
-}
-
-#[derive(Debug, Clone)]
-struct Health {
-    at: Duration,
-    /// The last known loss.
-    loss: Loss,
-    /// Datasets refused until their recovery, as last known.
-    recovering: u64,
-    /// None when the stores are well.
-    problem: Option<Problem>,
-    /// The first question without an answer since the last good answer; none when the stores are well.
-    silent_since: Option<Duration>,
-    /// Whether the stores were ever well.
-    was_well: bool,
-}
-
-impl Health {
-    /// Whether a missing answer is tolerated for now.
-    fn is_tolerated(&self) -> bool {
-        let is_short = self.silent_since.is_some_and(|since| self.at < since + TOLERATED);
-        self.was_well && is_short
-    }
-}
-
-/// A reason not to be well.
-#[derive(Debug, Clone)]
-struct Problem {
-    why: String,
-    /// Whether a store gave no answer, which may pass.
-    is_silence: bool,
-}
-
-impl Problem {
-    fn certain(why: String) -> Self {
-        Self { why, is_silence: false }
-    }
-
-    fn silence(why: String) -> Self {
-        Self { why, is_silence: true }
-    }
+    health: Arc<HealthProbe>,
 }
 
 /// An HTTP port, open until its last clone is dropped.
@@ -112,34 +62,51 @@ pub struct HttpPort(Arc<Port>);
 #[derive(Debug)]
 struct Port {
     address: SocketAddr,
-    stage: Arc<Mutex<Stage>>,
+    stage: Stage,
+    web: web::Slot,
     /// Ends with the port.
     _answering: JoinSet<Infallible>,
 }
 
+/// The state of the server.
 #[derive(Debug, Clone)]
-struct Stage {
+struct Stage(Arc<Mutex<Phase>>);
+
+#[derive(Debug, Clone)]
+struct Phase {
     /// Why the server does not serve; none while serving.
     pending: Option<String>,
     /// None before the stores are open.
     site: Option<Arc<Site>>,
 }
 
+impl Stage {
+    fn phase(&self) -> MutexGuard<'_, Phase> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl HttpPort {
-    /// Begins to answer, with the state "starting".
+    /// Begins to answer, with the state "starting". With a certificate, a client may speak TLS.
     ///
     /// # Errors
     /// When the listener has no address.
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub fn open(listener: TcpListener, clock: Arc<dyn Clock>) -> io::Result<Self> {
+    pub fn open(
+        listener: TcpListener,
+        clock: Arc<dyn Clock>,
+        certificate: Option<Arc<Certificate>>,
+    ) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let pending = Some("starting".to_owned());
-        let stage = Arc::new(Mutex::new(Stage { pending, site: None }));
+        let stage = Stage(Arc::new(Mutex::new(Phase { pending, site: None })));
+        let web = web::Slot::default();
+        let pages = pages(stage.clone(), web.clone());
         let mut answering = JoinSet::new();
-        answering.spawn(serve(listener, Arc::clone(&stage), clock));
-        Ok(Self(Arc::new(Port { address, stage, _answering: answering })))
+        answering.spawn(serve(listener, pages, clock, certificate));
+        Ok(Self(Arc::new(Port { address, stage, web, _answering: answering })))
     }
 
     /// The address of the listener.
@@ -149,43 +116,49 @@ impl HttpPort {
 
     /// Reports the step of a start.
     pub fn starting(&self, doing: &str) {
-        lock(&self.0.stage).pending = Some(format!("starting: {doing}"));
+        self.0.stage.phase().pending = Some(format!("starting: {doing}"));
     }
 
     /// The server serves; pages ask the stores from now on.
-    pub(crate) fn serving(&self, site: Site) {
-        *lock(&self.0.stage) = Stage { pending: None, site: Some(Arc::new(site)) };
+    pub(crate) fn serving(&self, site: Site, web: Web) {
+        self.0.web.fill(web);
+        *self.0.stage.phase() = Phase { pending: None, site: Some(Arc::new(site)) };
     }
 
     /// The server stops; clients should send no new requests.
     pub(crate) fn stopping(&self) {
         let doing = "stopping: what is in flight ends within the grace period";
-        lock(&self.0.stage).pending = Some(doing.to_owned());
+        self.0.stage.phase().pending = Some(doing.to_owned());
     }
 }
 
-fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
-    held.lock().unwrap_or_else(PoisonError::into_inner)
+/// All pages of the port.
+fn pages(stage: Stage, web: web::Slot) -> Router {
+    let wrong_method = (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are understood\n");
+    let no_such_page =
+        (StatusCode::NOT_FOUND, "this is dlserver: /, /healthz, /livez and /metrics are here\n");
+    Router::new()
+        .route("/livez", get("ok\n"))
+        .route("/healthz", get(healthz))
+        .route("/metrics", get(metrics))
+        .with_state(stage)
+        .merge(web::pages(web))
+        .method_not_allowed_fallback(move || future::ready(wrong_method))
+        .fallback(move || future::ready(no_such_page))
 }
 
 async fn serve(
     listener: TcpListener,
-    stage: Arc<Mutex<Stage>>,
+    pages: Router,
     clock: Arc<dyn Clock>,
+    certificate: Option<Arc<Certificate>>,
 ) -> Infallible {
-    let wrong_method = (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are understood\n");
-    let no_such_page =
-        (StatusCode::NOT_FOUND, "this is dlserver: /healthz, /livez and /metrics are here\n");
-    let pages = Router::new()
-        .route("/livez", get("ok\n"))
-        .route("/healthz", get(healthz))
-        .route("/metrics", get(metrics))
-        .method_not_allowed_fallback(move || future::ready(wrong_method))
-        .fallback(move || future::ready(no_such_page))
-        .with_state(stage);
     // All connections are newcomers: the oldest end when many come.
     let limiter = ConnectionLimiter::new(0, FIRST_REQUEST, Vec::new(), Arc::clone(&clock));
-    let converse = |stream| converse(limiter.clone(), stream, pages.clone(), Arc::clone(&clock));
+    let converse = |stream| {
+        let (limiter, pages, clock) = (limiter.clone(), pages.clone(), Arc::clone(&clock));
+        converse(limiter, stream, pages, clock, certificate.clone())
+    };
     accept(&listener, &*clock, &mut JoinSet::new(), converse).await
 }
 
@@ -194,25 +167,48 @@ async fn converse(
     stream: TcpStream,
     pages: Router,
     clock: Arc<dyn Clock>,
+    certificate: Option<Arc<Certificate>>,
 ) {
     let connection = limiter.enter(stream.peer_addr().ok());
-    let socket = Socket::new(stream, &connection, CONNECTION, &clock);
-    let served = http1::Builder::new()
-        .keep_alive(false)
-        .max_buf_size(REQUEST_BYTES)
-        .serve_connection(TokioIo::new(socket), TowerToHyperService::new(pages));
-    let served = Deadline::after(&*clock, CONNECTION).bound(&*clock, served);
+    let mut socket = Socket::new(stream, &connection, CONNECTION, &clock);
+    let address = connection.peer;
+    let served = async {
+        let has_tls = socket.first_byte().await.is_ok_and(|first| first == Some(TLS_RECORD));
+        let pages = pages.layer(Extension(Peer { address, has_tls }));
+        match (has_tls, &certificate) {
+            (true, Some(certificate)) => match greet_web(socket, certificate).await {
+                Ok(stream) => answer(stream, pages).await,
+                Err(error) => tracing::debug!(peer = ?address, %error, "no TLS came about"),
+            },
+            (true, None) => {}
+            (false, _) => answer(socket, pages).await,
+        }
+    };
+    let served = Deadline::after(&*clock, CONNECTION).bound(&*clock, Box::pin(served));
     // A client that breaks off or stalls knows the reason.
     limiter.bound(&connection, served.map(drop)).await;
 }
 
+/// Answers a single request.
+async fn answer<S>(stream: S, pages: Router)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let served = http1::Builder::new()
+        .keep_alive(false)
+        .max_buf_size(REQUEST_BYTES)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(pages));
+    // As above.
+    let _ = served.await;
+}
+
 /// The reason not to serve, or the state of the stores.
-async fn healthz(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
-    let Stage { pending, site } = lock(&stage).clone();
+async fn healthz(State(stage): State<Stage>) -> Response {
+    let Phase { pending, site } = stage.phase().clone();
     match (pending, site) {
         (Some(pending), _) => unwell(&pending),
         (None, None) => unwell("starting"),
-        (None, Some(site)) => match site.health().await {
+        (None, Some(site)) => match site.health.health().await {
             health @ Health { problem: Some(_), .. } if health.is_tolerated() => {
                 let why = health.problem.map(|problem| problem.why).unwrap_or_default();
                 format!("ok\nfor less than {TOLERATED:?}: {why}\n").into_response()
@@ -230,11 +226,11 @@ async fn healthz(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
 }
 
 /// The metrics, also while the server stops.
-async fn metrics(State(stage): State<Arc<Mutex<Stage>>>) -> Response {
-    let Stage { pending, site } = lock(&stage).clone();
+async fn metrics(State(stage): State<Stage>) -> Response {
+    let Phase { pending, site } = stage.phase().clone();
     let Some(site) = site else { return unwell(&pending.unwrap_or_default()) };
     let (health, resident, disks) =
-        future::join3(site.health(), site.resident(), site.disks()).await;
+        future::join3(site.health.health(), site.resident(), site.disks()).await;
     let now = site.parts.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let readings = Readings {
         loss: health.loss,
@@ -252,18 +248,13 @@ fn unwell(why: &str) -> Response {
 }
 
 impl Site {
-    pub(crate) fn new(parts: Parts, metrics: Arc<Metrics>, watched: Watched) -> Self {
-        Self { parts, metrics, watched, last: Mutex::default(), turn: Semaphore::new(1) }
-    }
-
-    fn of_another(&self, bound: Option<StoreId>, identity: &[u8]) -> Option<String> {
-        match IdentityRecord::decode(identity) {
-            Ok(IdentityRecord { store }) => {
-                let compared = identity::compare(&self.parts, bound?, store);
-                compared.err().map(|error| error.chain())
-            }
-            Err(error) => Some(format!("the chunk store's `{IDENTITY_KEY}` is damaged: {error}")),
-        }
+    pub(crate) fn new(
+        parts: Parts,
+        metrics: Arc<Metrics>,
+        watched: Watched,
+        health: Arc<HealthProbe>,
+    ) -> Self {
+        Self { parts, metrics, watched, health }
     }
 
     /// Bytes of memory in use; zero while all threads for blocking work wait for disks.
@@ -278,143 +269,5 @@ impl Site {
         let clock = &*self.parts.clock;
         let disks = Deadline::after(clock, PATIENCE).bound(clock, self.parts.room.disks());
         disks.await.unwrap_or_default()
-    }
-
-    /// The number of datasets refused until their recovery; none without an answer of the metadata store.
-    async fn recovering(&self) -> Option<u64> {
-        let clock = &*self.parts.clock;
-        let records = Deadline::after(clock, PATIENCE).bound(clock, self.parts.meta.records());
-        let records = records.await.ok()?.ok()?;
-        let is_refused = |record: &&DatasetRecord| record.state == DatasetState::Recovering;
-        Some(records.iter().filter(is_refused).count() as u64)
-    }
-
-    /// The state of the stores, at most [`HOLDS`] old.
-    async fn health(&self) -> Health {
-        let _turn = self.turn.acquire().await;
-        let last = lock(&self.last).clone();
-        let now = self.parts.clock.monotonic();
-        match last {
-            Some(health) if now < health.at + HOLDS => health,
-            last => {
-                let health = self.ask(last).await;
-                *lock(&self.last) = Some(health.clone());
-                health
-            }
-        }
-    }
-
-    async fn ask(&self, last: Option<Health>) -> Health {
-        let clock = &*self.parts.clock;
-        let (before, refused) =
-            last.as_ref().map_or((Loss::None, 0), |last| (last.loss, last.recovering));
-        let deadline = Deadline::after(clock, PATIENCE);
-        let identity = key(IDENTITY_KEY.to_owned());
-        let meta = &*self.parts.meta;
-        // A separate call: the refusal is known while a write to the metadata store waits.
-        let refusal = deadline.bound(clock, meta.refusal());
-        let meta = future::try_join(meta.identity(), meta.damage());
-        let meta = deadline.bound::<Result<_, dl_meta::Error>>(clock, meta);
-        let store = deadline.bound(clock, self.parts.store.read_all(&identity));
-        let (meta, refusal, store, recovering) =
-            future::join4(meta, refusal, store, self.recovering()).await;
-        let loss = match &meta {
-            Ok(Ok((None, _) | (_, Some(Damage::Everything)))) => Loss::All,
-            Ok(Ok((_, Some(Damage::Shards)))) => Loss::Last,
-            Ok(Ok((Some(_), None))) => Loss::None,
-            Ok(Err(error)) if error.kind == dl_meta::Kind::Lost => Loss::All,
-            Err(_) | Ok(Err(_)) => before,
-        };
-        // Metadata with losses, or without an answer, has no valid count.
-        let recovering = recovering.filter(|_| loss == Loss::None && matches!(meta, Ok(Ok(_))));
-        let problem = match (meta, store) {
-            (Err(_), _) => Some(self.refused(refusal).unwrap_or_else(|| self.silent_meta())),
-            (Ok(Err(error)), _) => Some(failed_meta(&error)),
-            (_, Err(_)) => Some(Problem::silence(silent("chunk"))),
-            (_, Ok(Err(error))) if error.kind == dl_store::Kind::Missing => {
-                Some(Problem::certain(format!(
-                    "the chunk store has no `{IDENTITY_KEY}`: check --store; {}",
-                    lost(loss).unwrap_or(
-                        "where it has all datasets that the metadata knows, the servers write it again \
-                         within two minutes, or their logs say why not"
-                    )
-                )))
-            }
-            (_, Ok(Err(error))) => {
-                let is_silence = error.kind == dl_store::Kind::Unavailable;
-                Some(Problem { why: failed("chunk", &error), is_silence })
-            }
-            (Ok(Ok((bound, _))), Ok(Ok(identity))) => match lost(loss) {
-                None => {
-                    let other = self.of_another(bound, &identity).map(Problem::certain);
-                    other.or_else(|| self.refused(refusal))
-                }
-                Some(lost) => Some(Problem::certain(lost.to_owned())),
-            },
-        };
-        let at = clock.monotonic();
-        let since = last.as_ref().and_then(|last| last.silent_since).unwrap_or(at);
-        let is_silence = problem.as_ref().is_some_and(|problem| problem.is_silence);
-        let was_well = problem.is_none() || last.is_some_and(|last| last.was_well);
-        let recovering = recovering.unwrap_or(refused);
-        Health {
-            at,
-            loss,
-            recovering,
-            problem,
-            silent_since: is_silence.then_some(since),
-            was_well,
-        }
-    }
-
-    /// The reason for refused writes; none if the metadata store takes writes.
-    fn refused(
-        &self,
-        refusal: Result<Result<Option<Refusal>, dl_meta::Error>, Elapsed>,
-    ) -> Option<Problem> {
-        match refusal {
-            Err(Elapsed) => Some(self.silent_meta()),
-            Ok(Err(error)) => Some(failed_meta(&error)),
-            Ok(Ok(refusal)) => Some(Problem::certain(match refusal? {
-                Refusal::Full(why) => format!(
-                    "the metadata store takes no writes but deletes ({why}): give it more memory, \
-                     or delete something and run `dlcmd purge`"
-                ),
-                Refusal::All(why) => format!("the metadata store takes no writes: {why}"),
-            })),
-        }
-    }
-
-    fn silent_meta(&self) -> Problem {
-        let trouble = self.parts.meta.trouble();
-        let trouble = trouble.map(|why| format!("; last waited for: {why}"));
-        Problem::silence(silent("metadata") + &trouble.unwrap_or_default())
-    }
-}
-
-fn silent(what: impl Display) -> String {
-    format!("the {what} store did not answer within {PATIENCE:?}")
-}
-
-fn failed_meta(error: &dl_meta::Error) -> Problem {
-    let is_silence = error.kind == dl_meta::Kind::Unavailable;
-    Problem { why: failed("metadata", error), is_silence }
-}
-
-fn failed(what: impl Display, error: &dyn std::error::Error) -> String {
-    format!("the {what} store can't be asked: {}", causes(error))
-}
-
-/// The message about a loss, with the command that helps.
-fn lost(loss: Loss) -> Option<&'static str> {
-    match loss {
-        Loss::None => None,
-        Loss::Last => Some(
-            "the metadata store may have lost writes: the servers are rebuilding it from the chunk \
-             store, which takes a moment",
-        ),
-        Loss::All => Some(
-            "no part of the metadata store has its identity: check --meta, or run `dlcmd recover --all`",
-        ),
     }
 }

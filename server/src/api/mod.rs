@@ -9,3 +9,4 @@ pub(crate) mod grpc;
 pub(crate) mod http;
 pub(crate) mod service;
 pub(crate) mod shown;
+pub(crate) mod web;

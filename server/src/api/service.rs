@@ -23,6 +23,7 @@ use crate::api::admission::Admitted;
 use crate::api::frames;
 use crate::api::gate;
 use crate::api::shown::Shown;
+use crate::api::web::Browser;
 use crate::datasets::catalog;
 use crate::datasets::catalog::Detail;
 use crate::datasets::leftovers::Leftovers;
@@ -39,6 +40,7 @@ use crate::read::files;
 use crate::recovery::recover;
 use crate::shared::parts::{Budget, Parts};
 use crate::snapshot::{self, Snapshots};
+use crate::status::{Board, Viewer};
 use crate::tasks;
 use crate::write::commit;
 
@@ -83,6 +85,7 @@ pub(crate) struct Service {
     listings: Budget,
     snapshots: Snapshots,
     tasks: Arc<TaskMetrics>,
+    board: Arc<Board>,
     turns: Turns,
     leftovers: Leftovers,
 }
@@ -92,6 +95,7 @@ impl Service {
         parts: Parts,
         snapshots: Arc<SnapshotMetrics>,
         tasks: Arc<TaskMetrics>,
+        board: Arc<Board>,
     ) -> Self {
         Self {
             executor: Executor::new(Arc::clone(&parts.store)),
@@ -102,6 +106,7 @@ impl Service {
             listings: Budget::new(LISTING_BYTES, "list files"),
             snapshots: Snapshots::new(snapshots),
             tasks,
+            board,
             turns: Turns::new(),
             leftovers: Leftovers::default(),
             parts,
@@ -115,6 +120,12 @@ impl Service {
             writes: self.writes.clone(),
             reads: self.reads.clone(),
         }
+    }
+
+    /// Reads for the status page.
+    pub(crate) fn browser(&self) -> Browser {
+        let Self { parts, executor, reads, .. } = self.clone();
+        Browser { parts, executor, reads }
     }
 
     /// Objects left by requests for a later removal.
@@ -372,9 +383,10 @@ impl Diesel for Service {
         let admitted = Admitted::of(&request)?;
         let request = JoinTask::try_from(request.into_inner()).map_err(invalid)?;
         let record = gate::by_id(&self.parts, &admitted, request.dataset).await?;
-        let Self { parts, snapshots, tasks, .. } = self.clone();
+        let Self { parts, snapshots, tasks, board, .. } = self.clone();
         let join = async move {
-            tasks::join(&parts, &snapshots, &tasks, &admitted.caller, &record, request).await
+            let watchers = (&*tasks, &*board);
+            tasks::join(&parts, &snapshots, watchers, &admitted.caller, &record, request).await
         };
         Ok(Response::new(whole(join).await?.into()))
     }
@@ -403,6 +415,15 @@ impl Diesel for Service {
         let parts = self.parts.clone();
         let end = async move { tasks::end_leases(&parts, &admitted.caller, &record, task).await };
         Ok(Response::new(pb::EndLeasesReply { ended: whole(end).await? }))
+    }
+
+    #[tracing::instrument(name = "status", skip_all)]
+    async fn status(
+        &self,
+        request: Request<pb::StatusRequest>,
+    ) -> Result<Response<pb::StatusReply>, Status> {
+        let viewer = Viewer::Known(Admitted::of(&request)?.caller);
+        Ok(Response::new(self.board.status(&viewer, request.get_ref()).await?))
     }
 
     #[tracing::instrument(name = "stat", skip_all, fields(paths = request.get_ref().paths.len()))]

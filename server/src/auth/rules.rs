@@ -17,7 +17,7 @@ pub(crate) enum Rule {
 }
 
 /// All methods.
-pub(crate) const RULES: [(&str, Rule); 17] = [
+pub(crate) const RULES: [(&str, Rule); 18] = [
     ("CreateDataset", Rule::On(Role::Write)),
     ("GetDataset", Rule::On(Role::Read)),
     ("ListDatasets", Rule::Key),
@@ -32,6 +32,7 @@ pub(crate) const RULES: [(&str, Rule); 17] = [
     ("JoinTask", Rule::On(Role::Read)),
     ("ListLeases", Rule::On(Role::Read)),
     ("EndLeases", Rule::On(Role::Read)),
+    ("Status", Rule::Key),
     ("Recover", Rule::On(Role::Admin)),
     ("Purge", Rule::On(Role::Admin)),
     ("Verify", Rule::On(Role::Admin)),

@@ -11,7 +11,7 @@ use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, 
 use dl_meta::{
     Appended, Damage, DatasetInfo, DatasetRecord, Datasets, Error, Found, Heartbeat, Integrity,
     Kind, ListEntry, ListQuery, MetaStore, ObjectRecord, Outline, Rebuild, Refusal, TaskGroup,
-    TaskMembers, TaskTerms,
+    TaskKey, TaskMembers, TaskTerms,
 };
 use dl_runtime::Clock;
 
@@ -159,6 +159,15 @@ impl TaskMembers for MeteredMeta {
 
     async fn leave(&self, beat: &Heartbeat) -> Result<Option<TaskTerms>, Error> {
         self.timed(&self.metrics.task, self.inner.leave(beat)).await
+    }
+
+    async fn group(
+        &self,
+        task: &TaskKey,
+        now: Stamp,
+        dead_after: Duration,
+    ) -> Result<Option<TaskGroup>, Error> {
+        self.timed(&self.metrics.task, self.inner.group(task, now, dead_after)).await
     }
 }
 

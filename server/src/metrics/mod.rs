@@ -4,6 +4,7 @@
 //! datasets or users, nor addresses; only training jobs, of bounded number and behind a lock, are named. No
 //! crate, as its registry would be shared by all servers of a process.
 
+mod failures;
 mod histogram;
 mod meta;
 mod rebuild;
@@ -16,9 +17,11 @@ mod text;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use dl_proto::{FailedRequest, ServerCounters};
 use dl_runtime::Clock;
 use dl_store::TierStore;
 
+pub(crate) use self::histogram::BOUNDS_MICROS;
 use self::histogram::Operation;
 use self::meta::{MetaMetrics, MeteredMeta};
 pub(crate) use self::rebuild::RebuildMetrics;
@@ -50,7 +53,7 @@ pub(crate) struct Metrics {
 }
 
 /// Sources of gauges in the service.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Gauges {
     pub(crate) executor: Executor,
     pub(crate) writes: Budget,
@@ -141,6 +144,44 @@ impl Metrics {
     /// Counts a refused user or key.
     pub(crate) fn refused_key(&self) {
         self.refused_keys.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The last requests that failed for a reason in this server.
+    pub(crate) fn failures(&self) -> Vec<FailedRequest> {
+        self.requests.failures.all()
+    }
+
+    /// The counts for other servers.
+    pub(crate) fn counters(
+        &self,
+        gauges: &Gauges,
+        connections: &ConnectionLimiter,
+        resident: Option<u64>,
+    ) -> ServerCounters {
+        let (requests, failed_requests) = self.requests.ended();
+        let errors = |operations: &[(&str, &Operation)]| {
+            operations.iter().map(|(_, operation)| read(&operation.failed)).sum()
+        };
+        let (read_memory, read_memory_used) = gauges.reads.total_and_used();
+        let (write_memory, write_memory_used) = gauges.writes.total_and_used();
+        let traffic = connections.traffic();
+        ServerCounters {
+            requests,
+            failed_requests,
+            requests_in_flight: self.requests.in_flight(),
+            received_bytes: read(&traffic.received_bytes),
+            sent_bytes: read(&traffic.sent_bytes),
+            store_read_bytes: read(&self.store.read_bytes),
+            store_created_bytes: read(&self.store.created_bytes),
+            store_errors: errors(&self.store.operations()),
+            meta_errors: errors(&self.meta.operations()),
+            read_memory,
+            read_memory_used,
+            write_memory,
+            write_memory_used,
+            resident_bytes: resident.unwrap_or_default(),
+            methods: self.requests.counters(),
+        }
     }
 
     /// All metrics in the text format of Prometheus.

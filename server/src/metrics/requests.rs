@@ -6,12 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use dl_format::Stamp;
+use dl_proto::MethodCounters;
 use dl_runtime::Clock;
 use http_body_util::BodyExt;
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderMap, Response};
 use tonic::{Code, Status};
 
+use super::failures::{Failures, is_failure};
 use super::histogram::Histogram;
 use crate::auth::RULES;
 
@@ -44,6 +47,7 @@ const OTHER: usize = RULES.len();
 pub(crate) struct Requests {
     methods: [Method; RULES.len() + 1],
     in_flight: AtomicU64,
+    pub(crate) failures: Failures,
     clock: Arc<dyn Clock>,
 }
 
@@ -56,13 +60,34 @@ pub(crate) struct Method {
 
 impl Requests {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { methods: Default::default(), in_flight: AtomicU64::new(0), clock }
+        let (methods, failures) = (Default::default(), Failures::default());
+        Self { methods, in_flight: AtomicU64::new(0), failures, clock }
     }
 
     /// All methods, by name.
     pub(crate) fn methods(&self) -> impl Iterator<Item = (&'static str, &Method)> {
         let names = RULES.iter().map(|(name, _)| *name).chain(["other"]);
         names.zip(&self.methods)
+    }
+
+    /// Requests that ended, and those of them that failed for a reason in the server.
+    pub(crate) fn ended(&self) -> (u64, u64) {
+        let (mut all, mut failed) = (0, 0);
+        for ended in self.methods.iter().flat_map(|method| method.ended.iter().enumerate()) {
+            let count = ended.1.load(Ordering::Relaxed);
+            all += count;
+            failed += if is_failure(Code::from_i32(ended.0 as i32)) { count } else { 0 };
+        }
+        (all, failed)
+    }
+
+    /// The counts of the methods that were called.
+    pub(crate) fn counters(&self) -> Vec<MethodCounters> {
+        let counters = self.methods().map(|(name, method)| {
+            let (up_to, requests, _) = method.took.read();
+            MethodCounters { method: name.to_owned(), requests, up_to }
+        });
+        counters.filter(|method| method.requests > 0).collect()
     }
 
     /// Requests that have not ended.
@@ -79,6 +104,7 @@ impl Requests {
             began: self.clock.monotonic(),
             // A request dropped before its answer was abandoned by its client.
             ended: Code::Cancelled,
+            why: None,
             requests: Arc::clone(self),
         }
     }
@@ -91,21 +117,21 @@ pub(crate) struct Measured {
     method: usize,
     began: Duration,
     ended: Code,
+    /// The reason for a failure in the server.
+    why: Option<String>,
 }
 
 impl Measured {
     /// Measures until the end of the answer.
     pub(crate) fn answer(mut self, response: Response<Body>) -> Response<Body> {
         // An answer without a body has its code in the headers.
-        if let Some(code) = code(response.headers()) {
-            self.ended = code;
-        }
+        self.read(response.headers());
         response.map(|body| {
             Body::new(body.map_frame(move |frame| {
                 // Captures the whole measurement, which ends with the body.
                 let measured = &mut self;
-                if let Some(code) = frame.trailers_ref().and_then(code) {
-                    measured.ended = code;
+                if let Some(trailers) = frame.trailers_ref() {
+                    measured.read(trailers);
                 }
                 frame
             }))
@@ -113,9 +139,26 @@ impl Measured {
     }
 }
 
+impl Measured {
+    /// Takes the code of the answer, and the reason for a failure.
+    fn read(&mut self, headers: &HeaderMap) {
+        let Some(code) = code(headers) else { return };
+        self.ended = code;
+        if is_failure(code) {
+            let status = Status::from_header_map(headers);
+            self.why = status.map(|status| status.message().to_owned());
+        }
+    }
+}
+
 impl Drop for Measured {
     fn drop(&mut self) {
         self.requests.in_flight.fetch_sub(1, Ordering::Relaxed);
+        let name = CODES.get(self.ended as usize).copied().unwrap_or_default();
+        let method = RULES.get(self.method).map_or("other", |(name, _)| name);
+        let now = Stamp::at(self.requests.clock.now());
+        let why = self.why.take().unwrap_or_default();
+        self.requests.failures.note(now, method, (self.ended, name), || why);
         let took = self.requests.clock.monotonic().saturating_sub(self.began);
         if let Some(method) = self.requests.methods.get(self.method) {
             method.took.add(took);

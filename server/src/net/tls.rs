@@ -1,4 +1,4 @@
-//! TLS on the gRPC port, with certificate and key out of files that may be replaced.
+//! TLS on both ports, with certificate and key out of files that may be replaced.
 //!
 //! Must hold: connections are encrypted before any byte of a request is read; a connection begins with
 //! the last usable contents of the files, and keeps them; an error names the file and the problem, and
@@ -25,6 +25,9 @@ use crate::source::{BETWEEN, Followed, Source, SourceError};
 /// The protocol of gRPC below TLS.
 const HTTP2: &[u8] = b"h2";
 
+/// The protocol of browsers below TLS.
+const HTTP1: &[u8] = b"http/1.1";
+
 /// The first byte of plain HTTP/2, and of no TLS.
 const PLAIN_HTTP2: u8 = b'P';
 
@@ -36,6 +39,8 @@ const SPEAK_TLS: &[u8] = b"\0\0\0\x04\0\0\0\0\0\
 #[derive(Debug)]
 pub struct TlsSettings {
     config: Arc<ServerConfig>,
+    /// The same for the HTTP port.
+    web: Arc<ServerConfig>,
     /// The end of the server's certificates, and of its clients' CAs, in seconds since 1970.
     pub(crate) ends: Vec<(&'static str, i64)>,
 }
@@ -76,9 +81,11 @@ fn understand(texts: &str) -> Result<TlsSettings, String> {
     };
     let config = builder.with_single_cert(chain, key);
     let mut config = config.map_err(|why| format!("they can't be used together: {why}"))?;
+    let mut web = config.clone();
+    web.alpn_protocols.push(HTTP1.to_vec());
     config.alpn_protocols.push(HTTP2.to_vec());
     let ends = ends.into_iter().filter_map(|(name, end)| Some((name, end?))).collect();
-    Ok(TlsSettings { config: Arc::new(config), ends })
+    Ok(TlsSettings { config: Arc::new(config), web: Arc::new(web), ends })
 }
 
 /// The time at which the first of these certificates expires, in seconds since 1970.
@@ -113,6 +120,14 @@ pub(crate) async fn greet(
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the client speaks no TLS"));
     }
     TlsAcceptor::from(Arc::clone(&certificate.now().config)).accept(socket).await
+}
+
+/// Greets a browser.
+pub(crate) async fn greet_web(
+    socket: Socket,
+    certificate: &Certificate,
+) -> io::Result<TlsStream<Socket>> {
+    TlsAcceptor::from(Arc::clone(&certificate.now().web)).accept(socket).await
 }
 
 #[cfg(test)]

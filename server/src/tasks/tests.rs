@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dl_format::{DatasetId, MemberId, SnapshotObject};
-use dl_proto::{KeyHash, PurgeProgress, PurgeRequest, TaskCounters, User, Users};
+use dl_proto::{KeyHash, PurgeProgress, PurgeRequest, TaskCounters, TaskMember, User, Users};
 use dl_runtime::{Clock, ManualClock};
 use dl_store::StoreExt;
 
@@ -22,6 +22,7 @@ struct Scene {
     id: DatasetId,
     snapshots: Snapshots,
     metrics: TaskMetrics,
+    board: Board,
 }
 
 fn user(name: &str) -> Caller {
@@ -40,7 +41,8 @@ impl Scene {
         let rig = rig().await;
         let id = rig.create("pets").await;
         let metrics = TaskMetrics::new(Arc::<ManualClock>::clone(&rig.clock));
-        Self { rig, id, snapshots: Snapshots::new(Arc::default()), metrics }
+        let board = Board::new(rig.parts.clone());
+        Self { rig, id, snapshots: Snapshots::new(Arc::default()), metrics, board }
     }
 
     /// Adds a file; gives the version with it.
@@ -73,7 +75,8 @@ impl Scene {
     async fn ask(&self, caller: &Caller, request: JoinTask) -> Result<TaskMembership, Error> {
         let parts = &self.rig.parts;
         let record = catalog::by_id(parts, self.id).await?;
-        join(parts, &self.snapshots, &self.metrics, caller, &record, request).await
+        let watchers = (&self.metrics, &self.board);
+        join(parts, &self.snapshots, watchers, caller, &record, request).await
     }
 
     async fn join(&self, member: u8) -> TaskMembership {

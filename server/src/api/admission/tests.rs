@@ -39,7 +39,7 @@ struct Rig {
 fn rig() -> Rig {
     let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
     let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
-    let auth = Auth::new(None, Arc::clone(&time));
+    let auth = Arc::new(Auth::new(None, Arc::clone(&time)));
     let metrics = Arc::new(Metrics::new(Arc::clone(&time)));
     let requests =
         RequestLimiter::new(PATIENCE, Arc::clone(&time), auth, Settings::default(), metrics);

@@ -1,6 +1,7 @@
 //! The node's cache: processes of a task share a copy in memory, despite failures of the agent and
 //! of the servers.
 
+mod board;
 mod cgroup;
 mod changes;
 mod direct;

@@ -28,7 +28,7 @@ const TOLERATED: Duration = Duration::from_secs(10);
 
 /// A server of these parts in this process, with the address of its HTTP port.
 async fn serve(parts: Parts) -> Result<(Running, String)> {
-    let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock())?;
+    let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock(), None)?;
     let address = http.address().to_string();
     prepare(&parts, Stop::Fresh).await?;
     let grpc = TcpListener::bind("127.0.0.1:0").await?;
@@ -79,7 +79,7 @@ fn metrics_count_requests_and_show_no_names() -> Result<()> {
     ensure!(value("diesel_memory_used_bytes{budget=\"read\"}")? == 0.0, "{text}");
     ensure!(!text.contains("secret"), "{text}");
     ensure!(get(server.http(), "/healthz")? == (200, "ok\n".to_owned()), "not well");
-    ensure!(get(server.http(), "/")?.0 == 404, "the root");
+    ensure!(get(server.http(), "/none")?.0 == 404, "an unknown page");
     Ok(())
 }
 
@@ -167,7 +167,7 @@ async fn a_server_with_refused_datasets_is_healthy_and_counts_them() -> Result<(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_starting_or_stopping_server_is_alive_but_unhealthy() -> Result<()> {
     let parts = in_memory(Limits::default());
-    let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock())?;
+    let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock(), None)?;
     let address = http.address().to_string();
     let ask = async |path| ask(&address, path).await;
     let until = async |path, part: &str| -> Result<()> {

@@ -154,6 +154,7 @@ fn mount_and_fstab_mount_a_dataset() -> Result<()> {
     let script = "mount -t tmpfs tmpfs /usr/sbin; ln -s \"$dlcmd\" /usr/sbin/mount.diesel; \
         echo \"dl://ds $mnt diesel ro,_netdev,noauto,task=job,umask=027 0 0\" > \"$folder/fstab\"; \
         mount -t diesel dl://ds \"$mnt\" -o ro,task=job; cat \"$mnt/empty\"; ls \"$mnt\" | wc -l; \
+        kill -HUP $(pgrep -f -- \"$mnt.*--role hold\"); sleep 2; cat \"$mnt/empty\"; \
         umount \"$mnt\"; mount -T \"$folder/fstab\" \"$mnt\"; stat -c %a \"$mnt/empty\"; \
         umount \"$mnt\"; ! mount -t diesel dl://ds \"$mnt\" -o speed=9 2> /dev/null";
     let said = scene.in_namespace(script)?;

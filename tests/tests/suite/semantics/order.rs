@@ -58,7 +58,7 @@ async fn a_slow_chunk_is_judged_by_the_time_of_its_first_piece() -> Result<()> {
     let working = parts(dl_store::open("memory:").await?, Arc::new(Memory::new()));
     let parts = Parts { limits, clock: Arc::clone(&clock), ..working };
     prepare(&parts, Stop::Fresh).await?;
-    let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock)?;
+    let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock, None)?;
     let address = http.address().to_string();
     let grpc = TcpListener::bind("127.0.0.1:0").await?;
     let server = Running::behind(Doors { http: Some(http), ..Doors::open(grpc) }, parts).await?;

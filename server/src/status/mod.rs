@@ -1,0 +1,358 @@
+//! What happens on all servers and in all training jobs: each server announces itself in the metadata store, and
+//! reads the records of the others and of the members of jobs.
+//!
+//! Must hold: any server alone knows all servers and jobs, a few seconds late. Nothing here is asked by a request
+//! for files. Questions of many callers are a single question to the metadata store. Memory is bounded.
+
+pub(crate) mod health;
+mod history;
+mod jobs;
+mod report;
+mod servers;
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dl_format::{DatasetId, MemberId, Stamp, TaskId, Version};
+use dl_meta::{DatasetRecord, DatasetState, Heartbeat, TaskGroup, TaskKey, TaskTerms};
+use dl_proto::{DepartedMember, ServerRecord, TaskCounters, pb};
+use dl_runtime::Deadline;
+use futures::{StreamExt, stream};
+use prost::Message;
+use tokio::sync::Semaphore;
+
+use self::health::HealthProbe;
+pub(crate) use self::jobs::JobName;
+use self::jobs::Jobs;
+pub(crate) use self::report::Viewer;
+use self::servers::{SERVERS_MAX, Servers};
+use crate::memory;
+use crate::metrics::{Gauges, Metrics};
+use crate::net::connections::ConnectionLimiter;
+use crate::shared::parts::Parts;
+
+/// Time between two announcements, and between two points of a series.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// Silence after which a server or a member is dead.
+const DEAD_AFTER: Duration = Duration::from_secs(15);
+
+/// Limit for an answer of the metadata store.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Time for which an answer of the metadata store is reused, so that many callers are no load.
+const HOLDS: Duration = Duration::from_secs(1);
+
+/// Most jobs with heartbeats to this server, and most departed members, that are announced.
+const JOBS_MAX: usize = 100;
+const DEPARTED_MAX: usize = 1_000;
+
+/// Jobs that are asked for at once.
+const AT_ONCE: usize = 8;
+
+/// Most bytes of the record of a server: its own would be shorter.
+const RECORD_BYTES_MAX: usize = 1 << 20;
+
+/// What this server knows of all servers and jobs.
+#[derive(Debug)]
+pub(crate) struct Board {
+    parts: Parts,
+    me: MemberId,
+    state: Mutex<State>,
+    /// A single caller at a time asks the metadata store; other callers take the answer.
+    turn: Semaphore,
+}
+
+#[derive(Debug)]
+struct State {
+    servers: Servers,
+    jobs: Jobs,
+    datasets: Vec<DatasetRecord>,
+    /// Jobs with heartbeats to this server, and the time of the last.
+    heard: HashMap<TaskKey, (JobName, Duration)>,
+    departed: Vec<(Duration, DepartedMember)>,
+    /// The last look at the metadata store.
+    looked: Option<Duration>,
+}
+
+/// Sources of the own record.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) gauges: Gauges,
+    pub(crate) connections: ConnectionLimiter,
+    pub(crate) health: Arc<HealthProbe>,
+    /// The addresses for gRPC and HTTP.
+    pub(crate) grpc: String,
+    pub(crate) http: String,
+}
+
+impl Board {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let mut me = [0; 16];
+        parts.random.fill(&mut me);
+        let state = State {
+            servers: Servers::new(),
+            jobs: Jobs::default(),
+            datasets: Vec::new(),
+            heard: HashMap::new(),
+            departed: Vec::new(),
+            looked: None,
+        };
+        let (me, state) = (MemberId::from_bytes(me), Mutex::new(state));
+        Self { parts, me, state, turn: Semaphore::new(1) }
+    }
+
+    /// Notes a heartbeat to this server.
+    pub(crate) fn heard(&self, key: TaskKey, name: JobName) {
+        let now = self.parts.clock.monotonic();
+        let mut state = self.state();
+        if state.heard.len() < JOBS_MAX || state.heard.contains_key(&key) {
+            state.heard.insert(key, (name, now));
+        }
+    }
+
+    /// Notes a member that leaves through this server.
+    pub(crate) fn left(&self, key: TaskKey, member: MemberId, counters: TaskCounters) {
+        let now = self.parts.clock.monotonic();
+        let mut state = self.state();
+        state.jobs.left(&key, member, counters);
+        if state.departed.len() < DEPARTED_MAX {
+            let TaskKey { dataset, task } = key;
+            let departed = DepartedMember {
+                dataset: Bytes::copy_from_slice(dataset.as_bytes()),
+                task_id: Bytes::copy_from_slice(task.as_bytes()),
+                member: Bytes::copy_from_slice(member.as_bytes()),
+                counters: Some(counters),
+            };
+            state.departed.push((now, departed));
+        }
+    }
+
+    /// Announces this server until it stops, and collects the points of all series.
+    pub(crate) async fn watch(&self, sources: &Sources) -> Infallible {
+        let started = self.now();
+        loop {
+            {
+                let _turn = self.turn.acquire().await;
+                self.announce(sources, started).await;
+            }
+            let now = self.now();
+            {
+                let mut state = self.state();
+                state.servers.point(now);
+                state.jobs.point(now);
+            }
+            self.parts.clock.sleep(PERIOD).await;
+        }
+    }
+
+    /// Takes this server out of the sight of others.
+    pub(crate) async fn leave(&self) {
+        let clock = &*self.parts.clock;
+        let beat = self.beat(Bytes::new());
+        let left = Deadline::after(clock, PATIENCE).bound(clock, self.parts.meta.leave(&beat));
+        if let Ok(Err(error)) = left.await {
+            tracing::debug!(%error, "other servers will see this server as silent");
+        }
+    }
+
+    async fn announce(&self, sources: &Sources, started: Stamp) {
+        let record = self.own(sources, started).await;
+        let clock = &*self.parts.clock;
+        let beat = self.beat(record.encode_to_vec().into());
+        // The group needs no version, no secret and no lease.
+        let terms = TaskTerms {
+            version: Version::default(),
+            secret: Default::default(),
+            leased_until: Stamp::default(),
+        };
+        let joined = self.parts.meta.join(&beat, Some(&terms));
+        let servers = match Deadline::after(clock, PATIENCE).bound(clock, joined).await {
+            Ok(Ok(group)) => group,
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "announce this server");
+                None
+            }
+            Err(_) => None,
+        };
+        let others = servers.map(records).unwrap_or_default();
+        // Without the metadata store, this server still knows itself.
+        let own = (self.me, record);
+        let servers = others.into_iter().filter(|(id, _)| *id != self.me).chain([own]);
+        self.look(servers.collect()).await;
+    }
+
+    /// Asks the metadata store, unless someone has just asked.
+    async fn refresh(&self) {
+        let _turn = self.turn.acquire().await;
+        let clock = &*self.parts.clock;
+        let looked = self.state().looked;
+        if looked.is_some_and(|at| clock.monotonic() < at + HOLDS) {
+            return;
+        }
+        let servers = self.parts.meta.group(&TaskKey::SERVERS, self.now(), DEAD_AFTER);
+        let servers = Deadline::after(clock, PATIENCE).bound(clock, servers).await;
+        if let Ok(Ok(Some(group))) = servers {
+            self.look(records(group)).await;
+        }
+    }
+
+    /// Takes the records of the servers, and asks for the members of the jobs that they know.
+    async fn look(&self, servers: Vec<(MemberId, ServerRecord)>) {
+        let (clock, now) = (&*self.parts.clock, self.parts.clock.monotonic());
+        let names = {
+            let mut state = self.state();
+            state.servers.see(now, servers);
+            state.known_jobs()
+        };
+        let deadline = Deadline::after(clock, PATIENCE);
+        let stamp = self.now();
+        let groups = stream::iter(names.keys().copied()).map(async |key| {
+            let group = self.parts.meta.group(&key, stamp, DEAD_AFTER);
+            (key, deadline.bound(clock, group).await)
+        });
+        let groups: Vec<_> = groups.buffer_unordered(AT_ONCE).collect().await;
+        let datasets = deadline.bound(clock, self.parts.meta.records()).await;
+        let now = clock.monotonic();
+        let mut state = self.state();
+        for (key, group) in groups {
+            match (group, names.get(&key)) {
+                (Ok(Ok(Some(group))), Some(name)) => state.jobs.see(now, key, name, group),
+                (Ok(Ok(None)), _) => state.jobs.ended(&key),
+                // Without an answer all stays as it was.
+                _ => {}
+            }
+        }
+        state.take_departed();
+        if let Ok(Ok(mut datasets)) = datasets {
+            datasets.retain(|record| record.state != DatasetState::Ending);
+            datasets.sort_by(|a, b| a.name.cmp(&b.name));
+            state.datasets = datasets;
+        }
+        state.looked = Some(now);
+    }
+
+    fn beat(&self, record: Bytes) -> Heartbeat {
+        Heartbeat {
+            task: TaskKey::SERVERS,
+            member: self.me,
+            record,
+            now: self.now(),
+            dead_after: DEAD_AFTER,
+            most: SERVERS_MAX,
+        }
+    }
+
+    async fn own(&self, sources: &Sources, started: Stamp) -> ServerRecord {
+        let clock = &*self.parts.clock;
+        let resident = Deadline::after(clock, PATIENCE).bound(clock, memory::resident()).await;
+        let problem = sources.health.problem().await.unwrap_or_default();
+        let Sources { metrics, gauges, connections, grpc, http, .. } = sources;
+        let counters = metrics.counters(gauges, connections, resident.ok().flatten());
+        let failures = metrics.failures();
+        let mut state = self.state();
+        let now = clock.monotonic();
+        let is_fresh = |at: Duration| now.saturating_sub(at) < DEAD_AFTER;
+        state.heard.retain(|_, (_, at)| is_fresh(*at));
+        state.departed.retain(|(at, _)| is_fresh(*at));
+        ServerRecord {
+            address: grpc.clone(),
+            http_address: http.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started: started.get(),
+            heard: self.now().get(),
+            problem,
+            counters: Some(counters),
+            jobs: state.heard.iter().map(|(key, (name, _))| wire_name(key, name)).collect(),
+            departed: state.departed.iter().map(|(_, member)| member.clone()).collect(),
+            failures,
+        }
+    }
+
+    fn now(&self) -> Stamp {
+        Stamp::at(self.parts.clock.now())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The jobs that live as far as any server knows.
+    fn known_jobs(&self) -> HashMap<TaskKey, JobName> {
+        let own = self.heard.iter().map(|(key, (name, _))| (*key, name.clone()));
+        let seen = self.jobs.living().map(|(key, name)| (*key, name.clone()));
+        let told = self.servers.records().flat_map(|record| &record.jobs).filter_map(|job| {
+            let name = JobName {
+                dataset: job.dataset_name.clone(),
+                task: job.task.clone(),
+                user: job.user.clone(),
+            };
+            Some((task_key(&job.dataset, &job.task_id)?, name))
+        });
+        seen.chain(told).chain(own).collect()
+    }
+
+    /// Takes the last counts of members that left through any server.
+    fn take_departed(&mut self) {
+        let Self { servers, jobs, .. } = self;
+        for departed in servers.records().flat_map(|record| &record.departed) {
+            let key = task_key(&departed.dataset, &departed.task_id);
+            let member = <[u8; 16]>::try_from(&departed.member[..]).ok();
+            if let (Some(key), Some(member), Some(counters)) = (key, member, departed.counters) {
+                jobs.left(&key, MemberId::from_bytes(member), counters);
+            }
+        }
+    }
+}
+
+/// The readable records of servers.
+fn records(group: TaskGroup) -> Vec<(MemberId, ServerRecord)> {
+    let records = group.members.into_iter().filter_map(|(id, record)| {
+        let record = (record.len() <= RECORD_BYTES_MAX).then_some(record)?;
+        Some((id, ServerRecord::decode(record).ok()?))
+    });
+    records.collect()
+}
+
+fn task_key(dataset: &[u8], task: &[u8]) -> Option<TaskKey> {
+    let dataset = DatasetId::from_bytes(dataset.try_into().ok()?);
+    Some(TaskKey { dataset, task: TaskId::from_bytes(task.try_into().ok()?) })
+}
+
+fn wire_name(key: &TaskKey, name: &JobName) -> pb::JobName {
+    let TaskKey { dataset, task } = key;
+    pb::JobName {
+        dataset: Bytes::copy_from_slice(dataset.as_bytes()),
+        task_id: Bytes::copy_from_slice(task.as_bytes()),
+        dataset_name: name.dataset.clone(),
+        task: name.task.clone(),
+        user: name.user.clone(),
+    }
+}
+
+/// The address of a listener as others may know it: the name of the machine for a listener on all addresses.
+pub(crate) fn shown_address(address: SocketAddr) -> String {
+    match rustix::system::uname().nodename().to_str() {
+        Ok(host) if address.ip().is_unspecified() => format!("{host}:{}", address.port()),
+        _ => address.to_string(),
+    }
+}
+
+/// Seconds between two times in microseconds; at least one, as clocks of servers differ.
+fn seconds_between(from: u64, to: u64) -> f64 {
+    (to.saturating_sub(from) as f64 / 1e6).max(1.0)
+}
+
+fn per_second(before: u64, now: u64, seconds: f64) -> f64 {
+    now.saturating_sub(before) as f64 / seconds
+}
+
+#[cfg(test)]
+mod tests;
