@@ -28,7 +28,7 @@ install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo image test test-deploy deploy-env podman prometheus test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 fuse fio mounts training bench-training python python-env test-python test-oldest-torch torture-python python-bench-env bench-python
+.PHONY: help demo cluster-demo image test test-deploy test-web web-env chromium deploy-env podman prometheus test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 fuse fio mounts training bench-training python python-env test-python test-oldest-torch torture-python python-bench-env bench-python
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -40,7 +40,7 @@ demo: clone ## Put a real folder, read it back, kill the server, lose the metada
 cluster-demo: clone redis buckets openssl ## The demo on a Redis Cluster, an S3 server and three servers.
 	@demo/cluster.sh
 
-test: test-lint test-doc test-unit test-end-to-end test-python test-deploy ## What has to pass before a commit: format, clippy, all tests.
+test: test-lint test-doc test-unit test-end-to-end test-python test-deploy test-web ## What has to pass before a commit: format, clippy, all tests.
 
 test-lint: clone fmt clippy ## Format and clippy.
 
@@ -303,6 +303,24 @@ define system
 		fi; \
 	}
 endef
+
+# Screenshots go into FIGURES, if that is set.
+test-web: clone programs redis openssl chromium web-env ## The status page in a real Chromium, over real servers and a job that reads.
+	DIESEL_PROGRAMS=$(CARGO_TARGET_DIR)/debug DIESEL_WEB=$(TOOLS)/web DIESEL_FIGURES=$(FIGURES) \
+		node --test tests/web/
+
+# The packages of the browser tests: the driver of Chromium, and the libraries of the page to compare with.
+web-env:
+	$(call system,command -v node && command -v npm,nodejs npm)
+	@cmp -s tests/web/package-lock.json $(TOOLS)/web/installed || { \
+		mkdir -p $(TOOLS)/web && \
+		cp tests/web/package.json tests/web/package-lock.json $(TOOLS)/web && \
+		(cd $(TOOLS)/web && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error) && \
+		cp tests/web/package-lock.json $(TOOLS)/web/installed; \
+	}
+
+chromium:
+	$(call system,command -v chromium,chromium)
 
 podman:
 	$(call system,command -v podman && command -v runc && command -v catatonit && command -v mmdebstrap,podman runc catatonit mmdebstrap)

@@ -37,7 +37,7 @@ pub struct Flags {
     /// 127.0.0.1:7420]; port 0 takes a free one
     #[arg(long, value_name = "ADDR", env = "DIESEL_LISTEN")]
     pub listen: Option<String>,
-    /// Answer HTTP here, /healthz, /livez and /metrics [default: 127.0.0.1:7421]; `none` for nowhere
+    /// Answer HTTP here, /healthz, /livez, /metrics and the status page [default: 127.0.0.1:7421]; `none` for nowhere
     #[arg(long, value_name = "ADDR", env = "DIESEL_HTTP")]
     pub http: Option<String>,
     /// Ask for keys: the users and their roles, as `dlcmd user` writes them; read when it changes

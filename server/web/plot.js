@@ -37,7 +37,7 @@ export function Plot({ title, series, lines, show, least = 1 }) {
             value: (_, value) => (value === null || value === undefined ? "–" : show(value)),
           })),
         ],
-        axes: [{ ...axis, values: (_, times) => times.map(hour) }, { ...axis, size: 64, values: (_, values) => values.map((value) => show(value)) }],
+        axes: [{ ...axis, size: 30, values: (_, times) => times.map(hour) }, { ...axis, size: 64, values: (_, values) => values.map((value) => show(value)) }],
       };
       plot.current = new uPlot(options, data, box.current);
     };

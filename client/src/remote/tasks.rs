@@ -76,7 +76,7 @@ impl Client {
         session.wait(async {
             let attempt = |mut server: Connection, this: Try| {
                 let request = this.request(request.clone());
-                async move { Ok(this.answer(server.status(request)).await?) }
+                async move { this.answer(server.status(request)).await }
             };
             let of = || "the servers".to_owned();
             connections.call("ask for the status of", of, connections.usual(), attempt).await

@@ -156,6 +156,7 @@ async fn a_silent_server_stays_in_sight_and_one_that_left_does_not_serve() {
     assert!(!known[1].is_living);
 }
 
+/// Keeps S-87.
 #[tokio::test]
 async fn a_caller_sees_what_its_roles_allow() {
     let rig = rig().await;
