@@ -141,7 +141,7 @@ test-deploy: clone programs podman prometheus deploy-env ## The checks of deploy
 	@mkdir -p $(dir $(SKIPPED)) && : > $(SKIPPED); code=0; \
 	[ "$$(id -u)" != 0 ] || { $(call image_of,debug); } > /dev/null || echo "the image could not be built"; \
 	DIESEL_SKIPPED=$(SKIPPED) DIESEL_PROGRAMS=$(CARGO_TARGET_DIR)/debug DIESEL_DEPLOY=$(DEPLOY) \
-		$(TOOLS)/deploy/bin/python -B -m pytest -q -p no:cacheprovider tests/deploy || code=$$?; \
+		$(TOOLS)/deploy/bin/python -B -W ignore::DeprecationWarning -m pytest -q -p no:cacheprovider tests/deploy || code=$$?; \
 	echo "$$(wc -l < $(SKIPPED)) checks were skipped"; \
 	sort $(SKIPPED); \
 	exit $$code

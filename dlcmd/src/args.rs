@@ -6,8 +6,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    agent, cat, completions, datasets, delete_dataset, du, get, lease, ls, man, mount, purge, put,
-    recover, rm, shuffle, snapshot, stat, top, user, verify, why,
+    agent, cat, completions, csi, datasets, delete_dataset, du, get, lease, ls, man, mount, purge,
+    put, recover, rm, shuffle, snapshot, stat, top, user, verify, why,
 };
 use crate::context::Global;
 
@@ -82,6 +82,7 @@ impl Command {
             | Self::Umount(_)
             | Self::Mounts(_)
             | Self::Agent(_)
+            | Self::Csi(_)
             | Self::Why(_)
             | Self::Top(_)
             | Self::Verify(_)
@@ -108,6 +109,7 @@ pub(crate) enum Command {
     Umount(mount::UnmountArguments),
     Mounts(mount::ListArguments),
     Agent(agent::Arguments),
+    Csi(csi::Arguments),
     Why(why::Arguments),
     Top(top::Arguments),
     Lease(lease::Arguments),

@@ -176,6 +176,7 @@ fn execute(command: Command, context: &Context, out: &mut Output<'_>) -> Result<
         Command::Mounts(arguments) => commands::mount::list(&arguments, context, out),
         Command::Agent(arguments) => commands::agent::run(arguments, context, out),
         Command::Why(arguments) => commands::why::run(arguments, context, out),
+        Command::Csi(arguments) => commands::csi::run(arguments, context),
         Command::Top(arguments) => commands::top::run(arguments, context, out),
         Command::Lease(arguments) => commands::lease::run(arguments, context, out),
         Command::Rm(arguments) => commands::rm::run(arguments, context, out),

@@ -121,6 +121,12 @@ fn open(flags: OFlags) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(DEVICE)
 }
 
+impl From<Channel> for OwnedFd {
+    fn from(channel: Channel) -> Self {
+        channel.0
+    }
+}
+
 impl From<OwnedFd> for Channel {
     fn from(descriptor: OwnedFd) -> Self {
         Self(descriptor)

@@ -86,6 +86,14 @@ impl Place {
         self.mount_by_helper()
     }
 
+    /// Mounts as root, and gives the connection with the kernel, for a holder in another process.
+    ///
+    /// # Errors
+    /// Errors of the device and of the kernel.
+    pub fn connect(&self) -> io::Result<OwnedFd> {
+        Ok(self.mount_as_root()?.into())
+    }
+
     fn mount_as_root(&self) -> io::Result<Channel> {
         let channel = Channel::open().map_err(|why| named(DEVICE, &why))?;
         let number = channel.as_fd().as_raw_fd();

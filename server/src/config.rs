@@ -125,6 +125,8 @@ pub struct Config {
     pub http: Option<Http>,
     /// Source of the users; without it no caller needs a key.
     pub users: Option<Source>,
+    /// Whether an admin opened a server without users to the network.
+    pub without_keys: bool,
     /// The files for TLS.
     pub tls: Option<Tls>,
     /// Address of the metadata store.
@@ -260,6 +262,7 @@ impl Config {
             listen,
             http,
             users,
+            without_keys,
             tls,
             meta,
             store,

@@ -122,6 +122,7 @@ async fn run(
     let http = doors.http.clone();
     let starting = |doing| http.iter().for_each(|http| http.starting(doing));
     (doors.tls, doors.users, doors.settings) = (admitted.tls, admitted.users, settings);
+    doors.without_keys = config.without_keys;
     let opening = Box::pin(open_stores(&config, &clock, &starting));
     let opened = tokio::select! {
         opened = opening => opened?,

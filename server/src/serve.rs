@@ -20,7 +20,7 @@ use crate::api::admission::RequestLimiter;
 use crate::api::grpc::GrpcPort;
 use crate::api::http::{HttpPort, Site};
 use crate::api::service::Service;
-use crate::api::web::Web;
+use crate::api::web::{Openness, Web};
 use crate::auth::{Auth, People};
 use crate::datasets::catalog;
 use crate::datasets::identity::{self, Bound};
@@ -83,6 +83,8 @@ pub struct Doors {
     pub users: Option<Arc<Followed<People>>>,
     /// Settings that may change meanwhile; none when no setting may.
     pub settings: Option<Arc<Followed<Live>>>,
+    /// Whether an admin opened a server without users to the network.
+    pub without_keys: bool,
     /// Most connections of clients with a valid request.
     pub connections_max: usize,
     /// The store in front of the chunk store, for its counts.
@@ -94,7 +96,8 @@ impl Doors {
     pub fn open(grpc: TcpListener) -> Self {
         let connections_max = CONNECTIONS_MAX;
         let (http, tls, users, settings, fast_store) = (None, None, None, None, None);
-        Self { grpc, http, tls, users, settings, connections_max, fast_store }
+        let without_keys = true;
+        Self { grpc, http, tls, users, settings, without_keys, connections_max, fast_store }
     }
 }
 
@@ -137,6 +140,7 @@ pub async fn start(
             auth: Arc::clone(&auth),
             metrics: Arc::clone(&metrics),
             browser: service.browser(),
+            openness: openness(&doors),
         };
         let watched = watched(&doors, service.gauges(), &connections);
         http.serving(Site::new(parts.clone(), Arc::clone(&metrics), watched, health), web);
@@ -151,8 +155,7 @@ pub async fn start(
         if let Some(http) = &http {
             http.stopping();
         }
-        leaving.leave().await;
-        close(reporter).await;
+        future::join(close(reporter), leaving.leave()).await;
         // Open until the end.
         http
     });
@@ -191,6 +194,16 @@ fn background(
             never = bounds => never,
             never = kept => never,
         }
+    }
+}
+
+/// Who may see datasets by HTTP without a key, as by gRPC.
+fn openness(doors: &Doors) -> Openness {
+    let asks_clients = doors.tls.as_ref().is_some_and(|tls| tls.now().asks_clients);
+    match (asks_clients, doors.without_keys) {
+        (true, _) => Openness::Certified,
+        (false, true) => Openness::Network,
+        (false, false) => Openness::Machine,
     }
 }
 

@@ -5,7 +5,10 @@ import { useEffect, useRef, useState } from "./preact.js";
 const POLL_INTERVAL = 2000;
 const KEPT = "diesel-credentials";
 
-export const credentials = () => sessionStorage.getItem(KEPT);
+// Elsewhere the key would go over the network in plain text.
+export const maySignIn = isSecureContext;
+
+export const credentials = () => (maySignIn ? sessionStorage.getItem(KEPT) : null);
 
 export const signIn = (user, key) => {
   const raw = new TextEncoder().encode(`${user}:${key}`);
@@ -21,38 +24,18 @@ export async function ask(path) {
   try {
     response = await fetch(path, { headers, signal: AbortSignal.timeout(10000) });
   } catch {
-    throw Object.assign(new Error("the server does not answer; asking again"), { status: 0 });
+    throw new Error("the server does not answer");
   }
   if (!response.ok) {
-    throw Object.assign(new Error((await response.text()).trim()), { status: response.status });
+    const why = (await response.text()).trim();
+    // A refused key is not shown again.
+    if (known && (response.status === 401 || response.status === 403)) {
+      signOut();
+      dispatchEvent(new CustomEvent("refused", { detail: why }));
+    }
+    throw new Error(why);
   }
   return response;
-}
-
-// Asks for JSON now, and then every two seconds. Gives the last answer and the last error.
-export function usePoll(path) {
-  const [answer, setAnswer] = useState({ path: null, value: null, error: null });
-  useEffect(() => {
-    let ended = false;
-    let timer = 0;
-    const turn = async () => {
-      if (!document.hidden) {
-        try {
-          const value = await (await ask(path)).json();
-          if (!ended) setAnswer({ path, value, error: null });
-        } catch (error) {
-          if (!ended) setAnswer((last) => ({ path, value: last.path === path ? last.value : null, error }));
-        }
-      }
-      if (!ended) timer = setTimeout(turn, POLL_INTERVAL);
-    };
-    turn();
-    return () => {
-      ended = true;
-      clearTimeout(timer);
-    };
-  }, [path]);
-  return answer.path === path ? answer : { value: null, error: null };
 }
 
 // Asks once for JSON.
@@ -113,8 +96,8 @@ export function useStatus(path, period) {
     const turn = async () => {
       if (!document.hidden) {
         try {
-          const since = known.current.until || (Date.now() / 1000 - period.seconds) * 1e6;
-          const query = `since=${Math.max(1, Math.round(since))}&step=${period.step}`;
+          const { until: since } = known.current;
+          const query = `step=${period.step}&${since ? `since=${since}` : `window=${period.seconds}`}`;
           const value = await (await ask(`${path}?${query}`)).json();
           if (ended) return;
           const until = Math.max(known.current.until, value.series.until);

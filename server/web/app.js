@@ -1,11 +1,15 @@
 // The page: its places, and the user.
 
 import { html, render, useEffect, useState } from "./preact.js";
-import { credentials, signIn, signOut, useStatus, WINDOWS } from "./api.js";
+import { maySignIn, signIn, signOut, useStatus, WINDOWS } from "./api.js";
 import { DatasetPage } from "./dataset.js";
 import { Job } from "./job.js";
 import { Overview } from "./overview.js";
 import { Trouble } from "./plot.js";
+import { ago } from "./text.js";
+
+// Microseconds after which an answer is old.
+const LATE = 20e6;
 
 // The place that the address names: `#/`, `#/jobs/ID`, `#/datasets/NAME[/folder|file/PATH]`.
 const place = () => {
@@ -48,44 +52,53 @@ function App() {
   const [at, setAt] = useState(place());
   const [period, choose] = useState(WINDOWS[0]);
   const [turn, setTurn] = useState(0);
-  const [signing, setSigning] = useState(false);
+  const [refused, setRefused] = useState(null);
   useEffect(() => {
     const go = () => {
       setAt(place());
       scrollTo(0, 0);
     };
+    const refuse = (event) => {
+      setRefused(event.detail);
+      setTurn((last) => last + 1);
+    };
     addEventListener("hashchange", go);
-    return () => removeEventListener("hashchange", go);
+    addEventListener("refused", refuse);
+    return () => {
+      removeEventListener("hashchange", go);
+      removeEventListener("refused", refuse);
+    };
   }, []);
   const again = () => {
-    setSigning(false);
-    setTurn(turn + 1);
+    setRefused(null);
+    setTurn((last) => last + 1);
   };
-  return html`<${Screens} key=${turn} at=${at} period=${period} choose=${choose}
-    signing=${signing} setSigning=${setSigning} again=${again} />`;
+  return html`<${Screens} key=${turn} at=${at} period=${period} choose=${choose} refused=${refused} again=${again} />`;
 }
 
-function Screens({ at, period, choose, signing, setSigning, again }) {
+function Screens({ at, period, choose, refused, again }) {
+  const [signing, setSigning] = useState(false);
   const { value: status, error, series } = useStatus("/api/v1/status", period);
-  const refused = error && error.status === 401;
   const leave = () => {
     signOut();
     again();
   };
   const user = status?.user
     ? html`<span>${status.user}</span><button onClick=${leave}>sign out</button>`
-    : (status?.is_limited || credentials()) && html`<button onClick=${() => setSigning(true)}>sign in</button>`;
+    : status?.is_limited && maySignIn && html`<button onClick=${() => setSigning(true)}>sign in</button>`;
   const screen =
     at.screen === "jobs" ? html`<${Job} key=${at.name} id=${at.name} />`
     : at.screen === "datasets" ? html`<${DatasetPage} key=${at.name} name=${at.name} kind=${at.kind} path=${at.path} />`
     : status ? html`<${Overview} status=${status} series=${series} period=${period} choose=${choose} />`
     : !error && html`<p class="dim">loading</p>`;
+  const late = status && status.now - status.answered > LATE;
   return html`<${Header} at=${at} status=${status} error=${error} user=${user} />
     <main>
-      ${(signing || refused) && html`<${SignIn} again=${refused && error.message} done=${again} />`}
-      ${!refused && html`<${Trouble} error=${error} />`}
-      ${status?.is_limited && html`<p class="dim">Without a key the page shows ids in place of names.</p>`}
-      ${!refused && screen}
+      ${(signing || refused) && html`<${SignIn} again=${refused} done=${again} />`}
+      <${Trouble} error=${error} />
+      ${late && html`<p class="banner" role="alert">The metadata store has not answered for ${ago(status.now, status.answered)}: what is shown of others is as old.</p>`}
+      ${status?.is_limited && html`<p class="dim">Without a key the page shows ids in place of names${maySignIn ? "" : "; to sign in, open it over https or through a tunnel"}.</p>`}
+      ${screen}
     </main>`;
 }
 

@@ -13,18 +13,27 @@ const WHOLE = 8 << 20;
 const api = (name) => `/api/v1/datasets/${encodeURIComponent(name)}`;
 const link = (name, kind, path) => `#/datasets/${name}/${kind}/${path}`;
 
+// A word for a shell; bytes that are no UTF-8 are written as a shell reads them.
+const quoted = (before, encoded) => {
+  const text = decoded(encoded);
+  if (text !== encoded || !encoded.includes("%")) return `'${before}${text.replaceAll("'", "'\\''")}'`;
+  return `$'${before}${encoded.replaceAll("%", "\\x")}'`;
+};
+
 // A picture whose bytes come with the key of the user.
 function Picture({ path, name, large }) {
   const place = useRef(null);
   const [source, setSource] = useState(null);
   const [size, setSize] = useState("");
+  const [isNone, setIsNone] = useState(false);
   useEffect(() => {
     let url = null;
     let ended = false;
     const load = async () => {
       try {
         const blob = await (await ask(path)).blob();
-        if (ended || !blob.type.startsWith("image/")) return;
+        if (ended) return;
+        if (!blob.type.startsWith("image/")) return setIsNone(true);
         url = URL.createObjectURL(blob);
         setSource(url);
       } catch {
@@ -45,7 +54,8 @@ function Picture({ path, name, large }) {
     };
   }, [path]);
   const measure = ({ target }) => setSize(`${target.naturalWidth} × ${target.naturalHeight} pixels`);
-  return html`<span class="frame" ref=${place}>
+  if (isNone && large) return html`<${Beginning} path=${path} />`;
+  return html`<span class=${large ? "" : "frame"} ref=${place}>
     ${source && html`<img class=${large ? "whole" : ""} src=${source} alt=${name} onLoad=${measure} />`}
     ${large && html`<p class="dim">${size}</p>`}
   </span>`;
@@ -124,7 +134,7 @@ function File({ name, path }) {
   const last = decoded(parts[parts.length - 1]);
   const file = `${api(name)}/file?path=${path}`;
   const { value, error } = useAnswer(`${api(name)}/entry?path=${path}`);
-  const command = `dlcmd get 'dl://${name}/${decoded(path).replaceAll("'", "'\\''")}' .`;
+  const command = `dlcmd get ${quoted(`dl://${name}/`, path)} .`;
   return html`<${Crumbs} name=${name} path=${folder} />
     <h1>${last}</h1><${Trouble} error=${error} />
     ${value && html`
@@ -158,5 +168,5 @@ function About({ name }) {
 
 export const DatasetPage = ({ name, kind, path }) =>
   kind === "file"
-    ? html`<${File} name=${name} path=${path} />`
+    ? html`<${File} key=${path} name=${name} path=${path} />`
     : html`<h1>dl://${name}</h1>${!path && html`<${About} name=${name} />`}<h2>Files</h2><${Folder} name=${name} path=${path} />`;

@@ -44,7 +44,7 @@ const Servers = ({ status }) => html`<div class="scroll"><table>
     const of = server.counters;
     const health = server.problem || "ok";
     return html`<tr key=${server.id}>
-      <td>${server.address}${server.is_me && html` <span class="dim">this one</span>`}</td>
+      <td>${server.address.slice(0, 40)}${server.is_me && html` <span class="dim">this one</span>`}</td>
       <td class=${`left wrap ${server.problem ? "bad" : "good"}`}>${health}</td>
       <td>${server.version}</td><td>${ago(status.now, server.started)}</td>
       <td>${count(server.requests_per_second)}</td><td>${bytes(server.sent_per_second)}</td>

@@ -7,7 +7,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from conftest import DEPLOY, dlcmd, podman, soon
+from conftest import DEPLOY, dlcmd, podman, program, run, soon
 
 CHART = DEPLOY / "helm/diesel"
 SINGLE = {
@@ -26,8 +26,8 @@ CLUSTER = {
 }
 
 
-def rendered(values):
-    chart = helm.Chart.load(str(CHART))
+def rendered(values, chart=CHART):
+    chart = helm.Chart.load(str(chart))
     chart.validate_schema(chart.merge_values(values))
     parts = chart.render(values, name="test", namespace="default").items()
     texts = [text for path, text in parts if not path.endswith("NOTES.txt")]
@@ -84,3 +84,30 @@ def test_a_pod_of_the_chart_serves(containers, tmp_path):
         assert podman("exec", name, *put.split(), "ls", "dl://ds") == "file\n"
     finally:
         podman("play", "kube", "--down", tmp_path / "kube.yaml")
+
+
+DRIVER = DEPLOY / "helm/diesel-csi"
+
+
+@pytest.mark.parametrize("values", [{}, {"server": "https://data:7420", "kubelet": "/var/snap/kubelet", "image": {"pullSecrets": [{"name": "r"}]}}])
+def test_the_driver_of_volumes_is_valid(values):
+    assert helm.lint(str(DRIVER), values, strict=True)["errors"] == []
+    parts = rendered(values, DRIVER)
+    assert sorted(part["kind"] for part in parts) == ["CSIDriver", "DaemonSet", "DaemonSet"]
+    for part in [*parts, *yaml.safe_load_all((DEPLOY / "examples/pod-csi.yaml").read_text())]:
+        kubernetes_validate.validate(part, "1.29", strict=True)
+    # Only the driver has rights.
+    containers = [one for part in parts if part["kind"] == "DaemonSet" for one in part["spec"]["template"]["spec"]["containers"]]
+    assert [one["name"] for one in containers if one["securityContext"].get("privileged")] == ["driver"]
+
+
+def test_the_commands_of_the_driver_exist():
+    for part in rendered({}, DRIVER):
+        if part["kind"] == "DaemonSet":
+            for container in part["spec"]["template"]["spec"]["containers"]:
+                _, *words = container["command"]
+                helped = run(program("dlcmd"), *words[:2], "--help")
+                for word in words[2:]:
+                    assert word.split("=")[0] in helped, word
+    with pytest.raises(helm.HelmError, match="sever"):
+        rendered({"sever": "x"}, DRIVER)

@@ -6,6 +6,7 @@
 pub(crate) mod agent;
 pub(crate) mod cat;
 pub(crate) mod completions;
+pub(crate) mod csi;
 pub(crate) mod datasets;
 pub(crate) mod delete_dataset;
 pub(crate) mod du;

@@ -203,6 +203,9 @@ pub struct StatusRequest {
     /// The id of a job, for its members and series; empty: all jobs, and the series of the servers.
     #[prost(string, tag = "3")]
     pub job: ::prost::alloc::string::String,
+    /// With `since` zero: seconds before now in place of the 15 minutes.
+    #[prost(uint32, tag = "4")]
+    pub window: u32,
 }
 #[derive(serde::Serialize)]
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -223,7 +226,8 @@ pub struct StatusReply {
     pub jobs: ::prost::alloc::vec::Vec<JobStatus>,
     #[prost(message, repeated, tag = "6")]
     pub datasets: ::prost::alloc::vec::Vec<DatasetStatus>,
-    /// Of the requested job.
+    /// Of the requested job; without addresses for callers that are neither its user nor an admin of
+    /// its dataset.
     #[prost(message, repeated, tag = "7")]
     pub members: ::prost::alloc::vec::Vec<MemberStatus>,
     #[prost(message, optional, tag = "8")]
@@ -231,6 +235,9 @@ pub struct StatusReply {
     /// The last failed requests, for admins of all datasets.
     #[prost(message, repeated, tag = "9")]
     pub failures: ::prost::alloc::vec::Vec<FailedRequest>,
+    /// The last answer of the metadata store, microseconds since 1970: what is known of others is as old.
+    #[prost(uint64, tag = "10")]
+    pub answered: u64,
 }
 #[derive(serde::Serialize)]
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -247,7 +254,7 @@ pub struct ServerStatus {
     pub started: u64,
     #[prost(uint64, tag = "6")]
     pub heard: u64,
-    /// Whether the server was heard in the last 15 seconds.
+    /// Whether the server was heard in the last 12 seconds.
     #[prost(bool, tag = "7")]
     pub is_living: bool,
     #[prost(string, tag = "8")]

@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Limit for a connection, which has a single request.
 const CONNECTION: Duration = Duration::from_secs(10);
 
-const REQUEST_BYTES: usize = 16 << 10;
+const REQUEST_BYTES: usize = 32 << 10;
 
 /// The first byte of TLS, and of no HTTP.
 const TLS_RECORD: u8 = 0x16;

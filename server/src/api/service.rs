@@ -14,7 +14,7 @@ use dl_proto::{
     StatRequest, VerifyRequest, WireError,
 };
 use dl_runtime::Buffers;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::answers::answer::{Replies, answer, answer_with};
@@ -23,7 +23,7 @@ use crate::api::admission::Admitted;
 use crate::api::frames;
 use crate::api::gate;
 use crate::api::shown::Shown;
-use crate::api::web::Browser;
+use crate::api::web::{BROWSED_AT_ONCE, Browser};
 use crate::datasets::catalog;
 use crate::datasets::catalog::Detail;
 use crate::datasets::leftovers::Leftovers;
@@ -125,7 +125,7 @@ impl Service {
     /// Reads for the status page.
     pub(crate) fn browser(&self) -> Browser {
         let Self { parts, executor, reads, .. } = self.clone();
-        Browser { parts, executor, reads }
+        Browser { parts, executor, reads, turns: Arc::new(Semaphore::new(BROWSED_AT_ONCE)) }
     }
 
     /// Objects left by requests for a later removal.

@@ -41,6 +41,8 @@ pub struct TlsSettings {
     config: Arc<ServerConfig>,
     /// The same for the HTTP port.
     web: Arc<ServerConfig>,
+    /// Whether clients need a certificate.
+    pub(crate) asks_clients: bool,
     /// The end of the server's certificates, and of its clients' CAs, in seconds since 1970.
     pub(crate) ends: Vec<(&'static str, i64)>,
 }
@@ -66,9 +68,11 @@ fn understand(texts: &str) -> Result<TlsSettings, String> {
     let key = pem::private_key(texts.next().unwrap_or_default().as_bytes());
     let key = key.map_err(|why| format!("the key: {why}"))?;
     let mut ends = vec![("server", end(&chain))];
+    let mut asks_clients = false;
     let builder = ServerConfig::builder();
     let builder = match texts.next() {
         Some(cas) => {
+            asks_clients = true;
             let refused = |why: &str| format!("the certificates of the clients' CAs: {why}");
             let mut roots = RootCertStore::empty();
             let cas = pem::certificates(cas.as_bytes()).map_err(refused)?;
@@ -85,7 +89,7 @@ fn understand(texts: &str) -> Result<TlsSettings, String> {
     web.alpn_protocols.push(HTTP1.to_vec());
     config.alpn_protocols.push(HTTP2.to_vec());
     let ends = ends.into_iter().filter_map(|(name, end)| Some((name, end?))).collect();
-    Ok(TlsSettings { config: Arc::new(config), web: Arc::new(web), ends })
+    Ok(TlsSettings { config: Arc::new(config), web: Arc::new(web), asks_clients, ends })
 }
 
 /// The time at which the first of these certificates expires, in seconds since 1970.

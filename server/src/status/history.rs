@@ -19,9 +19,8 @@ pub(crate) struct History<const N: usize> {
     names: [&'static str; N],
     fine: Points<N>,
     coarse: Points<N>,
-    /// Sums and number of the points since the last point of `coarse`.
-    sums: [f32; N],
-    count: u16,
+    /// Sums and numbers of the values since the last point of `coarse`.
+    sums: [(f32, u16); N],
 }
 
 #[derive(Debug)]
@@ -36,22 +35,26 @@ struct Points<const N: usize> {
 impl<const N: usize> History<N> {
     pub(crate) fn new(names: [&'static str; N]) -> Self {
         let (fine, coarse) = (Points::new(FINE), Points::new(COARSE));
-        Self { names, fine, coarse, sums: [0.0; N], count: 0 }
+        Self { names, fine, coarse, sums: [(0.0, 0); N] }
     }
 
     /// Adds a point, unless the series has one at this time.
     pub(crate) fn push(&mut self, now: Stamp, values: [f32; N]) {
         let minute = self.coarse.number(now);
-        if self.count > 0 && minute > self.coarse.last {
-            let count = f32::from(self.count);
-            self.coarse.push(minute, self.sums.map(|sum| sum / count));
-            (self.sums, self.count) = ([0.0; N], 0);
+        let has_values = self.sums.iter().any(|(_, count)| *count > 0);
+        if has_values && minute != self.coarse.last {
+            let mean = |(sum, count): (f32, u16)| sum / f32::from(count);
+            self.coarse.push(minute, self.sums.map(mean));
+            self.sums = [(0.0, 0); N];
         } else if self.coarse.last == 0 {
             self.coarse.last = minute;
         }
         if self.fine.push(self.fine.number(now), values) {
-            self.sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-            self.count = self.count.saturating_add(1);
+            for ((sum, count), value) in self.sums.iter_mut().zip(values) {
+                if value.is_finite() {
+                    (*sum, *count) = (*sum + value, count.saturating_add(1));
+                }
+            }
         }
     }
 
@@ -90,6 +93,11 @@ impl<const N: usize> Points<N> {
 
     /// Adds a point behind the last; false for a time that has one.
     fn push(&mut self, number: u64, values: [f32; N]) -> bool {
+        // A clock that was far ahead is right now.
+        if number.saturating_add(self.most as u64) < self.last {
+            self.points.clear();
+            self.last = number.saturating_sub(1);
+        }
         if number <= self.last {
             return false;
         }
@@ -154,10 +162,23 @@ mod tests {
         let minutes = points(&history.after(Stamp::default(), 60));
         assert!(minutes.len() > 300 && minutes[5..].iter().all(|value| *value == 1.0));
         // A clock set back adds nothing; a long silence begins anew.
-        history.push(at(100), [7.0]);
+        history.push(at(18_000), [7.0]);
         assert_eq!(points(&history.after(at(19_990), 5)), [1.0]);
         history.push(at(90_000), [9.0]);
         assert_eq!(points(&history.after(Stamp::default(), 5)), [9.0]);
+        history.push(at(30_000), [8.0]);
+        assert_eq!(points(&history.after(Stamp::default(), 5)), [8.0], "a clock was ahead");
+    }
+
+    #[test]
+    fn a_missing_value_leaves_the_mean_of_the_others() {
+        let mut history = History::new(["a", "b"]);
+        for (second, value) in [(0, 1.0), (5, f32::NAN), (10, 3.0), (65, 9.0)] {
+            history.push(at(second), [value, f32::NAN]);
+        }
+        let minutes = history.after(Stamp::default(), 60);
+        assert_eq!(minutes.lines[0].points, [2.0]);
+        assert!(minutes.lines[1].points[0].is_nan());
     }
 
     #[test]

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use dl_format::{MemberId, Stamp, Version};
 use dl_meta::{TaskGroup, TaskKey};
-use dl_proto::{JobStatus, MemberRecord, MemberStatus, RateStatus, TaskCounters};
+use dl_proto::{JobStatus, MemberRecord, MemberStatus, RateStatus, TASK_MEMBERS_MAX, TaskCounters};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::history::History;
-use super::{per_second, seconds_between};
+use super::{SILENT_AFTER, per_second, seconds_between};
 
 /// Most jobs kept. A new job takes the place of the job that ended first; else it is not shown.
 const JOBS_MAX: usize = 200;
@@ -19,8 +20,10 @@ const JOBS_MAX: usize = 200;
 /// How long a job is shown after its end.
 const SHOWN: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Most members of a job that left and are kept apart; the counts of others are kept as a sum.
-const LEFT_MAX: usize = 256;
+/// Most members of a job that left and are kept apart; the counts of others are kept as a sum. After the end of the
+/// job fewer are kept.
+const LEFT_MAX: usize = TASK_MEMBERS_MAX;
+const LEFT_MAX_ENDED: usize = 64;
 
 const LINES: [&str; 11] = [
     "files",
@@ -53,8 +56,8 @@ pub(super) struct Jobs(HashMap<TaskKey, Job>);
 pub(super) struct Job {
     pub(super) name: JobName,
     version: Version,
-    /// Tells a job from the next of the same name.
-    secret: [u8; 32],
+    /// A hash of the secret, which tells a job from the next of the same name.
+    begun: u64,
     since: Stamp,
     heard: Stamp,
     /// The last sight of a living member, on the monotonic clock.
@@ -68,27 +71,31 @@ pub(super) struct Job {
 #[derive(Debug)]
 struct Member {
     record: MemberRecord,
-    /// The heartbeat before.
-    before: Option<(Stamp, TaskCounters)>,
+    /// The counts of the heartbeat before, and the seconds between the two.
+    before: Option<(TaskCounters, f64)>,
+    /// The first sight of the record, on the monotonic clock of this server: the clocks of servers differ.
+    at: Duration,
     is_living: bool,
 }
 
 impl Member {
-    fn hear(&mut self, record: MemberRecord) {
-        self.is_living = true;
-        if record.heard > self.record.heard {
+    fn hear(&mut self, now: Duration, record: MemberRecord) {
+        if record.heard != self.record.heard {
+            let since = now.saturating_sub(self.at);
+            let seconds = seconds_between(self.record.heard.get(), record.heard.get(), since);
             let before = std::mem::replace(&mut self.record, record);
-            self.before = Some((before.heard, before.counters));
+            self.before = Some((before.counters, seconds));
+            self.at = now;
         }
+        self.is_living = now.saturating_sub(self.at) < SILENT_AFTER;
     }
 
     fn rates(&self) -> RateStatus {
-        let (Some((heard, before)), true) = (&self.before, self.is_living) else {
+        let (Some((before, _)), true) = (&self.before, self.is_living) else {
             return RateStatus::default();
         };
         let now = &self.record.counters;
-        let seconds = seconds_between(heard.get(), self.record.heard.get());
-        let rate = |of: fn(&TaskCounters) -> u64| per_second(of(before), of(now), seconds);
+        let rate = |of| self.rate(of);
         let waited = rate(|of| of.waited) / 1e6;
         RateStatus {
             files: rate(|of| of.hits.saturating_add(of.fallbacks)),
@@ -102,9 +109,8 @@ impl Member {
 
     /// Per second, of a value without a place in [`RateStatus`].
     fn rate(&self, of: fn(&TaskCounters) -> u64) -> f64 {
-        let (Some((heard, before)), true) = (&self.before, self.is_living) else { return 0.0 };
-        let seconds = seconds_between(heard.get(), self.record.heard.get());
-        per_second(of(before), of(&self.record.counters), seconds)
+        let (Some((before, seconds)), true) = (&self.before, self.is_living) else { return 0.0 };
+        per_second(of(before), of(&self.record.counters), *seconds)
     }
 }
 
@@ -117,16 +123,21 @@ impl Jobs {
             .filter_map(|record| MemberRecord::from_bytes(record).ok())
             .collect();
         let last = heard.iter().map(|record| record.heard).max().unwrap_or_default();
-        let is_new = self.0.get(&key).is_none_or(|job| job.secret != group.terms.secret);
-        if is_new {
-            if !self.make_room(now, &key) {
+        let begun = xxh3_64(&group.terms.secret);
+        let goes_on = |job: &Job| {
+            // The metadata store may have lost the job, and its members begin it again.
+            job.begun == begun
+                || heard.iter().any(|record| job.members.contains_key(&record.member.id))
+        };
+        if !self.0.get(&key).is_some_and(goes_on) {
+            if !self.make_room(&key) {
                 return;
             }
             let history = self.0.remove(&key).map(|job| job.history);
             let job = Job {
                 name: name.clone(),
                 version: group.terms.version,
-                secret: group.terms.secret,
+                begun,
                 since: last,
                 heard: last,
                 at: now,
@@ -137,24 +148,32 @@ impl Jobs {
             self.0.insert(key, job);
         }
         let Some(job) = self.0.get_mut(&key) else { return };
-        (job.at, job.heard) = (now, job.heard.max(last));
+        (job.begun, job.at, job.heard) = (begun, now, job.heard.max(last));
         job.members.values_mut().for_each(|member| member.is_living = false);
         for record in heard {
-            let id = record.member.id;
-            if let Some(member) = job.members.get_mut(&id) {
-                member.hear(record);
-            } else {
-                job.members.insert(id, Member { record, before: None, is_living: true });
+            match job.members.get_mut(&record.member.id) {
+                Some(member) => member.hear(now, record),
+                None => {
+                    let id = record.member.id;
+                    let member = Member { record, before: None, at: now, is_living: true };
+                    job.members.insert(id, member);
+                }
             }
         }
-        job.forget_some();
+        job.forget_some(LEFT_MAX);
     }
 
     /// A job has no living members.
     pub(super) fn ended(&mut self, key: &TaskKey) {
         if let Some(job) = self.0.get_mut(key) {
             job.members.values_mut().for_each(|member| member.is_living = false);
+            job.forget_some(LEFT_MAX_ENDED);
         }
+    }
+
+    /// Forgets jobs a day after their end.
+    pub(super) fn forget_old(&mut self, now: Duration) {
+        self.0.retain(|_, job| now.saturating_sub(job.at) < SHOWN);
     }
 
     /// Takes the last counts of a member that left.
@@ -169,8 +188,7 @@ impl Jobs {
     }
 
     /// Whether there is room for a new job, perhaps instead of an old one.
-    fn make_room(&mut self, now: Duration, key: &TaskKey) -> bool {
-        self.0.retain(|_, job| now.saturating_sub(job.at) < SHOWN);
+    fn make_room(&mut self, key: &TaskKey) -> bool {
         if self.0.len() < JOBS_MAX || self.0.contains_key(key) {
             return true;
         }
@@ -184,9 +202,11 @@ impl Jobs {
         self.0.iter().filter(|(_, job)| job.is_living()).map(|(key, job)| (key, &job.name))
     }
 
-    /// Adds a point to the series of each living job.
-    pub(super) fn point(&mut self, now: Stamp) {
-        self.0.values_mut().filter(|job| job.is_living()).for_each(|job| job.point(now));
+    /// Adds a point to the series of each living job that was seen lately.
+    pub(super) fn point(&mut self, monotonic: Duration, now: Stamp) {
+        let is_seen = |job: &&mut Job| monotonic.saturating_sub(job.at) < SILENT_AFTER;
+        let seen = self.0.values_mut().filter(|job| job.is_living()).filter(is_seen);
+        seen.for_each(|job| job.point(now));
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&TaskKey, &Job)> {
@@ -204,7 +224,7 @@ impl Job {
     }
 
     /// Keeps only the sum of members that left long ago.
-    fn forget_some(&mut self) {
+    fn forget_some(&mut self, most: usize) {
         let mut left: Vec<_> = self
             .members
             .iter()
@@ -212,7 +232,7 @@ impl Job {
             .map(|(id, member)| (member.record.heard, *id))
             .collect();
         left.sort_unstable_by(|a, b| b.cmp(a));
-        for (_, id) in left.drain(..).skip(LEFT_MAX) {
+        for (_, id) in left.drain(..).skip(most) {
             if let Some(member) = self.members.remove(&id) {
                 add(&mut self.gone, &member.record.counters);
             }
@@ -283,6 +303,7 @@ impl Job {
         let TaskKey { dataset, task } = key;
         let JobName { dataset: dataset_name, task: task_name, user } = self.name.clone();
         let or_id = |name: String, id: String| if has_names { name } else { id };
+        let counters = self.counters();
         JobStatus {
             id: id_of(key),
             task: or_id(task_name, task.to_string()),
@@ -293,18 +314,21 @@ impl Job {
             heard: self.heard.get(),
             is_living: self.is_living(),
             members: u32::try_from(self.living().count()).unwrap_or(u32::MAX),
-            workers: self.counters().workers,
-            counters: Some(self.counters()),
+            workers: counters.workers,
+            counters: Some(counters),
             memory: self.living().map(|of| of.record.member.memory).fold(0, u64::saturating_add),
             rates: Some(self.rates()),
         }
     }
 
-    /// The members, the one that waits most first.
-    pub(super) fn members(&self, most: usize) -> Vec<MemberStatus> {
+    /// The members, the one that waits most first; perhaps without their addresses.
+    pub(super) fn members(&self, most: usize, has_addresses: bool) -> Vec<MemberStatus> {
         let members = self.members.iter().map(|(id, member)| MemberStatus {
             id: id.to_string(),
-            address: member.record.member.address.clone(),
+            address: match has_addresses {
+                true => member.record.member.address.clone(),
+                false => String::new(),
+            },
             memory: member.record.member.memory,
             heard: member.record.heard.get(),
             is_living: member.is_living,

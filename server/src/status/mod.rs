@@ -38,8 +38,11 @@ use crate::shared::parts::Parts;
 /// Time between two announcements, and between two points of a series.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// Silence after which a server or a member is dead.
+/// Silence after which the metadata store forgets a server.
 const DEAD_AFTER: Duration = Duration::from_secs(15);
+
+/// Silence after which a server or a member is shown as dead: two heartbeats, and some time for the third.
+const SILENT_AFTER: Duration = Duration::from_secs(12);
 
 /// Limit for an answer of the metadata store.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -47,9 +50,19 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Time for which an answer of the metadata store is reused, so that many callers are no load.
 const HOLDS: Duration = Duration::from_secs(1);
 
-/// Most jobs with heartbeats to this server, and most departed members, that are announced.
+/// The longest wait of a caller for another that asks.
+const TURN: Duration = Duration::from_secs(1);
+
+/// Most jobs with heartbeats to this server that are announced, in all and of a user.
 const JOBS_MAX: usize = 100;
+const JOBS_OF_USER_MAX: usize = 50;
+
+/// Most departed members that are announced.
 const DEPARTED_MAX: usize = 1_000;
+
+/// Most characters of a text, and most methods and failures, in the record of another server.
+const TEXT_CHARS: usize = 300;
+const LIST_MAX: usize = 64;
 
 /// Jobs that are asked for at once.
 const AT_ONCE: usize = 8;
@@ -75,8 +88,11 @@ struct State {
     /// Jobs with heartbeats to this server, and the time of the last.
     heard: HashMap<TaskKey, (JobName, Duration)>,
     departed: Vec<(Duration, DepartedMember)>,
-    /// The last look at the metadata store.
+    /// The last look at the metadata store, and the last with an answer.
     looked: Option<Duration>,
+    answered: Stamp,
+    /// The server stops, and announces itself no more.
+    has_left: bool,
 }
 
 /// Sources of the own record.
@@ -102,6 +118,8 @@ impl Board {
             heard: HashMap::new(),
             departed: Vec::new(),
             looked: None,
+            answered: Stamp::default(),
+            has_left: false,
         };
         let (me, state) = (MemberId::from_bytes(me), Mutex::new(state));
         Self { parts, me, state, turn: Semaphore::new(1) }
@@ -111,7 +129,10 @@ impl Board {
     pub(crate) fn heard(&self, key: TaskKey, name: JobName) {
         let now = self.parts.clock.monotonic();
         let mut state = self.state();
-        if state.heard.len() < JOBS_MAX || state.heard.contains_key(&key) {
+        let of_user = state.heard.values().filter(|(other, _)| other.user == name.user).count();
+        let most = if name.user.is_empty() { JOBS_MAX } else { JOBS_OF_USER_MAX };
+        let has_room = of_user < most && state.heard.len() < JOBS_MAX;
+        if has_room || state.heard.contains_key(&key) {
             state.heard.insert(key, (name, now));
         }
     }
@@ -137,32 +158,41 @@ impl Board {
     pub(crate) async fn watch(&self, sources: &Sources) -> Infallible {
         let started = self.now();
         loop {
-            {
-                let _turn = self.turn.acquire().await;
-                self.announce(sources, started).await;
-            }
-            let now = self.now();
+            self.announce(sources, started).await;
+            let (monotonic, now) = (self.parts.clock.monotonic(), self.now());
             {
                 let mut state = self.state();
                 state.servers.point(now);
-                state.jobs.point(now);
+                state.jobs.point(monotonic, now);
             }
-            self.parts.clock.sleep(PERIOD).await;
+            // Points lie at multiples of the period.
+            let period = u64::try_from(PERIOD.as_micros()).unwrap_or(u64::MAX);
+            let left = period - self.now().get() % period;
+            self.parts.clock.sleep(Duration::from_micros(left)).await;
         }
     }
 
     /// Takes this server out of the sight of others.
     pub(crate) async fn leave(&self) {
+        self.state().has_left = true;
         let clock = &*self.parts.clock;
-        let beat = self.beat(Bytes::new());
-        let left = Deadline::after(clock, PATIENCE).bound(clock, self.parts.meta.leave(&beat));
-        if let Ok(Err(error)) = left.await {
+        let left = async {
+            // Behind an announcement under way.
+            let _turn = self.turn.acquire().await;
+            self.parts.meta.leave(&self.beat(Bytes::new())).await
+        };
+        if let Ok(Err(error)) = Deadline::after(clock, PATIENCE).bound(clock, Box::pin(left)).await
+        {
             tracing::debug!(%error, "other servers will see this server as silent");
         }
     }
 
     async fn announce(&self, sources: &Sources, started: Stamp) {
         let record = self.own(sources, started).await;
+        let _turn = self.turn.acquire().await;
+        if self.state().has_left {
+            return;
+        }
         let clock = &*self.parts.clock;
         let beat = self.beat(record.encode_to_vec().into());
         // The group needs no version, no secret and no lease.
@@ -172,7 +202,8 @@ impl Board {
             leased_until: Stamp::default(),
         };
         let joined = self.parts.meta.join(&beat, Some(&terms));
-        let servers = match Deadline::after(clock, PATIENCE).bound(clock, joined).await {
+        let joined = Deadline::after(clock, PATIENCE).bound(clock, joined).await;
+        let group = match joined {
             Ok(Ok(group)) => group,
             Ok(Err(error)) => {
                 tracing::debug!(%error, "announce this server");
@@ -180,45 +211,57 @@ impl Board {
             }
             Err(_) => None,
         };
-        let others = servers.map(records).unwrap_or_default();
-        // Without the metadata store, this server still knows itself.
-        let own = (self.me, record);
-        let servers = others.into_iter().filter(|(id, _)| *id != self.me).chain([own]);
-        self.look(servers.collect()).await;
+        match group {
+            Some(group) => self.look(records(group), true).await,
+            // Without the metadata store, this server still knows itself.
+            None => self.look(vec![(self.me, record)], false).await,
+        }
     }
 
-    /// Asks the metadata store, unless someone has just asked.
+    /// Asks the metadata store, unless someone has just asked, or takes long to ask.
     async fn refresh(&self) {
-        let _turn = self.turn.acquire().await;
         let clock = &*self.parts.clock;
+        let turn = Deadline::after(clock, TURN).bound(clock, Box::pin(self.turn.acquire())).await;
+        let Ok(_turn) = turn else { return };
         let looked = self.state().looked;
         if looked.is_some_and(|at| clock.monotonic() < at + HOLDS) {
             return;
         }
         let servers = self.parts.meta.group(&TaskKey::SERVERS, self.now(), DEAD_AFTER);
         let servers = Deadline::after(clock, PATIENCE).bound(clock, servers).await;
-        if let Ok(Ok(Some(group))) = servers {
-            self.look(records(group)).await;
+        match servers {
+            Ok(Ok(Some(group))) => self.look(records(group), true).await,
+            // The next caller must not wait as long.
+            _ => self.state().looked = Some(clock.monotonic()),
         }
     }
 
-    /// Takes the records of the servers, and asks for the members of the jobs that they know.
-    async fn look(&self, servers: Vec<(MemberId, ServerRecord)>) {
+    /// Takes records of servers, all with `is_all`, and asks for the members of the jobs that they know.
+    async fn look(&self, servers: Vec<(MemberId, ServerRecord)>, is_all: bool) {
         let (clock, now) = (&*self.parts.clock, self.parts.clock.monotonic());
         let names = {
             let mut state = self.state();
-            state.servers.see(now, servers);
+            state.servers.see(now, servers, is_all);
+            state.looked = Some(now);
+            if !is_all {
+                return;
+            }
             state.known_jobs()
         };
         let deadline = Deadline::after(clock, PATIENCE);
-        let stamp = self.now();
         let groups = stream::iter(names.keys().copied()).map(async |key| {
-            let group = self.parts.meta.group(&key, stamp, DEAD_AFTER);
+            // At the time of its last heartbeat: the clocks of servers differ.
+            let group = self.parts.meta.group(&key, Stamp::default(), DEAD_AFTER);
             (key, deadline.bound(clock, group).await)
         });
         let groups: Vec<_> = groups.buffer_unordered(AT_ONCE).collect().await;
         let datasets = deadline.bound(clock, self.parts.meta.records()).await;
-        let now = clock.monotonic();
+        let datasets = datasets.ok().and_then(Result::ok).map(|mut datasets| {
+            datasets.retain(|record| record.state != DatasetState::Ending);
+            datasets.sort_by(|a, b| a.name.cmp(&b.name));
+            datasets
+        });
+        let (now, stamp) = (clock.monotonic(), self.now());
         let mut state = self.state();
         for (key, group) in groups {
             match (group, names.get(&key)) {
@@ -229,10 +272,9 @@ impl Board {
             }
         }
         state.take_departed();
-        if let Ok(Ok(mut datasets)) = datasets {
-            datasets.retain(|record| record.state != DatasetState::Ending);
-            datasets.sort_by(|a, b| a.name.cmp(&b.name));
-            state.datasets = datasets;
+        state.jobs.forget_old(now);
+        if let Some(datasets) = datasets {
+            (state.datasets, state.answered) = (datasets, stamp);
         }
         state.looked = Some(now);
     }
@@ -316,9 +358,39 @@ impl State {
 fn records(group: TaskGroup) -> Vec<(MemberId, ServerRecord)> {
     let records = group.members.into_iter().filter_map(|(id, record)| {
         let record = (record.len() <= RECORD_BYTES_MAX).then_some(record)?;
-        Some((id, ServerRecord::decode(record).ok()?))
+        Some((id, bounded(ServerRecord::decode(record).ok()?)))
     });
     records.collect()
+}
+
+/// A record of another server, or of another program, within the bounds of an own record.
+fn bounded(mut record: ServerRecord) -> ServerRecord {
+    let texts =
+        [&mut record.address, &mut record.http_address, &mut record.version, &mut record.problem];
+    texts.into_iter().for_each(cut);
+    record.jobs.truncate(JOBS_MAX);
+    record.jobs.retain(|job| {
+        let is_short = |text: &str| text.len() <= TEXT_CHARS;
+        is_short(&job.dataset_name) && is_short(&job.task) && is_short(&job.user)
+    });
+    record.departed.truncate(DEPARTED_MAX);
+    record.failures.truncate(LIST_MAX);
+    for failure in &mut record.failures {
+        [&mut failure.method, &mut failure.code, &mut failure.why].into_iter().for_each(cut);
+    }
+    let counters = record.counters.get_or_insert_default();
+    counters.methods.truncate(LIST_MAX);
+    for method in &mut counters.methods {
+        cut(&mut method.method);
+        method.up_to.truncate(LIST_MAX);
+    }
+    record
+}
+
+fn cut(text: &mut String) {
+    if let Some((end, _)) = text.char_indices().nth(TEXT_CHARS) {
+        text.truncate(end);
+    }
 }
 
 fn task_key(dataset: &[u8], task: &[u8]) -> Option<TaskKey> {
@@ -345,9 +417,11 @@ pub(crate) fn shown_address(address: SocketAddr) -> String {
     }
 }
 
-/// Seconds between two times in microseconds; at least one, as clocks of servers differ.
-fn seconds_between(from: u64, to: u64) -> f64 {
-    (to.saturating_sub(from) as f64 / 1e6).max(1.0)
+/// Seconds between two times in microseconds, by clocks of servers that may differ: then the time between the two
+/// sights counts, at least a second.
+fn seconds_between(from: u64, to: u64, seen: Duration) -> f64 {
+    let seconds = to.saturating_sub(from) as f64 / 1e6;
+    if (1.0..=60.0).contains(&seconds) { seconds } else { seen.as_secs_f64().max(1.0) }
 }
 
 fn per_second(before: u64, now: u64, seconds: f64) -> f64 {

@@ -50,6 +50,18 @@ impl Viewer {
         }
     }
 
+    /// Whether a caller may know the nodes of a job: its own, or as an admin of its dataset.
+    fn knows_nodes(&self, job: &JobName) -> bool {
+        match self {
+            Self::Unknown => false,
+            Self::Known(Caller::Everybody) => true,
+            Self::Known(caller) => {
+                let name = DatasetName::new(job.dataset.clone());
+                caller.user() == job.user || name.is_ok_and(|name| caller.may(Role::Admin, &name))
+            }
+        }
+    }
+
     fn is_admin(&self) -> bool {
         matches!(self, Self::Known(caller) if caller.may_all(Role::Admin))
     }
@@ -64,9 +76,13 @@ impl Board {
     ) -> Result<StatusReply, Error> {
         self.refresh().await;
         let now = self.now();
-        let first = u64::try_from(FIRST.as_micros()).unwrap_or(u64::MAX);
+        let window = match request.window {
+            0 => FIRST,
+            seconds => Duration::from_secs(seconds.into()),
+        };
+        let window = u64::try_from(window.as_micros()).unwrap_or(u64::MAX);
         let since = match request.since {
-            0 => Stamp::new(now.get().saturating_sub(first)),
+            0 => Stamp::new(now.get().saturating_sub(window)),
             since => Stamp::new(since),
         };
         let state = self.state();
@@ -77,8 +93,9 @@ impl Board {
                 Viewer::Known(caller) => caller.user().to_owned(),
             },
             is_limited: !viewer.has_names(),
-            servers: state.servers.statuses(self.me),
-            jobs: state.job_statuses(viewer),
+            servers: state.servers.statuses(self.me, viewer.has_names()),
+            jobs: Vec::new(),
+            answered: state.answered.get(),
             datasets: state.dataset_statuses(viewer),
             members: Vec::new(),
             series: Some(state.servers.history.after(since, request.step)),
@@ -87,16 +104,20 @@ impl Board {
         if viewer.is_admin() {
             reply.failures = state.servers.failures(FAILURES_MAX);
         }
-        if !request.job.is_empty() {
+        if request.job.is_empty() {
+            reply.jobs = state.job_statuses(viewer);
+        } else {
             let key = jobs::key_of(&request.job);
             let job = key.and_then(|key| state.jobs.get(&key));
             let job = job.filter(|job| viewer.sees(&job.name)).ok_or_else(|| {
                 let why = "no such job in the last day, as far as this server knows";
                 Error::new(Kind::NotFound, "find", "the job", why)
             })?;
-            reply.members = job.members(MEMBERS_MAX);
+            if viewer.has_names() {
+                reply.members = job.members(MEMBERS_MAX, viewer.knows_nodes(&job.name));
+            }
             reply.series = Some(job.history().after(since, request.step));
-            reply.jobs.retain(|status| status.id == request.job);
+            reply.jobs.extend(key.map(|key| job.status(&key, viewer.has_names())));
         }
         Ok(reply)
     }

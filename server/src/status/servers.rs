@@ -9,11 +9,14 @@ use dl_format::{MemberId, Stamp};
 use dl_proto::{FailedRequest, MethodCounters, ServerCounters, ServerRecord, ServerStatus};
 
 use super::history::History;
-use super::{DEAD_AFTER, per_second, seconds_between};
+use super::{SILENT_AFTER, per_second, seconds_between};
 use crate::metrics::BOUNDS_MICROS;
 
 /// How long a silent server is shown.
 const SHOWN: Duration = Duration::from_secs(60 * 60);
+
+/// The age of the last record of a server that left: less than two announcements.
+const LEFT_WITHIN: Duration = Duration::from_secs(8);
 
 /// Most servers shown.
 pub(super) const SERVERS_MAX: usize = 256;
@@ -49,23 +52,18 @@ pub(super) struct Servers {
 #[derive(Debug)]
 struct Seen {
     record: ServerRecord,
-    /// The record before, with another time.
-    before: Option<(u64, ServerCounters)>,
-    /// The last sight, on the monotonic clock of this server.
+    /// The counters of the record before, and the seconds between the two.
+    before: Option<(ServerCounters, f64)>,
+    /// The first sight of the record, on the monotonic clock of this server.
     at: Duration,
     is_living: bool,
 }
 
 impl Seen {
-    fn counters(&self) -> ServerCounters {
-        self.record.counters.clone().unwrap_or_default()
-    }
-
     /// Per second, between the last two records.
     fn rate(&self, of: impl Fn(&ServerCounters) -> u64) -> f64 {
-        let Some((heard, before)) = &self.before else { return 0.0 };
-        let seconds = seconds_between(*heard, self.record.heard);
-        per_second(of(before), self.record.counters.as_ref().map_or(0, of), seconds)
+        let (Some((before, seconds)), true) = (&self.before, self.is_living) else { return 0.0 };
+        per_second(of(before), self.record.counters.as_ref().map_or(0, of), *seconds)
     }
 }
 
@@ -74,25 +72,47 @@ impl Servers {
         Self { seen: BTreeMap::new(), history: History::new(LINES) }
     }
 
-    /// Takes the records of the living servers.
-    pub(super) fn see(&mut self, now: Duration, records: Vec<(MemberId, ServerRecord)>) {
-        self.seen.values_mut().for_each(|seen| seen.is_living = false);
+    /// Takes records. With `is_all`, they are all records that the metadata store has.
+    pub(super) fn see(
+        &mut self,
+        now: Duration,
+        records: Vec<(MemberId, ServerRecord)>,
+        is_all: bool,
+    ) {
+        let told: Vec<_> = records.iter().map(|(id, _)| *id).collect();
         for (id, record) in records {
-            let before = self.seen.remove(&id).map(|seen| {
-                let counters = seen.counters();
-                if seen.record.heard < record.heard {
-                    Some((seen.record.heard, counters))
-                } else {
-                    seen.before
+            match self.seen.get_mut(&id) {
+                Some(seen) if seen.record.heard == record.heard => {}
+                Some(seen) => {
+                    let since = now.saturating_sub(seen.at);
+                    let seconds = seconds_between(seen.record.heard, record.heard, since);
+                    let before = std::mem::replace(&mut seen.record, record);
+                    seen.before = before.counters.map(|counters| (counters, seconds));
+                    seen.at = now;
                 }
-            });
-            let before = before.flatten();
-            self.seen.insert(id, Seen { record, before, at: now, is_living: true });
+                None => {
+                    let seen = Seen { record, before: None, at: now, is_living: true };
+                    self.seen.insert(id, seen);
+                }
+            }
         }
-        self.seen.retain(|_, seen| seen.is_living || now.saturating_sub(seen.at) < SHOWN);
-        // A new server at the same address follows an old one.
-        let living: Vec<_> = self.living().map(|seen| seen.record.address.clone()).collect();
-        self.seen.retain(|_, seen| seen.is_living || !living.contains(&seen.record.address));
+        // A server that stops takes itself out of the store while it is fresh; a dead one stays there for long.
+        let is_fresh = |seen: &Seen| now.saturating_sub(seen.at) < LEFT_WITHIN;
+        self.seen.retain(|id, seen| !is_all || told.contains(id) || !is_fresh(seen));
+        self.seen.retain(|_, seen| now.saturating_sub(seen.at) < SHOWN);
+        for seen in self.seen.values_mut() {
+            seen.is_living = now.saturating_sub(seen.at) < SILENT_AFTER;
+        }
+        // A new server at the same address follows a dead one.
+        let living = self.living().map(|seen| &seen.record);
+        let followers: Vec<_> =
+            living.map(|record| (record.address.clone(), record.started)).collect();
+        self.seen.retain(|_, seen| {
+            let follows = |(address, started): &(String, u64)| {
+                *address == seen.record.address && *started > seen.record.heard
+            };
+            seen.is_living || !followers.iter().any(follows)
+        });
         while self.seen.len() > SERVERS_MAX {
             let oldest = self.seen.iter().min_by_key(|(_, seen)| (seen.is_living, seen.at));
             let Some(oldest) = oldest.map(|(id, _)| *id) else { break };
@@ -144,34 +164,39 @@ impl Servers {
         let mut counts = [0; BOUNDS_MICROS.len()];
         for seen in self.living() {
             let now = seen.record.counters.as_ref().and_then(|of| method(of, name));
-            let (Some(now), Some((_, before))) = (now, &seen.before) else { continue };
+            let (Some(now), Some((before, _))) = (now, &seen.before) else { continue };
             let before = method(before, name);
             let before = before.map_or(&[][..], |before| &before.up_to);
             for (number, count) in counts.iter_mut().enumerate() {
                 let of = |up_to: &[u64]| up_to.get(number).copied().unwrap_or_default();
-                *count += of(&now.up_to).saturating_sub(of(before));
+                let more = of(&now.up_to).saturating_sub(of(before));
+                *count = u64::saturating_add(*count, more);
             }
         }
         [0.5, 0.99].map(|part| within(&counts, part))
     }
 
-    pub(super) fn statuses(&self, me: MemberId) -> Vec<ServerStatus> {
+    /// With names, or with ids for a caller without a key.
+    pub(super) fn statuses(&self, me: MemberId, has_names: bool) -> Vec<ServerStatus> {
         let statuses = self.seen.iter().map(|(id, seen)| {
-            let record = seen.record.clone();
+            let record = &seen.record;
+            let shown = |text: &str| if has_names { text.to_owned() } else { String::new() };
             ServerStatus {
                 id: id.to_string(),
-                address: record.address,
-                http_address: record.http_address,
-                version: record.version,
+                address: if has_names { record.address.clone() } else { id.to_string() },
+                http_address: shown(&record.http_address),
+                version: shown(&record.version),
                 started: record.started,
                 heard: record.heard,
                 is_living: seen.is_living,
-                problem: match seen.is_living {
-                    true => record.problem,
-                    false => format!("silent for more than {} s", DEAD_AFTER.as_secs()),
+                problem: match (seen.is_living, record.problem.as_str()) {
+                    (false, _) => format!("silent for more than {} s", SILENT_AFTER.as_secs()),
+                    (true, "") => String::new(),
+                    (true, _) if !has_names => "not well".to_owned(),
+                    (true, problem) => problem.to_owned(),
                 },
                 is_me: *id == me,
-                counters: record.counters,
+                counters: record.counters.clone(),
                 requests_per_second: seen.rate(|of| of.requests),
                 received_per_second: seen.rate(|of| of.received_bytes),
                 sent_per_second: seen.rate(|of| of.sent_bytes),
@@ -239,10 +264,13 @@ mod tests {
     fn rates_are_sums_over_servers_and_a_dead_server_stays_in_sight() {
         let mut servers = Servers::new();
         let second = Duration::from_secs;
-        servers.see(second(0), vec![(id(1), record("a", 100, 50)), (id(2), record("b", 100, 9))]);
-        servers.see(second(5), vec![(id(1), record("a", 105, 100)), (id(2), record("b", 105, 59))]);
+        let both = |at, first, other| {
+            vec![(id(1), record("a", at, first)), (id(2), record("b", at, other))]
+        };
+        servers.see(second(0), both(100, 50, 9), true);
+        servers.see(second(5), both(105, 100, 59), true);
         // The same record again changes no rate.
-        servers.see(second(6), vec![(id(1), record("a", 105, 100)), (id(2), record("b", 105, 59))]);
+        servers.see(second(6), both(105, 100, 59), true);
         servers.point(Stamp::new(105_000_000));
         let series = servers.history.after(Stamp::default(), 5);
         let line = |name: &str| series.lines.iter().find(|line| line.name == name).unwrap();
@@ -251,17 +279,26 @@ mod tests {
         // All took between 1 and 2.5 ms.
         assert_eq!(line("read_p50").points, [1.75]);
         assert!(line("chunks_p50").points[0].is_nan());
-        servers.see(second(20), vec![(id(2), record("b", 120, 60))]);
-        let statuses = servers.statuses(id(2));
+        // An answer that did not come changes nothing; silence does.
+        servers.see(second(10), vec![(id(2), record("b", 110, 60))], false);
+        assert!(servers.statuses(id(2), true)[0].is_living);
+        servers.see(second(18), vec![(id(2), record("b", 118, 60))], true);
+        let statuses = servers.statuses(id(2), true);
         assert!(!statuses[0].is_living && statuses[0].problem.contains("silent"));
         assert!(statuses[1].is_me && statuses[1].requests_per_second < 0.1);
+        let limited = servers.statuses(id(2), false);
+        assert!(limited.iter().all(|server| server.address == server.id));
         // It comes back with a new id and small counts.
-        servers.see(second(25), vec![(id(2), record("b", 125, 61)), (id(3), record("a", 125, 1))]);
-        let statuses = servers.statuses(id(2));
+        let again = ServerRecord { started: 119_000_000, ..record("a", 120, 1) };
+        servers.see(second(20), vec![(id(2), record("b", 120, 61)), (id(3), again)], true);
+        let statuses = servers.statuses(id(2), true);
         assert_eq!((statuses.len(), statuses[0].requests_per_second), (2, 0.0));
-        servers.see(second(20) + SHOWN, Vec::new());
-        assert_eq!(servers.statuses(id(2)).len(), 2);
-        servers.see(second(30) + 2 * SHOWN, Vec::new());
-        assert_eq!(servers.statuses(id(2)).len(), 0);
+        // One leaves, the other is never heard again.
+        servers.see(second(23), vec![(id(2), record("b", 120, 61))], true);
+        assert_eq!(servers.statuses(id(2), true).len(), 1);
+        servers.see(second(15) + SHOWN, Vec::new(), true);
+        assert_eq!(servers.statuses(id(2), true).len(), 1);
+        servers.see(second(30) + SHOWN, Vec::new(), true);
+        assert_eq!(servers.statuses(id(2), true).len(), 0);
     }
 }

@@ -41,7 +41,8 @@ impl Server {
         self.board.announce(&self.sources, self.started).await;
         let now = self.board.now();
         self.board.state().servers.point(now);
-        self.board.state().jobs.point(now);
+        let monotonic = self.board.parts.clock.monotonic();
+        self.board.state().jobs.point(monotonic, now);
     }
 
     async fn status(&self, viewer: &Viewer, job: &str) -> Result<StatusReply, Error> {

@@ -19,6 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use dl_csi::LAUNCHER;
 use dl_format::DirPath;
 use dl_fuse::{
     FromServer, Mount, Owner, Place, Refused, Report, Source, Stopper, hold, serve as serve_mount,
@@ -83,6 +84,14 @@ fn part_of(program: &Path, flags: &[&str]) -> Command {
     let (before, behind) = arguments.split_at(end);
     let mut command = Command::new(program);
     command.args(before).args(flags).args(behind);
+    command
+}
+
+/// A command that has the launcher of servers run another part of the mount.
+fn launched(flags: &[&str]) -> Command {
+    let part = part(flags);
+    let mut command = Command::new(PROGRAM);
+    command.args(["csi", "launch", "--"]).args(part.get_args()).stdout(Stdio::null());
     command
 }
 
@@ -298,8 +307,11 @@ fn mount_of(settings: &Settings, options: &MountOptions) -> Result<Mount, Failur
         flags.extend(is_background.then_some(["--role", "hold"]).into_iter().flatten());
         part_of(&program, &flags).current_dir(path_of(&beginning)).exec()
     };
+    // In Kubernetes servers run in a container of their own.
+    let is_elsewhere = env::var_os(LAUNCHER).is_some();
     let server = move || {
-        let mut command = part(&["--role", "serve", "--instance", &instance]);
+        let flags = ["--role", "serve", "--instance", &instance];
+        let mut command = if is_elsewhere { launched(&flags) } else { part(&flags) };
         command.stderr(Stdio::inherit());
         command.current_dir(path_of(&folder));
         command

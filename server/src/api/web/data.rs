@@ -17,7 +17,7 @@ use dl_proto::{Counts, Dataset, Kind, ReadItem, ReadPiece, ReadRequest, ReadSour
 use futures::stream;
 use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
 use serde::Serialize;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
 use super::Refusal;
@@ -39,6 +39,9 @@ const PAGE: usize = 100;
 /// Largest answer with a file.
 const FILE_MAX: u64 = 8 << 20;
 
+/// Requests of pages that work at once, so that pages are no load for readers.
+pub(crate) const AT_ONCE: usize = 4;
+
 /// Messages of a read that wait for the connection.
 const REPLIES_AHEAD: usize = 2;
 
@@ -57,6 +60,8 @@ pub(crate) struct Browser {
     pub(crate) parts: Parts,
     pub(crate) executor: Executor,
     pub(crate) reads: Budget,
+    /// Requests of pages at work: the others wait.
+    pub(crate) turns: Arc<Semaphore>,
 }
 
 #[derive(Debug, Serialize)]
@@ -132,6 +137,7 @@ impl Browser {
         caller: &Caller,
         name: &str,
     ) -> Result<DatasetPage, Refusal> {
+        let _turn = self.turns.acquire().await;
         let Dataset { name, id, shape, created, objects, version, counts, small } =
             self.find(caller, name, Detail::Counts).await?;
         let record = self.parts.meta.record(id).await;
@@ -175,7 +181,10 @@ impl Browser {
         folder: Vec<u8>,
         after: Option<Vec<u8>>,
     ) -> Result<FolderPage, Refusal> {
+        let _turn = self.turns.acquire().await;
         let dataset = self.find(caller, name, Detail::Record).await?;
+        // Not while files may be missing in the metadata.
+        catalog::by_id(&self.parts, dataset.id).await?;
         let dir = DirPath::new(folder).map_err(Refusal::invalid)?;
         let query =
             ListQuery { after: after.map(Bytes::from), ..ListQuery::of(dir.clone(), false, PAGE) };
@@ -243,7 +252,9 @@ impl Browser {
         name: &str,
         path: Vec<u8>,
     ) -> Result<(DatasetId, FileRecord), Refusal> {
+        let _turn = self.turns.acquire().await;
         let id = self.find(caller, name, Detail::Record).await?.id;
+        catalog::by_id(&self.parts, id).await?;
         let path = FilePath::new(path).map_err(Refusal::invalid)?;
         let found = browse::look_up(&self.parts, id, std::slice::from_ref(&path)).await?;
         match found.into_iter().next() {
@@ -260,21 +271,22 @@ impl Browser {
         let (replies, mut pieces) = mpsc::channel(REPLIES_AHEAD);
         let memory = Arc::<Reservation>::default();
         let held = Arc::clone(&memory);
-        let Self { parts, executor, reads } = self;
+        let Self { parts, executor, reads, .. } = self;
         let (parts, executor, reads) = (parts.clone(), executor.clone(), reads.clone());
-        let work = dl_runtime::spawn(async move {
+        let work = Work(dl_runtime::spawn(async move {
             files::read(&parts, &executor, &reads, &held, request, replies).await
-        });
+        }));
         // The first bytes tell the type, and a failure has a page of its own.
         let first =
             next(&mut pieces).await.map_err(|(kind, why)| Refusal(super::status_of(kind), why))?;
         let Some(first) = first else { return Err(ended(work).await) };
         let kind = type_of(&first);
-        let rest = stream::unfold((pieces, memory), |(mut pieces, memory)| async move {
-            let bytes = next(&mut pieces).await;
-            let bytes = bytes.map_err(|(_, why)| io::Error::other(why)).transpose()?;
-            Some((bytes, (pieces, memory)))
-        });
+        let rest =
+            stream::unfold((pieces, memory, work), |(mut pieces, memory, work)| async move {
+                let bytes = next(&mut pieces).await;
+                let bytes = bytes.map_err(|(_, why)| io::Error::other(why)).transpose()?;
+                Some((bytes, (pieces, memory, work)))
+            });
         let body = futures::StreamExt::chain(stream::iter([Ok(first)]), rest);
         let headers = [(CONTENT_TYPE, kind.to_owned()), (CONTENT_LENGTH, length.to_string())];
         Ok((headers, Body::from_stream(body)).into_response())
@@ -307,9 +319,18 @@ async fn next(pieces: &mut Pieces) -> Result<Option<Bytes>, (Kind, String)> {
     }
 }
 
+/// A read, which ends with its answer.
+struct Work(JoinHandle<Result<(), Error>>);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// The failure of a read that told nothing.
-async fn ended(work: JoinHandle<Result<(), Error>>) -> Refusal {
-    match work.await {
+async fn ended(mut work: Work) -> Refusal {
+    match (&mut work.0).await {
         Ok(Err(error)) => error.into(),
         _ => Refusal(StatusCode::INTERNAL_SERVER_ERROR, "the read ended early".to_owned()),
     }

@@ -16,7 +16,7 @@ use axum::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
 };
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use base64::Engine;
@@ -25,11 +25,17 @@ use dl_proto::{KEY_HEADER, Kind, StatusRequest, USER_HEADER};
 use percent_encoding::percent_decode;
 use serde::Serialize;
 
-pub(crate) use self::data::Browser;
+pub(crate) use self::data::{AT_ONCE as BROWSED_AT_ONCE, Browser};
 use crate::auth::{Auth, Caller};
 use crate::error::Error;
 use crate::metrics::Metrics;
 use crate::status::{Board, Viewer};
+
+/// The header by which a browser tells whose page asks.
+const SITE: &str = "sec-fetch-site";
+
+/// The header that keeps answers out of other pages.
+const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
 /// Sources of the page.
 #[derive(Debug)]
@@ -38,6 +44,18 @@ pub(crate) struct Web {
     pub(crate) auth: Arc<Auth>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) browser: Browser,
+    pub(crate) openness: Openness,
+}
+
+/// Who may see datasets on a server without users. A caller on the same machine always may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Openness {
+    /// Only callers on the same machine, as the admin did not open the server to the network.
+    Machine,
+    /// Callers with a certificate of the clients' CAs.
+    Certified,
+    /// Everybody.
+    Network,
 }
 
 /// The place of the sources, which is filled when the server serves.
@@ -61,7 +79,22 @@ pub(crate) struct Peer {
 impl Peer {
     /// Whether nobody on the network hears what the peer says.
     fn is_private(self) -> bool {
-        self.has_tls || self.address.is_some_and(|address| address.to_canonical().is_loopback())
+        self.has_tls || self.is_here()
+    }
+
+    /// Whether the peer is on this machine.
+    fn is_here(self) -> bool {
+        self.address.is_some_and(|address| address.to_canonical().is_loopback())
+    }
+
+    /// Whether the peer may see datasets without a key, on a server without users.
+    fn may_see(self, openness: Openness) -> bool {
+        match openness {
+            Openness::Machine => self.is_here(),
+            // The port asks each client that speaks TLS for its certificate.
+            Openness::Certified => self.has_tls || self.is_here(),
+            Openness::Network => true,
+        }
     }
 }
 
@@ -134,7 +167,8 @@ impl<'a> Asked<'a> {
         match &self.viewer {
             Viewer::Known(caller) => Ok(caller),
             Viewer::Unknown => {
-                let why = "a user and a key are needed to see datasets";
+                let why = "datasets are for callers with a user and a key; without users, for callers \
+                           on the server's machine, or for all with --without-keys";
                 Err(Refusal(StatusCode::UNAUTHORIZED, why.to_owned()))
             }
         }
@@ -142,7 +176,14 @@ impl<'a> Asked<'a> {
 }
 
 async fn viewer(web: &Web, peer: Peer, headers: &HeaderMap) -> Result<Viewer, Refusal> {
+    if headers.get(SITE).is_some_and(|site| site != "same-origin" && site != "none") {
+        let why = "another page may not ask this server".to_owned();
+        return Err(Refusal(StatusCode::FORBIDDEN, why));
+    }
     if !web.auth.is_on() {
+        if !peer.may_see(web.openness) {
+            return Ok(Viewer::Unknown);
+        }
         return match is_own_name(headers) {
             true => Ok(Viewer::Known(Caller::Everybody)),
             false => {
@@ -214,9 +255,9 @@ async fn task(
 
 async fn told(asked: &Asked<'_>, query: Option<String>, job: String) -> Result<Response, Refusal> {
     let parameters = Parameters::of(query.as_deref());
-    let (since, step) = (parameters.number("since")?, parameters.number("step")?);
-    let step = u32::try_from(step).map_err(Refusal::invalid)?;
-    let request = StatusRequest { since, step, job };
+    let small = |name| u32::try_from(parameters.number(name)?).map_err(Refusal::invalid);
+    let (since, step, window) = (parameters.number("since")?, small("step")?, small("window")?);
+    let request = StatusRequest { since, step, job, window };
     json(&asked.web.board.status(&asked.viewer, &request).await?)
 }
 
@@ -319,6 +360,7 @@ fn guarded(mut response: Response) -> Response {
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert(RESOURCE_POLICY, HeaderValue::from_static("same-origin"));
     response
 }
 
@@ -338,6 +380,20 @@ mod tests {
         for foreign in ["evil.example:80", "127.0.0.1.evil.example", "a.b"] {
             assert!(!named(foreign), "{foreign}");
         }
+    }
+
+    #[test]
+    fn without_users_the_network_sees_what_the_admin_opened() {
+        let here = Peer { address: Some([127, 0, 0, 1].into()), has_tls: false };
+        let far = Peer { address: Some([10, 0, 0, 1].into()), has_tls: false };
+        let certified = Peer { has_tls: true, ..far };
+        let may = |openness| [here, far, certified].map(|peer| peer.may_see(openness));
+        assert_eq!(may(Openness::Machine), [true, false, false]);
+        assert_eq!(may(Openness::Certified), [true, false, true]);
+        assert_eq!(may(Openness::Network), [true, true, true]);
+        assert!(here.is_private() && !far.is_private() && certified.is_private());
+        let mapped = "::ffff:127.0.0.1".parse().unwrap();
+        assert!(Peer { address: Some(mapped), ..far }.is_here());
     }
 
     #[test]

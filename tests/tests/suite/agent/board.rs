@@ -135,6 +135,6 @@ fn each_server_alone_reports_a_job_as_its_agents_do() -> Result<()> {
     let named =
         run(board.servers.first().context("a server")?.dlcmd()?.args(["top", "--count", "1"]))?;
     let text = named.code(0)?.text();
-    ensure!(text.contains("SERVER") && text.contains("silent for more than 15 s"), "{text}");
+    ensure!(text.contains("SERVER") && text.contains("silent for more than 12 s"), "{text}");
     Ok(())
 }

@@ -25,14 +25,24 @@ const EDGES: &[(&str, &[&str])] = &[
     ("libdiesel", &["dl-store", "dl-proto"]),
     ("dl-agent", &["dl-store", "dl-proto", "libdiesel"]),
     ("dl-fuse", &["libdiesel"]),
-    ("dlcmd", &["libdiesel", "dl-agent", "dl-fuse"]),
+    ("dl-csi", &["libdiesel", "dl-fuse"]),
+    ("dlcmd", &["libdiesel", "dl-agent", "dl-fuse", "dl-csi"]),
     ("dl-python", &["libdiesel"]),
     ("dl-tests", ALL),
     ("dl-benches", ALL),
 ];
 
-const ALL: &[&str] =
-    &["dl-store", "dl-meta", "dl-proto", "dl-server", "libdiesel", "dl-agent", "dl-fuse", "dlcmd"];
+const ALL: &[&str] = &[
+    "dl-store",
+    "dl-meta",
+    "dl-proto",
+    "dl-server",
+    "libdiesel",
+    "dl-agent",
+    "dl-fuse",
+    "dl-csi",
+    "dlcmd",
+];
 
 #[test]
 fn crates_depend_only_along_the_table() -> Result<()> {
