@@ -121,14 +121,19 @@ impl Identity for IdentityService {
     }
 }
 
-/// Asks a driver whether it is ready.
+/// Asks a driver whether it is ready, or only whether it lives.
 ///
 /// # Errors
 /// For a driver that does not answer.
-pub async fn probe(endpoint: &Path) -> io::Result<bool> {
+pub async fn probe(endpoint: &Path, is_about_life: bool) -> io::Result<bool> {
     let address = format!("unix://{}", endpoint.display());
     let channel = Endpoint::from_shared(address).map_err(io::Error::other)?;
     let channel = channel.timeout(PATIENCE).connect().await.map_err(io::Error::other)?;
-    let answer = IdentityClient::new(channel).probe(pb::ProbeRequest {}).await;
+    let mut driver = IdentityClient::new(channel);
+    if is_about_life {
+        driver.get_plugin_info(pb::GetPluginInfoRequest {}).await.map_err(io::Error::other)?;
+        return Ok(true);
+    }
+    let answer = driver.probe(pb::ProbeRequest {}).await;
     Ok(answer.map_err(io::Error::other)?.into_inner().ready.unwrap_or_default())
 }

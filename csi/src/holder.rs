@@ -14,12 +14,13 @@ use std::thread;
 use std::time::Duration;
 
 use dl_fuse::Report;
-use libdiesel::agent::{Socket, accept};
+use libdiesel::agent::Socket;
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::launcher::LAUNCHER;
 use crate::messages::{FromHolder, Order, ToHolder};
-use crate::sockets::{check_peer, listen};
+use crate::orphans;
+use crate::sockets::serve;
 
 /// Time for a message of the driver, and for the mount of a dataset.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -42,23 +43,13 @@ impl Holder {
     /// # Errors
     /// Errors of the socket, after the folder of the socket is there and may be written.
     pub fn serve(self) -> io::Result<()> {
-        let listener = listen(&self.socket)?;
-        let this = Arc::new(self);
         // One at a time: a descriptor must not leak into the process of another mount.
-        let spawning = Arc::new(Mutex::new(()));
-        loop {
-            let socket = accept(&listener)?;
-            let (this, spawning) = (Arc::clone(&this), Arc::clone(&spawning));
-            thread::spawn(move || {
-                if let Err(why) = this.answer(&socket, &spawning) {
-                    tracing::warn!(%why, "a request of the driver");
-                }
-            });
-        }
+        let spawning = Mutex::new(());
+        let path = self.socket.clone();
+        serve(&path, Arc::new(move |socket: &Socket| self.answer(socket, &spawning)))
     }
 
     fn answer(&self, socket: &Socket, spawning: &Mutex<()>) -> io::Result<()> {
-        check_peer(socket)?;
         let Some((message, files)) = socket.receive::<ToHolder>(PATIENCE)? else { return Ok(()) };
         let answer = match message {
             ToHolder::Greet => FromHolder::Ready,
@@ -91,7 +82,7 @@ impl Holder {
         let child = {
             let _alone = spawning.lock().unwrap_or_else(PoisonError::into_inner);
             fcntl_setfd(&descriptor, FdFlags::empty())?;
-            let child = command.spawn();
+            let child = orphans::spawn(&mut command);
             fcntl_setfd(&descriptor, FdFlags::CLOEXEC)?;
             child?
         };
@@ -122,16 +113,21 @@ fn await_ready(own: &Socket) -> FromHolder {
 
 /// Takes the end of a process.
 fn watch(mut child: Child, is_failed: bool) {
-    thread::spawn(move || {
+    let waiting = thread::Builder::new().spawn(move || {
         if is_failed {
-            // One that has ended needs no signal.
-            let _ = child.kill();
+            // It ends its server; one that has ended needs no signal.
+            let pid = rustix::process::Pid::from_child(&child);
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
         match child.wait() {
             Ok(status) => tracing::info!(%status, "the process of a mount ended"),
             Err(why) => tracing::warn!(%why, "wait for the process of a mount"),
         }
+        orphans::ended(&child);
     });
+    if let Err(why) = waiting {
+        tracing::warn!(%why, "wait for the process of a mount");
+    }
 }
 
 /// Asks a holder whether it lives.

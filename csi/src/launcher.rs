@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,10 +15,11 @@ use std::thread;
 use std::time::Duration;
 
 use dl_runtime::since_boot;
-use libdiesel::agent::{Socket, accept};
+use libdiesel::agent::Socket;
 
-use crate::messages::{FromLauncher, Order, ToLauncher};
-use crate::sockets::{check_peer, listen};
+use crate::messages::{CACHE, FromLauncher, Order, ToLauncher};
+use crate::orphans;
+use crate::sockets::serve;
 
 /// The variable of a mount whose servers a launcher runs; its value is the socket of the launcher.
 pub const LAUNCHER: &str = "DIESEL_CSI_LAUNCHER";
@@ -34,8 +35,6 @@ const LOOK: Duration = Duration::from_millis(100);
 pub struct Launcher {
     /// Its socket.
     pub socket: PathBuf,
-    /// The program `dlcmd`.
-    pub program: PathBuf,
 }
 
 impl Launcher {
@@ -44,35 +43,29 @@ impl Launcher {
     /// # Errors
     /// Errors of the socket.
     pub fn serve(self) -> io::Result<()> {
-        let listener = listen(&self.socket)?;
-        let program = Arc::new(self.program);
-        loop {
-            let socket = accept(&listener)?;
-            let program = Arc::clone(&program);
-            thread::spawn(move || {
-                if let Err(why) = answer(&program, &socket) {
-                    tracing::warn!(%why, "run a server");
-                }
-            });
-        }
+        serve(&self.socket, Arc::new(|socket: &Socket| answer(socket)))
     }
 }
 
-fn answer(program: &Path, socket: &Socket) -> io::Result<()> {
-    check_peer(socket)?;
+fn answer(socket: &Socket) -> io::Result<()> {
     let Some((message, files)) = socket.receive::<ToLauncher>(PATIENCE)? else { return Ok(()) };
     let ToLauncher::Launch(order) = message else {
         return socket.send(&FromLauncher::Ready, &[], PATIENCE);
     };
-    let stdin = files.into_iter().next().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut files = files.into_iter();
+    let (Some(stdin), Some(program)) = (files.next(), files.next()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
     order.place_ca()?;
-    let mut command = Command::new(program);
+    // The program of the holder, by this process: its version understands the holder.
+    let path = format!("/proc/{}/fd/{}", std::process::id(), program.as_raw_fd());
+    let mut command = Command::new(path);
     command
         .args(order.arguments.iter().map(|word| OsStr::from_bytes(word)))
         .envs(&order.environment);
     command.stdin(Stdio::from(stdin)).stdout(Stdio::null());
-    let mut child = command.spawn()?;
-    drop(command);
+    let mut child = orphans::spawn(&mut command)?;
+    drop((command, program));
     let code = loop {
         if let Some(status) = child.try_wait()? {
             break status.code().unwrap_or(1);
@@ -82,6 +75,7 @@ fn answer(program: &Path, socket: &Socket) -> io::Result<()> {
         }
         thread::sleep(LOOK);
     };
+    orphans::ended(&child);
     socket.send(&FromLauncher::Ended(code), &[], PATIENCE)
 }
 
@@ -90,11 +84,16 @@ fn answer(program: &Path, socket: &Socket) -> io::Result<()> {
 /// # Errors
 /// For a launcher that is away for too long.
 pub fn launch(path: &Path, arguments: Vec<Vec<u8>>) -> io::Result<i32> {
-    let named = std::env::vars().filter(|(name, _)| name.starts_with("DIESEL_"));
+    let is_passed = |name: &str| name.starts_with("DIESEL_") || name == CACHE;
+    let named = std::env::vars().filter(|(name, _)| is_passed(name));
     let environment: BTreeMap<_, _> = named.filter(|(name, _)| name != LAUNCHER).collect();
     let order = Order { arguments, environment };
+    let program = std::fs::File::open("/proc/self/exe")?;
     let socket = connect(path)?;
-    socket.send(&ToLauncher::Launch(order), &[io::stdin().as_fd()], PATIENCE)?;
+    let stdin = io::stdin();
+    let files = [stdin.as_fd(), program.as_fd()];
+    // Connections wait in line while the launcher begins.
+    socket.send(&ToLauncher::Launch(order), &files, PATIENCE)?;
     // The end of the server has to be the end of its socket.
     let nothing: OwnedFd = std::fs::File::open("/dev/null")?.into();
     rustix::stdio::dup2_stdin(nothing)?;

@@ -12,6 +12,7 @@ mod launcher;
 mod messages;
 mod mounts;
 mod node;
+mod orphans;
 mod registration;
 mod sessions;
 mod settings;

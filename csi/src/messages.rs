@@ -1,17 +1,26 @@
-//! The messages between driver, holder and server, which are the same program in three containers.
+//! The messages between driver, holder and launcher, which may be of different versions: an upgrade
+//! replaces the holder last.
 //!
-//! Must hold: a key is in messages and in the memory of processes only.
+//! Must hold: a key is in messages and in the memory of processes only. The encodings never change; the
+//! server of a mount is the same program as its holder.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use wincode::{SchemaRead, SchemaWrite};
 
 /// The variable with the text of the CA certificates; `DIESEL_CA` has the path for it.
 pub(crate) const CA_TEXT: &str = "DIESEL_CSI_CA";
 pub(crate) const CA_PATH: &str = "DIESEL_CA";
+
+/// The variable of the folder for snapshots.
+pub(crate) const CACHE: &str = "XDG_CACHE_HOME";
+
+/// Tells apart the files of threads.
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
 /// A command line and its variables.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
@@ -29,7 +38,11 @@ impl Order {
         if fs::read_to_string(path).is_ok_and(|there| there == *text) {
             return Ok(());
         }
-        let partial = path.with_extension(std::process::id().to_string());
+        let partial = path.with_extension(format!(
+            "{}-{}",
+            std::process::id(),
+            WRITTEN.fetch_add(1, Ordering::Relaxed)
+        ));
         fs::write(&partial, text)?;
         fs::rename(partial, path)
     }
@@ -69,4 +82,34 @@ pub(crate) enum FromLauncher {
     Ready,
     /// The server ended with this code.
     Ended(i32),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Other versions have these encodings.
+    #[test]
+    fn encodings_stay_as_they_are() {
+        let order = Order {
+            arguments: vec![b"mount".to_vec()],
+            environment: BTreeMap::from([("A".to_owned(), "b".to_owned())]),
+        };
+        let words = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+        let one = 1_u64.to_le_bytes().to_vec();
+        let encoded = [one.clone(), words("mount"), one, words("A"), words("b")].concat();
+        let with = |variant: u32, rest: &[u8]| [&variant.to_le_bytes()[..], rest].concat();
+        let hold = wincode::serialize(&ToHolder::Hold(order.clone())).unwrap();
+        assert_eq!(hold, with(0, &encoded));
+        assert_eq!(wincode::serialize(&ToLauncher::Launch(order)).unwrap(), with(0, &encoded));
+        assert_eq!(wincode::serialize(&ToHolder::Greet).unwrap(), with(1, &[]));
+        assert_eq!(wincode::serialize(&ToLauncher::Greet).unwrap(), with(1, &[]));
+        assert_eq!(wincode::serialize(&FromHolder::Ready).unwrap(), with(0, &[]));
+        let failed = FromHolder::Failed { exit: 3, why: "x".to_owned() };
+        let rest = [vec![3], words("x")].concat();
+        assert_eq!(wincode::serialize(&failed).unwrap(), with(1, &rest));
+        assert_eq!(wincode::serialize(&FromLauncher::Ready).unwrap(), with(0, &[]));
+        let ended = wincode::serialize(&FromLauncher::Ended(1)).unwrap();
+        assert_eq!(ended, with(1, &1_i32.to_le_bytes()));
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use dl_fuse::{Mounted, mount_at, unmount_at};
+use dl_fuse::{mount_at, unmount_at};
 use rustix::fs::StatFs;
 use rustix::io::Errno;
 
@@ -19,9 +19,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) enum Answer {
     Sizes(StatFs),
-    /// The kernel has lost the connection, or refuses the question.
-    Failed(Errno),
-    /// Nothing in time.
+    /// The kernel has lost the connection.
+    Dead,
+    /// Nothing in time, or a refusal while no server answers.
     Silent,
 }
 
@@ -33,8 +33,8 @@ pub(crate) fn ask(dir: &Path) -> Answer {
     let started = thread::Builder::new().spawn(move || _ = sender.send(rustix::fs::statfs(&dir)));
     match started.ok().and_then(|_| receiver.recv_timeout(PATIENCE).ok()) {
         Some(Ok(sizes)) => Answer::Sizes(sizes),
-        Some(Err(why)) => Answer::Failed(why),
-        None => Answer::Silent,
+        Some(Err(Errno::NOTCONN | Errno::CONNABORTED)) => Answer::Dead,
+        Some(Err(_)) | None => Answer::Silent,
     }
 }
 
@@ -49,9 +49,4 @@ pub(crate) fn clear(dir: &Path) -> io::Result<()> {
         unmount_at(dir, true)?;
     }
     Ok(())
-}
-
-/// Whether two places show the same mount.
-pub(crate) fn are_same(one: &Mounted, other: &Mounted) -> bool {
-    one.device == other.device && one.source == other.source
 }

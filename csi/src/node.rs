@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use dl_fuse::{Place, mount_at};
 use dl_runtime::blocking;
 use libdiesel::agent::Socket;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Response, Status};
 
 use crate::holder::MOUNT_PATIENCE;
@@ -48,26 +48,39 @@ impl NodeService {
         Self { driver, sessions, turns: Arc::default() }
     }
 
-    /// Forgets what is not mounted any more, as after a start of the machine.
+    /// Forgets what is not mounted any more, as after a start of the machine. What can't be tidied up
+    /// stays for later.
     pub(crate) fn tidy(&self) -> io::Result<()> {
         for id in self.sessions.ids()? {
-            let Some(mut session) = self.sessions.read(&id)? else { continue };
-            let mut is_there =
-                |target: &(String, PathBuf)| mount_at(&target.1).is_ok_and(|there| there.is_some());
-            session.targets.retain(&mut is_there);
-            if session.targets.is_empty() {
-                self.sessions.remove(&id)?;
-            } else {
-                self.sessions.write(&id, &session)?;
+            if let Err(why) = self.tidy_session(&id) {
+                tracing::warn!(id, %why, "tidy a session up");
             }
         }
         Ok(())
     }
 
-    fn turn(&self, name: &str) -> Arc<Semaphore> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-        Arc::clone(turns.entry(name.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(1))))
+    fn tidy_session(&self, id: &str) -> io::Result<()> {
+        let mut session = self.sessions.read(id)?.unwrap_or_default();
+        let before = session.targets.len();
+        let is_there = |(_, target): &(String, PathBuf)| {
+            mount_at(target).map_or(true, |there| there.is_some())
+        };
+        session.targets.retain(is_there);
+        match session.targets.len() {
+            0 => self.sessions.remove(id),
+            left if left < before => self.sessions.write(id, &session),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for the calls before, about a target or a session.
+    async fn turn(&self, name: String) -> OwnedSemaphorePermit {
+        let turn = {
+            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1 || turn.available_permits() == 0);
+            Arc::clone(turns.entry(name).or_insert_with(|| Arc::new(Semaphore::new(1))))
+        };
+        turn.acquire_owned().await.expect("the semaphore is never closed")
     }
 
     /// Publishes a volume. Blocks.
@@ -75,37 +88,50 @@ impl NodeService {
         let failed = |what: &'static str| move |why: io::Error| internal(what, &why);
         let place = self.sessions.mount_point(&volume.session);
         if let Some(there) = mount_at(target).map_err(failed("look at the target"))? {
-            let session = self.sessions.read(&volume.session).map_err(failed("read a session"))?;
-            let is_known = session.is_some_and(|session| {
-                session.targets.contains(&(id.to_owned(), target.to_owned()))
-            });
-            let ours = mount_at(&place).map_err(failed("look at the mount"))?;
-            let is_same = ours.is_some_and(|ours| mounts::are_same(&ours, &there));
+            // Of an earlier call, perhaps with a key or servers that changed since.
+            let sessions = self.sessions.at(target).map_err(failed("find a session"))?;
+            let of = (id.to_owned(), target.to_owned());
+            let is_known = sessions.iter().any(|(_, session)| session.targets.contains(&of));
             match mounts::ask(target) {
-                Answer::Sizes(_) if is_same && is_known => return Ok(()),
-                Answer::Sizes(_) | Answer::Silent => {
+                Answer::Dead => mounts::clear(target).map_err(failed("clear the target"))?,
+                _ if is_known && there.source == volume.source => return Ok(()),
+                _ => {
                     let why = "another volume, or this one with other attributes, is at the target";
                     return Err(Status::already_exists(why));
                 }
-                // A dead mount makes room.
-                Answer::Failed(_) => mounts::clear(target).map_err(failed("clear the target"))?,
             }
         }
         self.begin(volume, &place)?;
-        let mut session = self
-            .sessions
-            .read(&volume.session)
-            .map_err(failed("read a session"))?
-            .unwrap_or_default();
+        let published = self.publish_mount(volume, &place, id, target);
+        published.map_err(|why| {
+            // The session must not keep a target that is none, nor a mount without targets.
+            let left = self.unpublish(id, target).and_then(|()| self.end_unused(&volume.session));
+            left.err().unwrap_or_else(|| internal("publish", &why))
+        })
+    }
+
+    fn publish_mount(
+        &self,
+        volume: &Volume,
+        place: &Path,
+        id: &str,
+        target: &Path,
+    ) -> io::Result<()> {
+        let mut session = self.sessions.read(&volume.session)?.unwrap_or_default();
         session.source.clone_from(&volume.source);
         session.targets.insert((id.to_owned(), target.to_owned()));
-        self.sessions.write(&volume.session, &session).map_err(failed("write a session"))?;
-        let bound = fs::create_dir_all(target).and_then(|()| mounts::bind(&place, target));
-        bound.map_err(|why| {
-            // The session must not keep a target that is none.
-            let left = self.unpublish(id, target);
-            left.err().unwrap_or_else(|| internal("mount at the target", &why))
-        })
+        self.sessions.write(&volume.session, &session)?;
+        fs::create_dir_all(target)?;
+        mounts::bind(place, target)
+    }
+
+    /// Ends a session that is published nowhere.
+    fn end_unused(&self, id: &str) -> Result<(), Status> {
+        let session = self.sessions.read(id).map_err(|why| internal("read a session", &why))?;
+        if session.is_some_and(|session| !session.targets.is_empty()) {
+            return Ok(());
+        }
+        self.sessions.remove(id).map_err(|why| internal("end a session", &why))
     }
 
     /// Makes the mount of a session, unless it is there and lives.
@@ -119,7 +145,7 @@ impl NodeService {
                         "the mount of the dataset gives no answer yet",
                     ));
                 }
-                Answer::Failed(_) => mounts::clear(place).map_err(failed("clear a dead mount"))?,
+                Answer::Dead => mounts::clear(place).map_err(failed("clear a dead mount"))?,
             }
         }
         let session = self.sessions.read(&volume.session).map_err(failed("read a session"))?;
@@ -202,10 +228,14 @@ impl Node for NodeService {
         let secrets = request.secrets.into_iter().collect();
         let volume = Volume::new(&attributes, &secrets, self.driver.servers.as_deref())
             .map_err(Status::invalid_argument)?;
-        let turn = self.turn(&volume.session);
-        let _turn = turn.acquire().await;
+        let turns = [target_name(&target), volume.session.clone()];
+        let turns = [self.turn(turns[0].clone()).await, self.turn(turns[1].clone()).await];
         let this = self.clone();
-        let publish = move || this.publish(&volume, &id, &target);
+        let publish = move || {
+            // The work goes on without its caller.
+            let _turns = turns;
+            this.publish(&volume, &id, &target)
+        };
         blocking::run(publish).await.map_err(|why| internal("publish", &why))??;
         Ok(Response::new(pb::NodePublishVolumeResponse {}))
     }
@@ -217,11 +247,16 @@ impl Node for NodeService {
         let request = request.into_inner();
         let id = present("volume_id", request.volume_id)?;
         let target = path("target_path", request.target_path)?;
+        let mut turns = vec![self.turn(target_name(&target)).await];
         let of = self.sessions.at(&target).map_err(|why| internal("find a session", &why))?;
-        let turn = self.turn(of.first().map_or("", |(session, _)| session));
-        let _turn = turn.acquire().await;
+        for (session, _) in of {
+            turns.push(self.turn(session).await);
+        }
         let this = self.clone();
-        let unpublish = move || this.unpublish(&id, &target);
+        let unpublish = move || {
+            let _turns = turns;
+            this.unpublish(&id, &target)
+        };
         blocking::run(unpublish).await.map_err(|why| internal("unpublish", &why))??;
         Ok(Response::new(pb::NodeUnpublishVolumeResponse {}))
     }
@@ -247,7 +282,7 @@ impl Node for NodeService {
                 let usage = usage.map(|(unit, all)| full(unit, all));
                 (usage.to_vec(), VolumeCondition { abnormal: false, message: "ok".to_owned() })
             }
-            Answer::Failed(why) => (Vec::new(), abnormal(why.to_string())),
+            Answer::Dead => (Vec::new(), abnormal("the mount is dead".to_owned())),
             Answer::Silent => (Vec::new(), abnormal("the mount gives no answer".to_owned())),
         };
         Ok(Response::new(pb::NodeGetVolumeStatsResponse {
@@ -276,6 +311,10 @@ impl Node for NodeService {
         let max_volumes_per_node = NO_BOUND;
         Ok(Response::new(pb::NodeGetInfoResponse { node_id, max_volumes_per_node }))
     }
+}
+
+fn target_name(target: &Path) -> String {
+    format!("target {}", target.display())
 }
 
 fn internal(what: &str, why: &dyn std::fmt::Display) -> Status {

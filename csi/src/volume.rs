@@ -4,11 +4,12 @@
 //! refused.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
+use aws_lc_rs::digest::{SHA256, digest};
 use dl_format::{DatasetName, DirPath, TaskName, Version};
-use xxhash_rust::xxh3::xxh3_128;
 
-use crate::messages::{CA_PATH, CA_TEXT, Order};
+use crate::messages::{CA_PATH, CA_TEXT, CACHE, Order};
 
 /// Attributes that Kubernetes adds for the driver.
 const OF_KUBERNETES: &str = "csi.storage.k8s.io/";
@@ -16,6 +17,9 @@ const OF_KUBERNETES: &str = "csi.storage.k8s.io/";
 /// The attributes of a volume. The variables of `dlcmd` are in the second column.
 const ATTRIBUTES: [&str; 8] =
     ["dataset", "folder", "version", "follow", "server", "task", "memory", "timeout"];
+
+/// Most bytes of a secret, which has to fit into a message.
+const SECRET_BYTES_MAX: usize = 64 << 10;
 
 const SECRETS: [&str; 3] = ["user", "key", "ca.pem"];
 
@@ -57,13 +61,20 @@ impl Volume {
             version.parse::<Version>().map_err(wrong("version"))?;
             flags.push(format!("--at={version}"));
         }
-        if let Some(follow) = named("follow") {
+        // A word alone: a comma would begin another option.
+        let word = |name: &'static str| match named(name) {
+            Some(text) if !text.chars().all(|letter| letter.is_ascii_alphanumeric()) => {
+                Err(wrong(name)("give a number with a unit"))
+            }
+            text => Ok(text),
+        };
+        if let Some(follow) = word("follow")? {
             flags.push(format!("--follow={follow}"));
         }
-        if let Some(memory) = named("memory") {
+        if let Some(memory) = word("memory")? {
             flags.push(format!("--memory={memory}"));
         }
-        let timeout = named("timeout").map(|timeout| format!(",timeout={timeout}"));
+        let timeout = word("timeout")?.map(|timeout| format!(",timeout={timeout}"));
         flags.push(format!("-oallow_other{}", timeout.unwrap_or_default()));
         let mut environment = BTreeMap::new();
         let mut set = |name: &str, value: Option<&str>| {
@@ -80,12 +91,22 @@ impl Volume {
         set("DIESEL_USER", secret("user"));
         set("DIESEL_KEY", secret("key"));
         let ca = secrets.get("ca.pem").map(String::as_str);
-        let ca_path = ca.map(|ca| format!("/tmp/diesel-ca-{:032x}.pem", xxh3_128(ca.as_bytes())));
+        let long = secrets.iter().find(|(_, value)| value.len() > SECRET_BYTES_MAX);
+        if let Some((name, _)) = long {
+            return Err(format!("the secret {name} has more than {SECRET_BYTES_MAX} bytes"));
+        }
         set(CA_TEXT, ca);
-        set(CA_PATH, ca_path.as_deref());
+        // Volumes share no cache of names unless they trust the same servers with the same key.
+        let trusted = hash(&format!("{environment:?}"));
+        let folder_of = |name: &str| std::env::temp_dir().join(format!("{name}-{trusted}"));
+        let cache = folder_of("diesel-cache").display().to_string();
+        environment.insert(CACHE.to_owned(), cache);
+        if ca.is_some() {
+            let path = folder_of("diesel-ca").with_extension("pem").display().to_string();
+            environment.insert(CA_PATH.to_owned(), path);
+        }
         let source = format!("dl://{dataset}{slash}{folder}");
-        let all = format!("{source:?}{flags:?}{environment:?}");
-        let session = format!("{:032x}", xxh3_128(all.as_bytes()));
+        let session = hash(&format!("{source:?}{flags:?}{environment:?}"));
         Ok(Self { source, session, flags, environment })
     }
 
@@ -100,6 +121,15 @@ impl Volume {
             environment: self.environment.clone(),
         }
     }
+}
+
+/// The first half of a SHA-256, in hexadecimal digits.
+fn hash(text: &str) -> String {
+    let bytes = digest(&SHA256, text.as_bytes());
+    bytes.as_ref().iter().take(16).fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 fn wrong<E: std::fmt::Display>(name: &'static str) -> impl Fn(E) -> String {
@@ -141,7 +171,9 @@ mod tests {
 
     #[test]
     fn wrong_attributes_are_refused_by_name() {
-        let cases: [(&[_], &[_], &str); 6] = [
+        let cases: [(&[_], &[_], &str); 8] = [
+            (&[("dataset", "a"), ("timeout", "25s,keyfile=/x")], &[], "attribute timeout"),
+            (&[("dataset", "a"), ("memory", "1GiB --x")], &[], "attribute memory"),
             (&[], &[], "dataset is missing"),
             (&[("dataset", "a b")], &[], "attribute dataset"),
             (&[("dataset", "a"), ("folder", "../x")], &[], "attribute folder"),

@@ -53,7 +53,7 @@ class Node:
         command = [self.dlcmd, "csi", part, *words]
         if part != "driver":
             command = [*without_rights, *command]
-        environment = {"PATH": os.environ["PATH"], "HOME": "/tmp", "DIESEL_SERVER": self.server,
+        environment = {"PATH": os.environ["PATH"], "HOME": "/tmp", "TMPDIR": str(self.folder / "tmp"), "DIESEL_SERVER": self.server,
                        "DIESEL_RUNTIME_DIR": str(self.folder / "agents"), "XDG_CACHE_HOME": str(self.folder / "cache")}
         log = open(self.folder / f"{part}.log", "a")
         self.processes[part] = subprocess.Popen([str(word) for word in command], env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -169,7 +169,7 @@ def node(place, store):
         needs("a driver needs root, /dev/fuse and setpriv")
     folder = place / f"node-{free_port()}"
     folder.mkdir(mode=0o755)
-    for name in ("agents", "cache"):
+    for name in ("agents", "cache", "tmp"):
         (folder / name).mkdir()
         os.chown(folder / name, USER, USER)
         (folder / name).chmod(0o700)

@@ -51,6 +51,11 @@ def test_each_metric_and_each_paragraph_exists():
     assert runbooks <= anchors, runbooks - anchors
 
 
+def is_nearly_full(folder):
+    disk = shutil.disk_usage(folder)
+    return disk.free < 0.15 * disk.total
+
+
 def test_the_queries_run_on_a_live_server(tmp_path):
     http, web, grpc = free_port(), free_port(), free_port()
     server = subprocess.Popen(
@@ -80,6 +85,8 @@ def test_the_queries_run_on_a_live_server(tmp_path):
         for rule in rules():
             status, found = ask(rule["expr"])
             assert status == "success", rule
+            if rule["alert"] == "DieselDiskFills" and is_nearly_full(tmp_path):
+                continue
             assert found == [], f"{rule['alert']} fires on a healthy server: {found}"
         dlcmd(f"127.0.0.1:{grpc}", "put", FOLDER, "dl://ds")
         for query in queries():

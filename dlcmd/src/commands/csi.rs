@@ -76,6 +76,9 @@ enum Part {
         /// The socket of the driver
         #[arg(long, value_name = "PATH", default_value = ENDPOINT)]
         endpoint: PathBuf,
+        /// Ask only whether the driver lives
+        #[arg(long)]
+        live: bool,
         /// Ask the holder at this socket
         #[arg(long, value_name = "PATH", conflicts_with = "endpoint")]
         holder: Option<PathBuf>,
@@ -92,6 +95,9 @@ enum Part {
 /// Runs a part until its end.
 pub(crate) fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failure> {
     let failed = |what: &'static str| move |why| Failure::local(what, why);
+    if matches!(arguments.part, Part::Driver { .. } | Part::Holder { .. } | Part::Server { .. }) {
+        begin_log();
+    }
     match arguments.part {
         Part::Driver { endpoint, registration, state, holder, launcher, node } => {
             let servers = env::var("DIESEL_SERVER").ok().filter(|servers| !servers.is_empty());
@@ -104,14 +110,13 @@ pub(crate) fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failu
             holder.serve().map_err(failed("hold mounts"))?;
         }
         Part::Server { socket } => {
-            let launcher = Launcher { socket, program: program()? };
-            launcher.serve().map_err(failed("run servers"))?;
+            Launcher { socket }.serve().map_err(failed("run servers"))?;
         }
         Part::Probe { holder: Some(holder), .. } => {
             greet_holder(&holder).map_err(failed("ask the holder"))?;
         }
-        Part::Probe { endpoint, holder: None } => {
-            let is_ready = runtime()?.block_on(probe(&endpoint));
+        Part::Probe { endpoint, live, holder: None } => {
+            let is_ready = runtime()?.block_on(probe(&endpoint, live));
             if !is_ready.map_err(failed("ask the driver"))? {
                 let why = "the driver waits for the holder and the servers".to_owned();
                 return Err(Failure::failed(why));
@@ -120,6 +125,16 @@ pub(crate) fn run(arguments: Arguments, context: &Context) -> Result<Exit, Failu
         Part::Launch { arguments } => return launched(arguments),
     }
     Ok(Exit::Done)
+}
+
+/// Sends the messages of this process to the log of its container.
+pub(crate) fn begin_log() {
+    // A process has a single subscriber.
+    let _ = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
+        .try_init();
 }
 
 fn launched(arguments: Vec<OsString>) -> Result<Exit, Failure> {

@@ -44,6 +44,9 @@ const SERVED: Duration = Duration::from_millis(100);
 /// Time without a server after which requests get an error.
 const DENY_AFTER: Duration = Duration::from_secs(30);
 
+/// The same for servers in a container of their own, which may be replaced.
+const DENY_AFTER_ELSEWHERE: Duration = Duration::from_secs(300);
+
 /// Interval between two answers during that.
 const DENY_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -68,6 +71,8 @@ pub struct Mount {
     pub upgrade: Box<dyn Fn(&str) -> io::Error>,
     /// The text of the program before this one, for a mount that is there already.
     pub legacy: Option<String>,
+    /// Servers run in a container of their own, which may be away for minutes, and can't open /dev/fuse.
+    pub is_elsewhere: bool,
 }
 
 impl std::fmt::Debug for Mount {
@@ -247,7 +252,8 @@ impl Holder<'_> {
     /// The time of the next refusals; none while a server answers.
     fn denial_time(&self) -> Option<Duration> {
         let since = self.unserved.filter(|_| self.served.is_none())?;
-        Some(since.saturating_add(DENY_AFTER).max(self.next_denial))
+        let after = if self.mount.is_elsewhere { DENY_AFTER_ELSEWHERE } else { DENY_AFTER };
+        Some(since.saturating_add(after).max(self.next_denial))
     }
 
     fn pass_time(&mut self) {
@@ -398,6 +404,11 @@ impl Holder<'_> {
     /// Answers the first request of the kernel, and makes the channels.
     fn greet(&self, first: Channel) -> io::Result<(Vec<Channel>, Features)> {
         let features = greet(&first)?;
+        if self.mount.is_elsewhere && !features.resends {
+            let why = "volumes need Linux 6.9: an older kernel does not repeat the requests of a \
+                       killed server";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
         let mut channels = Vec::new();
         // A kernel that sends nothing again must see the channels of a dead server close.
         for _ in 1..if features.resends { self.mount.threads.get() } else { 1 } {

@@ -248,6 +248,10 @@ fn watch_in_thread(shutdown: &Shutdown, is_upgradable: bool, stopper: &Stopper) 
 }
 
 fn begin_log(settings: &Settings, context: &Context) {
+    if env::var_os(LAUNCHER).is_some() {
+        crate::commands::csi::begin_log();
+        return;
+    }
     if let Some(file) = &settings.log
         && let Err(why) = crate::commands::agent::begin_log(file.clone())
     {
@@ -322,6 +326,7 @@ fn mount_of(settings: &Settings, options: &MountOptions) -> Result<Mount, Failur
         server: Box::new(server),
         upgrade: Box::new(upgrade),
         legacy: settings.legacy.clone(),
+        is_elsewhere,
     })
 }
 
