@@ -288,7 +288,7 @@ mod tests {
         let words = |line: usize| lines[line].split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(words(1), "a:1 5 min 0.0 0 B 0 B - the chunk store is silent");
         assert_eq!(words(3), "1 job");
-        let job = "resnet pets\\x1b[2J 0 0 1234 12.5 % 50.0 % 0 B 3 (25.0 %) 5 min";
+        let job = "resnet pets\\x1B[2J 0 0 1234 12.5 % 50.0 % 0 B 3 (25.0 %) 5 min";
         assert_eq!(words(5), job, "{text}");
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use dl_format::DatasetId;
+use dl_format::{DatasetId, TaskId};
 use dl_proto::pb::diesel_client::DieselClient;
 use dl_proto::{DESCRIPTORS, KEY_HEADER, USER_HEADER, pb};
 use dl_tests::program::Server;
@@ -125,6 +125,11 @@ async fn ask(client: &mut Client, method: &str, name: &str, id: DatasetId) -> Re
         "Verify" => {
             let request = pb::VerifyRequest { dataset: named, checksums: false };
             first(client.verify(request).await).await
+        }
+        "Status" => {
+            let job = format!("{id}.{}", TaskId::from_bytes([7; 16]));
+            let request = pb::StatusRequest { job, ..Default::default() };
+            client.status(request).await.map(|answer| format!("{answer:?}"))
         }
         _ => bail!("write here how {method} is asked about a dataset"),
     };
