@@ -162,6 +162,7 @@ export DIESEL_SERVER=https://10.0.0.5:7420,https://10.0.0.6:7420 DIESEL_CA=/etc/
 DIESEL_KEY=$(cat admin.key)
 export DIESEL_USER=admin DIESEL_KEY
 dlcmd put "$work/source" dl://imagenet
+block 'dlcmd top' | commands status
 block 'dlcmd purge --all' | commands maintenance-of-the-cluster
 
 # What can be lost, each with what mends it.

@@ -9,6 +9,7 @@
 pub mod admin;
 pub mod agent;
 mod dataset;
+mod environment;
 mod epoch;
 mod error;
 pub mod format;
@@ -32,6 +33,7 @@ pub use dl_format::{
     Attributes, ChunkShape, DatasetName, DirPath, FilePath, FileRecord, InvalidName, InvalidPath,
 };
 pub use dl_proto::{Counts, Dataset as DatasetInfo, ListEntry, SmallChunks, StatItem};
+pub use environment::Access;
 pub use epoch::{Epoch, EpochFile, ShuffleOptions};
 pub use error::{Error, Kind};
 pub use mount::{Mount, MountOptions};

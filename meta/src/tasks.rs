@@ -143,10 +143,12 @@ impl Tasks {
         }
         let group = group.or_else(|| {
             // Jobs without living members are dropped when another job begins.
-            groups.retain(|_, group| {
-                group.prune(beat);
-                !group.members.is_empty()
-            });
+            if beat.task != TaskKey::SERVERS {
+                groups.retain(|_, group| {
+                    group.prune(beat);
+                    !group.members.is_empty()
+                });
+            }
             Some(Group { terms: terms?.clone(), members: BTreeMap::new() })
         });
         let Some(mut group) = group else { return Ok(None) };

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from typing import Any, Union
 
 from libdiesel import _native, errors
-from libdiesel._native import Batch, Dataset, Epoch, View, __version__, token_after
+from libdiesel._native import Batch, Classes, Dataset, Entry, Epoch, View, __version__, token_after
 from libdiesel._mount import Mount, mount
 from libdiesel._options import whole
 from libdiesel._ranks import Ranks
@@ -52,11 +52,13 @@ from libdiesel.errors import (
 __all__ = [
     "Batch",
     "CancelledError",
+    "Classes",
     "ClosedError",
     "ConflictError",
     "CorruptError",
     "Dataset",
     "DieselError",
+    "Entry",
     "Epoch",
     "FullError",
     "InternalError",
@@ -73,6 +75,8 @@ __all__ = [
     "View",
     "__version__",
     "connect",
+    "datasets",
+    "delete_dataset",
     "errors",
     "mount",
     "token_after",
@@ -138,8 +142,6 @@ def connect(
     """
     if not isinstance(dataset, str):
         raise TypeError(f"dataset={dataset!r} has to be an address, dl://NAME")
-    if not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout={timeout!r} has to be a number of seconds")
     if chunk_size is not None:
         chunk_size = whole("chunk_size", chunk_size, least=1)
     if create and snapshot is not None:
@@ -149,20 +151,12 @@ def connect(
         name = None if create else ""
     else:
         name = task or None
-    servers = [server] if isinstance(server, str) else list(server or [])
+    given = _given(server, user, key, key_file, ca, client_cert, client_key, plain_text_key, timeout)
     handle = _native.connect(
         dataset,
-        server=servers,
-        user=user,
-        key=key,
-        key_file=key_file,
-        ca=ca,
-        client_cert=client_cert,
-        client_key=client_key,
-        plain_text_key=plain_text_key,
+        given,
         snapshot=snapshot,
         task=name,
-        timeout=float(timeout),
         create=create,
         chunk_size=chunk_size,
         version=None,
@@ -171,11 +165,80 @@ def connect(
     return handle
 
 
+def datasets(
+    *,
+    server: str | Sequence[str] | None = None,
+    user: str | None = None,
+    key: str | None = None,
+    key_file: Path | None = None,
+    ca: Path | None = None,
+    client_cert: Path | None = None,
+    client_key: Path | None = None,
+    plain_text_key: bool = False,
+    timeout: float = 60.0,
+) -> list[str]:
+    """Returns the names of all datasets that the user may read. The arguments are those of
+    :func:`connect`."""
+    given = _given(server, user, key, key_file, ca, client_cert, client_key, plain_text_key, timeout)
+    return _native.datasets(given)
+
+
+def delete_dataset(
+    dataset: str,
+    *,
+    server: str | Sequence[str] | None = None,
+    user: str | None = None,
+    key: str | None = None,
+    key_file: Path | None = None,
+    ca: Path | None = None,
+    client_cert: Path | None = None,
+    client_key: Path | None = None,
+    plain_text_key: bool = False,
+    timeout: float = 60.0,
+) -> int:
+    """Deletes a dataset with all its files (paper, Table 3: DL_delete_dataset), and returns the number of
+    objects removed so far; the servers remove the rest. The arguments are those of :func:`connect`.
+
+    :raises NotFoundError: if the dataset does not exist
+    """
+    given = _given(server, user, key, key_file, ca, client_cert, client_key, plain_text_key, timeout)
+    return _native.delete_dataset(dataset, given)
+
+
+def _given(
+    server: str | Sequence[str] | None,
+    user: str | None,
+    key: str | None,
+    key_file: Path | None,
+    ca: Path | None,
+    client_cert: Path | None,
+    client_key: Path | None,
+    plain_text_key: bool,
+    timeout: float,
+) -> dict[str, Any]:
+    """The arguments about servers and user, for the native half."""
+    if not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout={timeout!r} has to be a number of seconds")
+    return {
+        "server": [server] if isinstance(server, str) else list(server or []),
+        "user": user,
+        "key": key,
+        "key_file": key_file,
+        "ca": ca,
+        "client_cert": client_cert,
+        "client_key": client_key,
+        "plain_text_key": plain_text_key,
+        "timeout": float(timeout),
+    }
+
+
 def _connect_again(arguments: dict[str, Any]) -> Dataset:
     """Restores a handle from a pickle."""
-    rest = {"create": False, "chunk_size": None}
-    arguments = {**rest, **arguments}
-    task = arguments.pop("task")
-    handle = _native.connect(arguments.pop("dataset"), task=task or None, **arguments)
+    rest = dict(arguments)
+    task, version = rest.pop("task"), rest.pop("version")
+    dataset, snapshot = rest.pop("dataset"), rest.pop("snapshot")
+    handle = _native.connect(
+        dataset, rest, snapshot=snapshot, task=task or None, create=False, chunk_size=None, version=version
+    )
     _handles.add(handle)
     return handle

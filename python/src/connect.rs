@@ -1,29 +1,24 @@
-//! Opening a dataset: arguments, and the environment for missing arguments.
+//! Opening a dataset, and calls about all datasets of the servers.
 //!
 //! Must hold: a handle from a pickle answers from the version of the first handle.
 
-use std::env;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use libdiesel::{
-    ChunkShape, Client, ConnectOptions, DatasetName, Error, SnapshotCache, TaskOptions, agent,
+    Access, ChunkShape, Client, DatasetName, Error, SnapshotCache, TaskOptions, agent,
 };
 use pyo3::prelude::*;
 
 use crate::dataset::Dataset;
 use crate::errors::{Raise, invalid, named};
-use crate::target::{Open, Target, absolute};
+use crate::target::{Open, Target, absolute, options_of};
 use crate::wait::wait;
 
-/// Called by the Python half, with every argument.
-#[pyfunction]
-#[pyo3(signature = (dataset, *, server, user, key, key_file, ca, client_cert, client_key,
-                    plain_text_key, snapshot, task, timeout, create, chunk_size, version))]
-#[expect(clippy::too_many_arguments, reason = "each is a keyword of Python's, with a default")]
-pub(crate) fn connect(
-    py: Python<'_>,
-    dataset: &str,
+/// The keyword arguments about servers and user.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Given {
     server: Vec<String>,
     user: Option<String>,
     key: Option<String>,
@@ -32,32 +27,69 @@ pub(crate) fn connect(
     client_cert: Option<PathBuf>,
     client_key: Option<PathBuf>,
     plain_text_key: bool,
+    timeout: f64,
+}
+
+impl Given {
+    fn access(self, py: Python<'_>) -> PyResult<(Access, Duration)> {
+        let timeout = Duration::try_from_secs_f64(self.timeout)
+            .map_err(|why| invalid(py, format!("timeout={}: {why}", self.timeout)))?;
+        let access = Access {
+            servers: self.server,
+            user: self.user.unwrap_or_default(),
+            key: self.key,
+            key_file: self.key_file,
+            ca: self.ca,
+            client_cert: self.client_cert,
+            client_key: self.client_key,
+            plain_text_key: self.plain_text_key,
+        };
+        Ok((access.completed(), timeout))
+    }
+}
+
+/// The names of all datasets that the user may read.
+#[pyfunction]
+pub(crate) fn datasets(py: Python<'_>, given: Given) -> PyResult<Vec<String>> {
+    let (access, timeout) = given.access(py)?;
+    let options = options_of(py, &access, timeout)?;
+    let listed = wait(py, move || Client::connect(options)?.dataset_names())?.or_raise(py)?;
+    let unread = listed.unread.iter().map(|unread| unread.name.to_string());
+    let mut names: Vec<_> = listed.found.iter().map(ToString::to_string).chain(unread).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Deletes a dataset; gives the number of objects that are removed so far.
+#[pyfunction]
+pub(crate) fn delete_dataset(py: Python<'_>, dataset: &str, given: Given) -> PyResult<u64> {
+    let (name, (access, timeout)) = (name_of(py, dataset)?, given.access(py)?);
+    let options = options_of(py, &access, timeout)?;
+    let deleted = wait(py, move || Client::connect(options)?.delete_dataset(&name))?;
+    Ok(deleted.or_raise(py)?.removed)
+}
+
+/// Called by the Python half, with every argument.
+#[pyfunction]
+#[pyo3(signature = (dataset, given, *, snapshot, task, create, chunk_size, version))]
+#[expect(clippy::too_many_arguments, reason = "each is a keyword of Python's, with a default")]
+pub(crate) fn connect(
+    py: Python<'_>,
+    dataset: &str,
+    given: Given,
     snapshot: Option<PathBuf>,
     task: Option<String>,
-    timeout: f64,
     create: bool,
     chunk_size: Option<u32>,
     version: Option<String>,
 ) -> PyResult<Dataset> {
-    let file = |given: Option<PathBuf>, variable| {
-        given
-            .or_else(|| env::var_os(variable).filter(|file| !file.is_empty()).map(PathBuf::from))
-            .map(absolute)
-    };
+    let (access, timeout) = given.access(py)?;
     let target = Target {
         name: name_of(py, dataset)?,
-        servers: servers(server),
-        user: user.or_else(|| env::var("DIESEL_USER").ok()).unwrap_or_default(),
-        key,
-        key_file: key_file.map(absolute),
-        ca: file(ca, "DIESEL_CA"),
-        client_cert: file(client_cert, "DIESEL_CLIENT_CERT"),
-        client_key: file(client_key, "DIESEL_CLIENT_KEY"),
-        plain_text_key,
+        access,
         task: task.map(|name| task_of(py, &name)).transpose()?,
         snapshot: snapshot.map(absolute),
-        timeout: Duration::try_from_secs_f64(timeout)
-            .map_err(|why| invalid(py, format!("timeout={timeout}: {why}")))?,
+        timeout,
     };
     let options = target.options(py)?;
     let shape = shape_of(py, chunk_size)?;
@@ -124,17 +156,6 @@ fn name_of(py: Python<'_>, dataset: &str) -> PyResult<DatasetName> {
         let text = format!("{dataset:?} is no dataset: {why}; name it as dl://NAME");
         invalid(py, text)
     })
-}
-
-/// The servers of the caller, else of the environment, else the server of this machine.
-fn servers(given: Vec<String>) -> Vec<String> {
-    if !given.is_empty() {
-        return given;
-    }
-    match env::var("DIESEL_SERVER") {
-        Ok(servers) if !servers.is_empty() => servers.split(',').map(str::to_owned).collect(),
-        _ => ConnectOptions::default().servers,
-    }
 }
 
 fn task_of(py: Python<'_>, name: &str) -> PyResult<TaskOptions> {

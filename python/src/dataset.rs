@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice};
 
 use crate::classes::Classes;
+use crate::entry::Entry;
 use crate::epoch::Epoch;
 use crate::errors::{Raise, invalid, named, not_found};
 use crate::files::{Files, bytes_of, file_path, folder_path, plain_number, python_name};
@@ -24,7 +25,7 @@ use crate::output::{OutputBuffer, bytes_object};
 use crate::target::{Open, Target};
 use crate::view::{Batch, View};
 use crate::wait::{wait, wait_or};
-use crate::walk::{Walk, all_of};
+use crate::walk::{Walk, all_of, path_of};
 
 /// Files requested together from the agent.
 const TOGETHER: usize = 64;
@@ -276,50 +277,61 @@ impl Dataset {
         Ok(matches!(self.stats(py, path)?, StatItem::File(_)))
     }
 
-    /// The entry at a path, with its ``type`` ("file" or "folder"). A file also has ``size`` in
-    /// bytes, ``mtime`` in seconds, ``mode`` and ``crc32c``, and ``number`` for a handle with a
+    /// The entry at a path: an :class:`Entry`. That of a file has a ``number`` on a handle with a
     /// snapshot.
     ///
     /// :raises NotFoundError: if the path does not exist
-    fn stat<'py>(&self, py: Python<'py>, path: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
+    fn stat(&self, py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Entry> {
         let path = file_path(py, bytes_of(path)?)?;
-        let fields = PyDict::new(py);
+        let bytes = path.as_bytes().to_vec();
         match self.stats(py, path.clone())? {
             StatItem::File(record) => {
                 let open = self.open(py)?;
-                fields.set_item("type", "file")?;
-                fields.set_item("size", record.length)?;
-                fields.set_item("mtime", record.attributes.mtime as f64 / 1e9)?;
-                fields.set_item("mode", record.attributes.mode)?;
-                fields.set_item("crc32c", record.crc.value())?;
-                if let Some(snapshot) = open.dataset.snapshot() {
-                    fields.set_item("number", snapshot.number(&path).or_raise(py)?)?;
-                }
+                let number = match open.dataset.snapshot() {
+                    Some(snapshot) => snapshot.number(&path).or_raise(py)?,
+                    None => None,
+                };
+                Ok(Entry::file(bytes, record, number))
             }
-            StatItem::Folder => fields.set_item("type", "folder")?,
+            StatItem::Folder => Ok(Entry::folder(bytes)),
             StatItem::Missing => {
                 let file = format!("{}/{path}", self.address());
-                return Err(not_found(py, &file, format!("stat {file}: there is nothing")));
+                Err(not_found(py, &file, format!("stat {file}: there is nothing")))
             }
         }
-        Ok(fields)
     }
 
-    /// The names of the files and folders in a folder; names of folders end in a slash.
-    #[pyo3(signature = (folder=None))]
-    fn ls(&self, py: Python<'_>, folder: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<OsString>> {
-        let listing = self.listing(py, folder, false)?;
-        let page = all_of(py, listing)?;
+    /// The names of the files and folders in a folder; names of folders end in a slash. With
+    /// ``details`` a list of :class:`Entry`.
+    #[pyo3(signature = (folder=None, *, details=false))]
+    fn ls<'py>(
+        &self,
+        py: Python<'py>,
+        folder: Option<&Bound<'py, PyAny>>,
+        details: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let page = all_of(py, self.listing(py, folder, false, !details)?)?;
+        if details {
+            return PyList::new(py, page.into_iter().map(Entry::of));
+        }
         let folder = folder.map(bytes_of).transpose()?.unwrap_or_default();
         let folder = folder.strip_suffix(b"/").unwrap_or(&folder);
         let above = if folder.is_empty() { 0 } else { folder.len() + 1 };
-        Ok(page.iter().map(|path| python_name(path.get(above..).unwrap_or(path))).collect())
+        let paths = page.into_iter().map(path_of);
+        let names = paths.map(|path| python_name(path.get(above..).unwrap_or(&path)));
+        PyList::new(py, names.collect::<Vec<_>>())
     }
 
-    /// The paths of all files below a folder, in the order of their bytes.
-    #[pyo3(signature = (folder=None))]
-    fn walk(&self, py: Python<'_>, folder: Option<&Bound<'_, PyAny>>) -> PyResult<Walk> {
-        Ok(Walk::new(self.listing(py, folder, true)?))
+    /// The paths of all files below a folder, in the order of their bytes. With ``details`` an
+    /// :class:`Entry` of each.
+    #[pyo3(signature = (folder=None, *, details=false))]
+    fn walk(
+        &self,
+        py: Python<'_>,
+        folder: Option<&Bound<'_, PyAny>>,
+        details: bool,
+    ) -> PyResult<Walk> {
+        Ok(Walk::new(self.listing(py, folder, true, !details)?, details))
     }
 
     /// The path of a file, by its number.
@@ -528,10 +540,11 @@ impl Dataset {
         py: Python<'_>,
         folder: Option<&Bound<'_, PyAny>>,
         recursive: bool,
+        names_only: bool,
     ) -> PyResult<Listing> {
         let open = self.open(py)?;
         let folder = folder.map_or(Ok(DirPath::ROOT), folder_path)?;
-        wait(py, move || open.dataset.list(folder, recursive, true))?.or_raise(py)
+        wait(py, move || open.dataset.list(folder, recursive, names_only))?.or_raise(py)
     }
 
     fn read_into<'py>(

@@ -7,6 +7,7 @@
 mod classes;
 mod connect;
 mod dataset;
+mod entry;
 mod epoch;
 mod errors;
 mod files;
@@ -25,9 +26,11 @@ mod _native {
     #[pymodule_export]
     use super::classes::Classes;
     #[pymodule_export]
-    use super::connect::connect;
+    use super::connect::{connect, datasets, delete_dataset};
     #[pymodule_export]
     use super::dataset::Dataset;
+    #[pymodule_export]
+    use super::entry::Entry;
     #[pymodule_export]
     use super::epoch::{Epoch, token_after};
     #[pymodule_export]

@@ -3,36 +3,21 @@
 //! Must hold: another process can open the same dataset from a pickle, which has a key only if the
 //! caller gave it as text. No displayed text has a key.
 
-use std::env;
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use libdiesel::{
-    Client, ClientCertificate, ConnectOptions, DatasetName, SnapshotCache, TaskOptions,
-};
+use libdiesel::{Access, Client, ConnectOptions, DatasetName, SnapshotCache, TaskOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::errors::{invalid, named};
+use crate::errors::Raise;
 use crate::log;
-
-/// Most bytes of a file with a key or certificates.
-const FILE_MAX: u64 = 1 << 20;
 
 /// The arguments of a handle, for opening the same dataset in another process.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) name: DatasetName,
-    pub(crate) servers: Vec<String>,
-    pub(crate) user: String,
-    pub(crate) key: Option<String>,
-    /// The file with the key; pickled instead of the key.
-    pub(crate) key_file: Option<PathBuf>,
-    pub(crate) ca: Option<PathBuf>,
-    pub(crate) client_cert: Option<PathBuf>,
-    pub(crate) client_key: Option<PathBuf>,
-    pub(crate) plain_text_key: bool,
+    pub(crate) access: Access,
     pub(crate) snapshot: Option<PathBuf>,
     pub(crate) task: Option<TaskOptions>,
     pub(crate) timeout: Duration,
@@ -66,7 +51,8 @@ impl Target {
         py: Python<'py>,
         version: Option<String>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let Self { servers, user, key, key_file, ca, client_cert, client_key, .. } = self;
+        let Access { servers, user, key, key_file, ca, client_cert, client_key, plain_text_key } =
+            &self.access;
         let arguments = PyDict::new(py);
         arguments.set_item("dataset", self.address())?;
         arguments.set_item("server", servers)?;
@@ -76,7 +62,7 @@ impl Target {
         arguments.set_item("ca", ca.as_ref())?;
         arguments.set_item("client_cert", client_cert.as_ref())?;
         arguments.set_item("client_key", client_key.as_ref())?;
-        arguments.set_item("plain_text_key", self.plain_text_key)?;
+        arguments.set_item("plain_text_key", plain_text_key)?;
         arguments.set_item("snapshot", self.snapshot.as_ref())?;
         match self.task() {
             Some(task) => arguments.set_item("task", task)?,
@@ -87,38 +73,24 @@ impl Target {
         Ok(arguments)
     }
 
-    /// The key of the arguments, else of the key file, else of the environment.
-    fn key_of(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        let Some(file) = &self.key_file else {
-            return Ok(self.key.clone().or_else(|| env::var("DIESEL_KEY").ok()));
-        };
-        let text = String::from_utf8(read(py, file)?).ok();
-        let key = text.map(|text| text.trim_end_matches(['\r', '\n']).to_owned());
-        let none = || invalid(py, format!("key_file={}: the file holds no key", file.display()));
-        key.filter(|key| !key.is_empty()).ok_or_else(none).map(Some)
-    }
-
     pub(crate) fn options(&self, py: Python<'_>) -> PyResult<ConnectOptions> {
-        let read = |file: &Option<PathBuf>| file.as_ref().map(|file| read(py, file)).transpose();
-        let certificate = match (read(&self.client_cert)?, read(&self.client_key)?) {
-            (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
-            (None, None) => None,
-            _ => return Err(invalid(py, "client_cert and client_key go together")),
-        };
-        Ok(ConnectOptions {
-            user: self.user.clone(),
-            key: self.key_of(py)?,
-            servers: self.servers.clone(),
-            ca: read(&self.ca)?,
-            certificate,
-            plain_text_key: self.plain_text_key,
-            request_timeout: self.timeout,
-            snapshots: SnapshotCache::of_user(),
-            task: self.task.clone(),
-            on_retry: Some(log::of_retries()),
-            ..ConnectOptions::default()
-        })
+        let options = options_of(py, &self.access, self.timeout)?;
+        Ok(ConnectOptions { task: self.task.clone(), ..options })
     }
+}
+
+/// The settings of a client.
+pub(crate) fn options_of(
+    py: Python<'_>,
+    access: &Access,
+    timeout: Duration,
+) -> PyResult<ConnectOptions> {
+    Ok(ConnectOptions {
+        request_timeout: timeout,
+        snapshots: SnapshotCache::of_user(),
+        on_retry: Some(log::of_retries()),
+        ..access.options().or_raise(py)?
+    })
 }
 
 /// The client and dataset of an open handle.
@@ -130,14 +102,4 @@ pub(crate) struct Open {
 /// An absolute path, valid in other working directories.
 pub(crate) fn absolute(file: PathBuf) -> PathBuf {
     std::path::absolute(&file).unwrap_or(file)
-}
-
-/// The contents of a small file: a key or certificates.
-fn read(py: Python<'_>, file: &PathBuf) -> PyResult<Vec<u8>> {
-    let failed = |why: String| named(py, "LocalError", format!("read {}: {why}", file.display()));
-    let length = fs::metadata(file).map_err(|why| failed(why.to_string()))?.len();
-    if length > FILE_MAX {
-        return Err(failed(format!("it has {length} bytes, which no key or certificate has")));
-    }
-    fs::read(file).map_err(|why| failed(why.to_string()))
 }

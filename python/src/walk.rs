@@ -4,12 +4,12 @@
 //! page loses no paths.
 
 use std::collections::VecDeque;
-use std::ffi::OsString;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libdiesel::{Error, ListEntry, Listing};
 use pyo3::prelude::*;
 
+use crate::entry::Entry;
 use crate::errors::Raise;
 use crate::files::python_name;
 use crate::wait::wait;
@@ -17,19 +17,23 @@ use crate::wait::wait;
 /// Paths of a page.
 const PAGE: usize = 1_000;
 
-/// Iterator over the paths of files.
+/// Iterator over the paths of files, or over their entries.
 #[pyclass(frozen, module = "libdiesel")]
-pub(crate) struct Walk(Arc<Mutex<Left>>);
+pub(crate) struct Walk {
+    left: Arc<Mutex<Left>>,
+    has_details: bool,
+}
 
 struct Left {
-    page: VecDeque<Vec<u8>>,
+    page: VecDeque<ListEntry>,
     listing: Listing,
     is_over: bool,
 }
 
 impl Walk {
-    pub(crate) fn new(listing: Listing) -> Self {
-        Self(Arc::new(Mutex::new(Left { page: VecDeque::new(), listing, is_over: false })))
+    pub(crate) fn new(listing: Listing, has_details: bool) -> Self {
+        let left = Left { page: VecDeque::new(), listing, is_over: false };
+        Self { left: Arc::new(Mutex::new(left)), has_details }
     }
 }
 
@@ -41,7 +45,7 @@ impl Left {
                 self.is_over = true;
                 return Ok(());
             };
-            self.page.push_back(path_of(entry?));
+            self.page.push_back(entry?);
         }
         Ok(())
     }
@@ -53,30 +57,38 @@ impl Walk {
         slf
     }
 
-    fn __next__(&self, py: Python<'_>) -> PyResult<Option<OsString>> {
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         loop {
             // An interrupted call may still be reading.
-            if let Ok(mut left) = self.0.try_lock() {
-                let path = left.page.pop_front();
-                if path.is_some() || left.is_over {
-                    return Ok(path.map(|path| python_name(&path)));
+            if let Ok(mut left) = self.left.try_lock() {
+                let entry = left.page.pop_front();
+                if entry.is_some() || left.is_over {
+                    return entry.map(|entry| self.shown(py, entry)).transpose();
                 }
             }
-            let left = Arc::clone(&self.0);
+            let left = Arc::clone(&self.left);
             let fill = move || left.lock().unwrap_or_else(PoisonError::into_inner).fill();
             wait(py, fill)?.or_raise(py)?;
         }
     }
 }
 
+impl Walk {
+    fn shown<'py>(&self, py: Python<'py>, entry: ListEntry) -> PyResult<Bound<'py, PyAny>> {
+        if self.has_details {
+            return Ok(Bound::new(py, Entry::of(entry))?.into_any());
+        }
+        Ok(python_name(&path_of(entry)).into_pyobject(py)?.into_any())
+    }
+}
+
 /// All entries of a listing.
-pub(crate) fn all_of(py: Python<'_>, listing: Listing) -> PyResult<Vec<Vec<u8>>> {
-    wait(py, move || listing.map(|entry| entry.map(path_of)).collect::<Result<_, _>>())?
-        .or_raise(py)
+pub(crate) fn all_of(py: Python<'_>, listing: Listing) -> PyResult<Vec<ListEntry>> {
+    wait(py, move || listing.collect::<Result<_, _>>())?.or_raise(py)
 }
 
 /// The path of an entry; a folder's path ends in a slash.
-fn path_of(entry: ListEntry) -> Vec<u8> {
+pub(crate) fn path_of(entry: ListEntry) -> Vec<u8> {
     match entry {
         ListEntry::File(path, _) => path.as_bytes().to_vec(),
         ListEntry::Folder(path) => [path.as_bytes(), b"/"].concat(),

@@ -25,7 +25,7 @@ def dataset(request):
 
 def test_files_are_read_by_path_and_by_number(dataset, contents):
     for path in list(contents)[::37]:
-        number = dataset.stat(path)["number"]
+        number = dataset.stat(path).number
         assert dataset.get(path) == dataset.get(number) == dataset[path] == contents[path]
         assert dataset.path(number) == path
         assert bytes(dataset.view(path)) == contents[path]
@@ -39,7 +39,7 @@ def test_ranges_of_files_are_read(dataset, contents):
         for offset, length in [(0, 3), (5, None), (len(data) // 2, 10), (len(data), 1), (2**40, None)]:
             expected = data[offset:] if length is None else data[offset : offset + length]
             assert dataset.get(path, offset=offset, length=length) == expected
-            assert dataset.get(dataset.stat(path)["number"], offset=offset, length=length) == expected
+            assert dataset.get(dataset.stat(path).number, offset=offset, length=length) == expected
     with pytest.raises(errors.NotFoundError):
         dataset.get("no/such", offset=1)
     with pytest.raises(OverflowError):
@@ -49,7 +49,7 @@ def test_ranges_of_files_are_read(dataset, contents):
 def test_many_files_are_read_in_their_order(dataset, contents):
     paths = list(contents)[::-3]
     expected = [contents[path] for path in paths]
-    numbers = [dataset.stat(path)["number"] for path in paths]
+    numbers = [dataset.stat(path).number for path in paths]
     assert dataset.get_many(paths) == expected
     for asked in (
         numbers,
@@ -93,8 +93,8 @@ def test_folders_are_listed_and_walked(dataset, contents):
     assert dataset.ls("003/") == sorted(path[4:] for path in contents if path.startswith("003/"))
     assert list(dataset.walk()) == sorted(contents)
     assert "003/00003.bin" in dataset and "003" not in dataset
-    assert dataset.stat("003") == {"type": "folder"}
-    assert dataset.stat("003/00003.bin")["size"] == len(contents["003/00003.bin"])
+    assert dataset.stat("003").is_folder
+    assert dataset.stat("003/00003.bin").size == len(contents["003/00003.bin"])
 
 
 def test_views_outlive_their_handle_and_the_agent(scene, contents):
@@ -131,7 +131,7 @@ def test_what_was_put_is_read_again(scene):
         assert dataset.flush() == 3
     with scene.connect("written", task="written") as dataset:
         assert dataset.get(odd) == b"odd"
-        assert dataset.stat(odd)["mtime"] == 1.5 and dataset.stat(odd)["mode"] == 0o600
+        assert dataset.stat(odd).mtime == 1.5 and dataset.stat(odd).mode == 0o600
         assert set(dataset.walk()) == {odd, "a/b", "c"}
         assert dataset.get("a/b") == b"x" * 5_000_000
         with open(__file__, "rb") as file:
