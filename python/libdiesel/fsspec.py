@@ -37,7 +37,7 @@ __all__ = ["DieselFileSystem"]
 _CHUNK = 4 << 20
 
 
-class DieselFileSystem(AbstractFileSystem):  # type: ignore[misc]
+class DieselFileSystem(AbstractFileSystem):
     """All datasets of some servers. A write is durable when the call returns.
 
     :param task: as for :func:`libdiesel.connect`; a file is read through the cache of the node where the process
@@ -221,16 +221,31 @@ class DieselFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return handle.get(rest, offset=first, length=max(0, behind - first))
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **options: Any) -> Any:
+        if not recursive and on_error == "raise" and not isinstance(path, str):
+            read = self._cat_plain(list(path))
+            if read is not None:
+                return read
         paths = self.expand_path(path, recursive=recursive)
         is_single = not recursive and isinstance(path, str) and len(paths) == 1 and "*" not in path
         if is_single or on_error != "raise":
             return super().cat(path, recursive=recursive, on_error=on_error, **options)
         files = [one for one in paths if not (recursive and self.isdir(one))]
-        read: dict[str, bytes] = {}
+        read = {}
         for name, some in _by_dataset(self, files).items():
             handle = self._reader(name)
             read.update(zip((f"{name}/{one}" for one in some), handle.get_many(some)))
         return {one: read[self._strip_protocol(one)] for one in files}
+
+    def _cat_plain(self, paths: list[str]) -> dict[str, bytes] | None:
+        """Files of one dataset, named without patterns: none else. Each step is one call for all."""
+        name = paths[0].partition("/")[0] if paths else ""
+        prefix, together = f"{name}/", "".join(paths)
+        if not name or "://" in together or any(letter in together for letter in "*?["):
+            return None
+        rest = [path.removeprefix(prefix) for path in paths]
+        if sum(map(len, rest)) + len(prefix) * len(rest) != len(together):
+            return None
+        return dict(zip(paths, self._reader(name).get_many(rest)))
 
     def get_file(self, rpath: str, lpath: Any, callback: Any = None, outfile: Any = None, **options: Any) -> None:
         if outfile is None and self.isdir(rpath):
@@ -349,7 +364,7 @@ class DieselFileSystem(AbstractFileSystem):  # type: ignore[misc]
             self._delete_dataset(name)
 
 
-class _Reader(AbstractBufferedFile):  # type: ignore[misc]
+class _Reader(AbstractBufferedFile):
     """A file being read: whole up to a chunk, else by ranges with read-ahead of a chunk."""
 
     def __init__(self, fs: DieselFileSystem, path: str, block_size: int, **options: Any):
@@ -369,6 +384,7 @@ class _Writer(io.RawIOBase):
 
     def __init__(self, fs: DieselFileSystem, path: str, mode: str, autocommit: bool):
         super().__init__()
+        self._is_wanted = False
         self.fs, self.path, self.mode, self.autocommit = fs, path, mode, autocommit
         if mode == "xb" and fs.exists(path):
             raise FileExistsError(path)

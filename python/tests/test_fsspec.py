@@ -16,7 +16,8 @@ from libdiesel.fsspec import DieselFileSystem
 
 class Fixtures(abstract.AbstractFixtures):
     @pytest.fixture(scope="class")
-    def fs(self, scene):
+    @classmethod
+    def fs(cls, scene):
         return DieselFileSystem(skip_instance_cache=True)
 
     @pytest.fixture
@@ -82,32 +83,32 @@ def test_files_are_read_by_path_and_by_range(scene, contents):
 
 def test_a_write_is_durable_or_absent(scene):
     fs = DieselFileSystem(skip_instance_cache=True)
-    with fs.open("written/a", "wb") as file:
+    with fs.open("by-fsspec/a", "wb") as file:
         file.write(b"one")
-    with libdiesel.connect("dl://written", task=False) as other:
+    with libdiesel.connect("dl://by-fsspec", task=False) as other:
         assert other.get("a") == b"one"
-    with pytest.raises(RuntimeError), fs.open("written/b", "wb") as file:
+    with pytest.raises(RuntimeError), fs.open("by-fsspec/b", "wb") as file:
         file.write(b"two")
         raise RuntimeError
-    assert not fs.exists("written/b")
-    with fs.open("written/a", "ab") as file:
+    assert not fs.exists("by-fsspec/b")
+    with fs.open("by-fsspec/a", "ab") as file:
         file.write(b" more")
-    assert fs.cat("written/a") == b"one more"
-    with fs.transaction, fs.open("written/c", "wb") as file:
+    assert fs.cat("by-fsspec/a") == b"one more"
+    with fs.transaction, fs.open("by-fsspec/c", "wb") as file:
         file.write(b"in a transaction")
-        assert not fs.exists("written/c")
-    assert fs.cat("written/c") == b"in a transaction"
-    with pytest.raises(RuntimeError), fs.transaction, fs.open("written/d", "wb") as file:
+        assert not fs.exists("by-fsspec/c")
+    assert fs.cat("by-fsspec/c") == b"in a transaction"
+    with pytest.raises(RuntimeError), fs.transaction, fs.open("by-fsspec/d", "wb") as file:
         file.write(b"given up")
         file.close()
         raise RuntimeError
-    assert not fs.exists("written/d")
+    assert not fs.exists("by-fsspec/d")
     with pytest.raises(FileExistsError):
-        fs.open("written/a", "xb")
-    fs.mv("written/c", "written/moved/c")
-    assert fs.ls("written/moved", detail=False) == ["written/moved/c"] and not fs.exists("written/c")
-    fs.rm("written", recursive=True)
-    assert not fs.exists("written")
+        fs.open("by-fsspec/a", "xb")
+    fs.mv("by-fsspec/c", "by-fsspec/moved/c")
+    assert fs.ls("by-fsspec/moved", detail=False) == ["by-fsspec/moved/c"] and not fs.exists("by-fsspec/c")
+    fs.rm("by-fsspec", recursive=True)
+    assert not fs.exists("by-fsspec")
 
 
 def read_elsewhere(fs, path, data):
@@ -128,10 +129,10 @@ def test_a_filesystem_goes_into_other_processes(scene, contents, method):
 
 def test_numpy_reads_and_writes(scene):
     array = numpy.arange(3_000_000, dtype=numpy.float32)
-    with fsspec.open("dl://arrays/a.npy", "wb", skip_instance_cache=True) as file:
+    with fsspec.open("dl://fsspec-arrays/a.npy", "wb", skip_instance_cache=True) as file:
         numpy.save(file, array)
     fs = DieselFileSystem(skip_instance_cache=True)
-    with fs.open("arrays/a.npy") as file:
+    with fs.open("fsspec-arrays/a.npy") as file:
         assert (numpy.load(file) == array).all()
-    assert (numpy.load(io.BytesIO(fs.cat("arrays/a.npy"))) == array).all()
-    fs.rm("arrays", recursive=True)
+    assert (numpy.load(io.BytesIO(fs.cat("fsspec-arrays/a.npy"))) == array).all()
+    fs.rm("fsspec-arrays", recursive=True)
