@@ -99,7 +99,10 @@ async fn write(
 async fn purge(client: Wire, writers: Weak<()>, removed: Arc<AtomicU64>) -> Result<()> {
     while writers.strong_count() > 0 {
         let done = client.purge(NAME, Duration::ZERO).await?;
-        ensure!(done.problems.is_empty(), "{done:?}");
+        // An object that the other purge removed while this one adopted it is told until the next purge
+        // beside no writer; the end of the test finds a real loss.
+        let is_passing = |problem: &String| problem.contains("are not in the chunk store");
+        ensure!(done.problems.iter().all(is_passing), "{done:?}");
         removed.fetch_add(done.removed, Ordering::Relaxed);
         clock().sleep(PAUSE).await;
     }
