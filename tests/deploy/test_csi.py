@@ -37,6 +37,8 @@ class Node:
         self.dlcmd = folder / "dlcmd"
         shutil.copy(program("dlcmd"), self.dlcmd)
         self.dlcmd.chmod(0o755)
+
+    def begin(self):
         for part in ("driver", "holder", "server"):
             self.start(part)
         soon("the driver is ready", lambda: self.identity().Probe(csi.ProbeRequest(), wait_for_ready=True, timeout=30).ready.value)
@@ -111,7 +113,7 @@ class Node:
     def end(self):
         for line in reversed(self.mounts()):
             subprocess.run(["umount", "-l", line.split()[4]], check=False)
-        for part in ("driver", "holder", "server"):
+        for part in self.processes:
             self.kill(part)
         for left in run_quietly("pgrep", "-f", str(self.dlcmd)).split():
             os.kill(int(left), signal.SIGKILL)
@@ -174,8 +176,11 @@ def node(place, store):
         os.chown(folder / name, USER, USER)
         (folder / name).chmod(0o700)
     node = Node(folder, store[0])
-    yield node
-    node.end()
+    try:
+        node.begin()
+        yield node
+    finally:
+        node.end()
 
 
 def test_the_rows_of_identity_and_node(node, store):
