@@ -1,7 +1,6 @@
 //! The holder: keeps the connections of mounts with the kernel, each in a process of its own.
 //!
-//! Must hold: the end of the driver ends no mount. Only the driver and the user of the holder are
-//! heard.
+//! Must hold: the end of the driver ends no mount.
 
 use std::ffi::OsStr;
 use std::io;

@@ -12,7 +12,7 @@ use axum::http::header::{
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 
-/// What the page may do: ask this server, and show pictures that it got from this server.
+/// The rights of the page in a browser: requests and pictures of this server alone.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src 'self' blob:; base-uri 'none'; form-action 'none'; \
                       frame-ancestors 'none'";
