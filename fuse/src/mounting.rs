@@ -215,11 +215,27 @@ pub fn unmount_at(dir: &Path, is_lazy: bool) -> io::Result<()> {
 /// # Errors
 /// Errors of /proc.
 pub fn mounts() -> io::Result<Vec<Mounted>> {
-    let lines = fs::read("/proc/self/mountinfo")?;
+    mounts_of("self")
+}
+
+/// The processes in whose mount namespace a mount is.
+pub(crate) fn keepers_of(mounted: &Mounted) -> Vec<u32> {
+    let keeps = |process: &u32| {
+        let mounts = mounts_of(&process.to_string()).unwrap_or_default();
+        mounts.iter().any(|other| other.device == mounted.device)
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    numbers.filter(keeps).collect()
+}
+
+/// The mounts of this kind that a process sees.
+fn mounts_of(process: &str) -> io::Result<Vec<Mounted>> {
+    let lines = fs::read(format!("/proc/{process}/mountinfo"))?;
     Ok(lines.split(|byte| *byte == b'\n').filter_map(mount_of).collect())
 }
 
-/// A line of /proc/self/mountinfo (proc_pid_mountinfo(5)).
+/// A line of /proc/PID/mountinfo (proc_pid_mountinfo(5)).
 fn mount_of(line: &[u8]) -> Option<Mounted> {
     let mut words = line.split(|byte| *byte == b' ');
     let device = words.by_ref().nth(2)?;

@@ -10,11 +10,16 @@ use libdiesel::agent::{Socket, runtime_folder};
 use serde::{Deserialize, Serialize};
 
 use crate::messages::{Answer, Question};
-use crate::mounting::{Mounted, mounts};
+use crate::mounting::{Mounted, keepers_of, mounts};
 use crate::server::Counted;
 
 /// Time for an answer of the holder, who asks the server.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Time for the end of a holder, after which processes that keep its mount are looked for; and the
+/// number of such times.
+const KEPT_AFTER: Duration = Duration::from_secs(1);
+const WAITS_MAX: u32 = 10;
 
 /// Time for the newest version, whose snapshot of any size may have to come first.
 const REFRESH_PATIENCE: Duration = Duration::from_secs(330);
@@ -92,22 +97,42 @@ pub fn refresh(mounted: &Mounted) -> io::Result<Result<String, String>> {
     }
 }
 
-/// Calls `unmount`, then waits until the holder of the mount has ended.
+/// Calls `unmount`, then waits until the holder of the mount has ended. The mount may go on in other
+/// mount namespaces, such as those of containers: gives the processes that keep it there.
 ///
 /// # Errors
-/// Those of `unmount`; [`io::ErrorKind::TimedOut`] for a holder that stays.
-pub fn end_of(mounted: &Mounted, unmount: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+/// Those of `unmount`; [`io::ErrorKind::TimedOut`] for a holder that stays without a reason.
+pub fn end_of(
+    mounted: &Mounted,
+    unmount: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<Vec<u32>> {
     // A mount without a holder of this user ends without a wait.
     let socket = connect(mounted).ok().flatten();
     if let Some(socket) = &socket {
         socket.send(&Question::Wait, &[], PATIENCE)?;
     }
     unmount(&mounted.dir)?;
-    let Some(socket) = socket else { return Ok(()) };
+    let Some(socket) = socket else { return Ok(Vec::new()) };
     if mounts()?.iter().any(|other| other.device == mounted.device) {
         // The mount goes on at another place.
-        return Ok(());
+        return Ok(Vec::new());
     }
-    while socket.receive::<Answer>(2 * PATIENCE)?.is_some() {}
-    Ok(())
+    let mut waits = 0;
+    loop {
+        match socket.receive::<Answer>(KEPT_AFTER) {
+            Ok(Some(_)) => {}
+            Ok(None) => return Ok(Vec::new()),
+            Err(why) if why.kind() == io::ErrorKind::TimedOut => {
+                let keepers = keepers_of(mounted);
+                if !keepers.is_empty() {
+                    return Ok(keepers);
+                }
+                waits += 1;
+                if waits == WAITS_MAX {
+                    return Err(why);
+                }
+            }
+            Err(why) => return Err(why),
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! `dlcmd umount`: the end of a mount.
 //!
 //! Must hold: nothing of the mount is left when the command returns, unless `--lazy` leaves it to
-//! its users.
+//! its users, or other mount namespaces, which are named, keep it.
 
 use std::fs;
 use std::io;
@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
 }
 
 /// Ends a mount.
-pub(crate) fn run(arguments: &Arguments, _context: &Context) -> Result<Exit, Failure> {
+pub(crate) fn run(arguments: &Arguments, context: &Context) -> Result<Exit, Failure> {
     let Arguments { dir, lazy } = arguments;
     let failed = |why| Failure::local(format!("umount {}", shown(dir)), why);
     let dir = absolute(dir).map_err(failed)?;
@@ -50,7 +50,17 @@ pub(crate) fn run(arguments: &Arguments, _context: &Context) -> Result<Exit, Fai
         return Ok(Exit::Done);
     }
     match end_of(&mounted, |dir| unmount_at(dir, false)) {
-        Ok(()) => Ok(Exit::Done),
+        Ok(keepers) => {
+            if !keepers.is_empty() {
+                let keepers: Vec<_> = keepers.into_iter().take(NAMED_MAX).map(name_of).collect();
+                let (dir, keepers) = (shown(&dir), keepers.join(", "));
+                context.notes.note(format_args!(
+                    "{dir} is unmounted here, and goes on in the containers or mount namespaces of \
+                     {keepers}; its processes end with them"
+                ));
+            }
+            Ok(Exit::Done)
+        }
         Err(why) if why.kind() == io::ErrorKind::ResourceBusy => {
             let users = users_of(&dir);
             let named = match users.as_slice() {
@@ -70,11 +80,13 @@ pub(crate) fn run(arguments: &Arguments, _context: &Context) -> Result<Exit, Fai
 fn users_of(dir: &Path) -> Vec<String> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = processes.filter_map(|process| process.file_name().to_str()?.parse::<u32>().ok());
-    let users = numbers.filter(|process| is_user(*process, dir)).map(|process| {
-        let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-        format!("{} ({process})", crate::text::escaped(name.trim().as_bytes()))
-    });
-    users.take(NAMED_MAX).collect()
+    numbers.filter(|process| is_user(*process, dir)).take(NAMED_MAX).map(name_of).collect()
+}
+
+/// `name (PID)`.
+fn name_of(process: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+    format!("{} ({process})", crate::text::escaped(name.trim().as_bytes()))
 }
 
 fn is_user(process: u32, dir: &Path) -> bool {

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use dl_tests::program::run;
 use dl_tests::{folder, skip, soon};
 
@@ -161,6 +161,29 @@ fn mount_and_fstab_mount_a_dataset() -> Result<()> {
     let entries = fs::read_dir(scene.path("src"))?.count();
     ensure!(said == format!("{entries}\n640\n"), "{said}");
     Ok(())
+}
+
+#[test]
+fn an_unmount_names_the_namespace_that_keeps_the_mount() -> Result<()> {
+    if let Some(why) = no_mount() {
+        return skip(why);
+    }
+    let scene = Scene::new(fill_mixed)?;
+    scene.mount("dl://ds", &[])?;
+    let holder = scene.process("holder")?.context("a holder runs")?;
+    let keep = ["--mount", "--propagation", "private", "sleep", "60"];
+    let mut keeper = Command::new("unshare").args(keep).spawn()?;
+    let keeps = format!("sleep ({})", keeper.id());
+    soon("the mount is in a second namespace", || {
+        Ok(fs::read_to_string(format!("/proc/{}/comm", keeper.id()))? == "sleep\n")
+    })?;
+    let said = run(scene.dlcmd()?.arg("umount").arg(scene.mnt()))?.code(0)?;
+    keeper.kill()?;
+    keeper.wait()?;
+    ensure!(said.stderr.contains(&keeps), "{said:?}");
+    soon("the holder ends with the namespace", || {
+        Ok(rustix::process::test_kill_process(holder).is_err())
+    })
 }
 
 #[test]
