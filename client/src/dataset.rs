@@ -4,6 +4,7 @@
 //! Must hold: a handle means one dataset id for ever. After the name is deleted and created again,
 //! the old handle finds nothing.
 
+mod batches;
 mod cached;
 mod epoch;
 mod listing;
@@ -30,6 +31,7 @@ use crate::process::{PerProcess, locked};
 use crate::remote::{Flushed, RemoteDataset, Writer};
 use crate::snapshot::Snapshot;
 use crate::worker::AgentReader;
+pub use batches::{BatchFile, Batches};
 pub use cached::AsFile;
 pub use listing::Listing;
 use pieces::Pieces;

@@ -28,7 +28,7 @@ mod worker;
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
-pub use dataset::{AsFile, Dataset, Deleted, Listing};
+pub use dataset::{AsFile, BatchFile, Batches, Dataset, Deleted, Listing};
 pub use dl_format::{
     Attributes, ChunkShape, DatasetName, DirPath, FilePath, FileRecord, InvalidName, InvalidPath,
 };

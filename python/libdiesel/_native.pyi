@@ -1,7 +1,7 @@
 """The native half of the package."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, SupportsIndex, Union, overload
 
@@ -67,6 +67,13 @@ class Dataset:
         self, path: Path, data: Any, *, mode: int = 0o644, mtime: float | None = None
     ) -> None: ...
     def put_file(self, path: Path, source: str | os.PathLike[str]) -> int: ...
+    def put_many(
+        self,
+        files: Iterable[tuple[Path, Any]],
+        *,
+        workers: int = 4,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> int: ...
     def flush(self) -> int: ...
     def delete(self, *paths: Path, missing_ok: bool = False) -> int: ...
     def purge(

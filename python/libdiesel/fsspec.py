@@ -37,6 +37,14 @@ __all__ = ["DieselFileSystem"]
 _CHUNK = 4 << 20
 
 
+class _Call(threading.local):
+    """The writes of a call of a thread: its depth, and the local files of each dataset."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.files: dict[str, list[tuple[str, str]]] = {}
+
+
 class DieselFileSystem(AbstractFileSystem):
     """All datasets of some servers. A write is durable when the call returns.
 
@@ -75,7 +83,7 @@ class DieselFileSystem(AbstractFileSystem):
         self._lock = threading.RLock()
         self._readers: dict[str, Dataset] = {}
         self._writers: dict[str, Dataset] = {}
-        self._postponed = 0
+        self._call = _Call()
 
     # Handles
 
@@ -112,16 +120,22 @@ class DieselFileSystem(AbstractFileSystem):
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
-        """Makes the writes of a call durable together."""
-        self._postponed += 1
+        """Makes the writes of a call of this thread durable together."""
+        self._call.depth += 1
         try:
             yield
+        except BaseException:
+            self._call.files.clear()
+            raise
         finally:
-            self._postponed -= 1
+            self._call.depth -= 1
             self._flush()
 
     def _flush(self) -> None:
-        if self._postponed == 0:
+        if self._call.depth == 0:
+            files, self._call.files = self._call.files, {}
+            for name, some in files.items():
+                self._writer(name).put_many(some)
             for handle in list(self._writers.values()):
                 if handle.unflushed:
                     handle.flush()
@@ -291,7 +305,7 @@ class DieselFileSystem(AbstractFileSystem):
         if mode == "create" and self.exists(rpath):
             raise FileExistsError(rpath)
         size = os.path.getsize(lpath)
-        self._writer(name).put_file(rest, lpath)
+        self._call.files.setdefault(name, []).append((rest, lpath))
         self._flush()
         if callback is not None:
             callback.set_size(size)
@@ -410,7 +424,9 @@ class _Writer(io.RawIOBase):
     def commit(self) -> None:
         """Stores the file."""
         try:
-            self.fs.put_file(self._name, self.path)
+            name, rest = self.fs._file(self.path)
+            self.fs._writer(name).put_file(rest, self._name)
+            self.fs._flush()
         finally:
             self.discard()
 

@@ -59,9 +59,9 @@ impl Dataset {
         }
     }
 
-    /// Counts a file that waits for a flush.
-    pub(crate) fn count_put(&self) {
-        self.unflushed.fetch_add(1, Ordering::Relaxed);
+    /// Counts files that wait for a flush.
+    pub(crate) fn count_puts(&self, files: u64) {
+        self.unflushed.fetch_add(files, Ordering::Relaxed);
     }
 
     pub(crate) fn count_flush(&self) {
@@ -412,10 +412,9 @@ impl Dataset {
                 options.selection = Some(snapshot.select(&folders).or_raise(py)?);
             }
         }
-        let is_cached = self.target.has_task();
         let begun = wait(py, move || {
             let epoch = open.dataset.shuffle(options)?;
-            Ok::<_, Error>(Epoch::new(epoch, open.dataset.clone(), is_cached))
+            Ok::<_, Error>(Epoch::new(epoch, open.dataset.clone()))
         })?;
         begun.or_raise(py)
     }

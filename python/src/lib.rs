@@ -12,6 +12,7 @@ mod epoch;
 mod errors;
 mod files;
 mod log;
+mod many;
 mod output;
 mod target;
 mod view;

@@ -48,7 +48,7 @@ impl Dataset {
             let data = PyBuffer::<u8>::get(data)?.to_vec(py)?;
             wait(py, move || open.dataset.put(path, attributes, &data))?.or_raise(py)?;
         }
-        self.count_put();
+        self.count_puts(1);
         Ok(())
     }
 
@@ -57,14 +57,14 @@ impl Dataset {
         let path = file_path(py, bytes_of(path)?)?;
         let open = self.open(py)?;
         let length = wait(py, move || open.dataset.put_file(path, &source))?.or_raise(py)?;
-        self.count_put();
+        self.count_puts(1);
         Ok(length)
     }
 
     /// Waits until all written files are durable; returns their number.
     ///
     /// :raises DieselError: the error of the first failed file
-    fn flush(&self, py: Python<'_>) -> PyResult<u64> {
+    pub(crate) fn flush(&self, py: Python<'_>) -> PyResult<u64> {
         self.raise_lost(py)?;
         let (open, keep) = (self.open(py)?, self.lost_error());
         let flush = move || open.dataset.flush().and_then(Flushed::check);

@@ -276,3 +276,39 @@ def test_an_epoch_goes_on_by_its_token(dataset):
     assert libdiesel.token_after(begun.token(0), 100, 1, 1) == begun.token(100)
     skipped = [path for path, _ in dataset.shuffle(seed=3, epoch=2, group=2, read=100)]
     assert skipped == rest
+
+
+def test_many_files_are_put_in_one_call(scene, tmp_path):
+    source = tmp_path / "local"
+    source.write_bytes(b"from disk")
+    source.chmod(0o600)
+    os.utime(source, ns=(1_000_000_000, 1_500_000_000))
+    seen = []
+    with libdiesel.connect("dl://many", server=scene.address, create=True) as dataset:
+        def files():
+            for number in range(3000):
+                yield f"a/{number}", b"%d" % number
+            yield "local", source
+            yield "text", str(source)
+            yield "buffer", bytearray(b"mutable")
+            for turn in range(50):
+                yield "twice", b"%d" % turn
+
+        assert dataset.put_many(files(), workers=3, progress=lambda *so_far: seen.append(so_far)) == 3053
+        assert dataset.unflushed == 0
+        assert dataset.get("a/2999") == b"2999" and dataset.get("buffer") == b"mutable"
+        assert dataset.get("local") == dataset.get("text") == b"from disk"
+        assert dataset.stat("local").mode == 0o600 and dataset.stat("local").mtime == 1.5
+        assert dataset.get("twice") == b"49"
+        assert [count for count, _ in seen] == [1024, 2048, 3053] and seen[-1][1] > seen[0][1] > 0
+        assert dataset.put_many([]) == 0
+        for bad, error in [
+            ([("a", b"x", 1)], TypeError), ([b"ab"], TypeError), ([("a", 3)], TypeError),
+            ([("/a", b"x")], errors.InvalidError), ([("gone", tmp_path / "gone")], errors.LocalError),
+        ]:
+            with pytest.raises(error):
+                dataset.put_many(bad)
+        with pytest.raises(errors.InvalidError):
+            dataset.put_many([("a", b"x")], workers=0)
+        with pytest.raises(ZeroDivisionError):
+            dataset.put_many((str(one // (5 - one)), b"x") for one in range(9))
