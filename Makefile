@@ -28,7 +28,7 @@ install = grep -qwF '$(word 2,$(subst @, ,$(2)))' <<< "$$($(1) --version 2>/dev/
 	env -u CARGO_TARGET_DIR cargo install --locked --root $(TOOLS) $(2)
 
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo image test test-deploy test-web web-env chromium deploy-env podman prometheus test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 fuse fio mounts training bench-training python python-env test-python test-oldest-torch torture-python python-bench-env bench-python
+.PHONY: help demo cluster-demo image test test-deploy test-web web-env chromium deploy-env podman prometheus test-lint test-doc test-unit test-end-to-end bench figures lint torture fuzz clone fmt clippy programs nextest deny doc buckets azurite memcached redis etcd rsync openssl curl procps iproute2 fuse fio compilers capi mounts training bench-training python python-env test-python test-oldest-torch torture-python python-bench-env bench-python
 
 help: ## Show this list.
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -50,16 +50,17 @@ test-doc: clone ## The examples in the documentation.
 test-unit: clone redis openssl nextest ## The tests of each crate, with a real Redis.
 	$(call counted,default,not package(dl-tests))
 
-test-end-to-end: clone programs redis etcd buckets azurite training rsync openssl curl procps iproute2 fuse fio nextest ## The real programs together, killed and cut off.
+test-end-to-end: clone programs redis etcd buckets azurite training rsync openssl curl procps iproute2 fuse fio compilers nextest ## The real programs together, killed and cut off.
 	$(call counted,default,package(dl-tests))
 
 lint: clone fmt clippy deny doc ## Format, clippy, licences and bans, documentation.
 
-torture: clone programs redis etcd buckets azurite training rsync openssl curl procps iproute2 fuse fio nextest ## The tests with long loops and large sizes, then the fuzz targets.
+torture: clone programs redis etcd buckets azurite training rsync openssl curl procps iproute2 fuse fio compilers nextest ## The tests with long loops and large sizes, then the fuzz targets.
 	$(call counted,torture,all(),DIESEL_TORTURE=1,&& $(MAKE) --no-print-directory torture-python fuzz)
 
 bench: clone memcached redis buckets ## Measure everything beside something known (BENCH='get --runs 5' for a part).
-	cargo build --locked --release --bins -p dl-server -p dlcmd -p dl-benches
+	cargo build --locked --release --bins --lib -p dl-server -p dlcmd -p dl-benches -p dl-capi
+	@capi/install.sh $(CARGO_TARGET_DIR)/release/libdl_capi.a $(CARGO_TARGET_DIR)/release/capi
 	$(CARGO_TARGET_DIR)/release/dl-bench $(or $(BENCH),all)
 
 figures: clone memcached ## Draw the paper's Figures 6, 11a and 11b with this system beside memcached (needs root; OUT=folder).
@@ -79,7 +80,7 @@ bench-python: clone python python-bench-env ## Measure the Python package beside
 		--programs $(CARGO_TARGET_DIR)/release --out $(or $(OUT),$(CACHE)/bench-python.jsonl) $(BENCH)
 
 python: clone python-env ## Build the wheel of the Python package, and install it into an environment of its own.
-	cargo build --locked --release --package dlcmd
+	cargo build --locked --release --package dl-server --package dlcmd --bins
 	$(call wheel,release,release)
 	@echo "Install it elsewhere: pip install $(CARGO_TARGET_DIR)/release/wheels/libdiesel-*.whl"
 
@@ -185,7 +186,12 @@ clippy:
 
 # What the end-to-end tests and the demos in them start. Cargo builds no binaries for the tests of another package.
 programs:
-	cargo build --locked --bins --examples
+	cargo build --locked --lib --bins --examples
+	@capi/install.sh $(CARGO_TARGET_DIR)/debug/libdl_capi.a $(CARGO_TARGET_DIR)/debug/capi
+
+capi: clone ## Build the library for C, and install it into PREFIX (/usr/local).
+	cargo build --locked --release --package dl-capi
+	capi/install.sh $(CARGO_TARGET_DIR)/release/libdl_capi.a $(or $(PREFIX),/usr/local)
 
 nextest:
 	@$(call install,cargo-nextest,$(NEXTEST))
@@ -239,12 +245,13 @@ python-env:
 		cp python/requirements.txt $(TOOLS)/python; \
 	}
 
-# Builds the wheel of the package with the profile $(1), whose folder is $(2), dlcmd of that inside, and installs it
-# into the environment of the tests.
+# Builds the wheel of the package with the profile $(1), whose folder is $(2), dlserver and dlcmd of that inside, and
+# installs it into the environment of the tests.
 define wheel
 	@rm -rf $(CARGO_TARGET_DIR)/$(2)/wheels
-	@mkdir -p python/data/scripts && \
-		strip -o python/data/scripts/dlcmd $(CARGO_TARGET_DIR)/$(2)/dlcmd
+	@mkdir -p python/data/scripts && for program in dlserver dlcmd; do \
+		strip -o python/data/scripts/$$program $(CARGO_TARGET_DIR)/$(2)/$$program; \
+	done
 	$(TOOLS)/python/bin/maturin build --quiet --locked --strip --profile $(1) \
 		--manifest-path python/Cargo.toml --out $(CARGO_TARGET_DIR)/$(2)/wheels
 	$(TOOLS)/python/bin/pip install --quiet --no-deps --force-reinstall \
@@ -351,6 +358,9 @@ fuse:
 
 fio:
 	$(call system,command -v fio,fio)
+
+compilers:
+	$(call system,command -v gcc && command -v g++ && command -v pkg-config && command -v valgrind,gcc g++ pkg-config valgrind libc6-dbg)
 
 # Other mounts, for `dl-bench mount others`, which skips a missing program.
 mounts: fuse

@@ -42,6 +42,21 @@ impl Error {
         &self.subject
     }
 
+    /// The error with its causes and its remedy, in one line.
+    pub fn explained(&self) -> String {
+        let mut text = self.to_string();
+        let mut source = std::error::Error::source(self);
+        while let Some(why) = source {
+            text.push_str(": ");
+            text.push_str(&why.to_string());
+            source = why.source();
+        }
+        match self.kind.advice() {
+            Some(advice) => format!("{text}; {advice}"),
+            None => text,
+        }
+    }
+
     /// The error and its cause in one line, for a log.
     pub(crate) fn chain(&self) -> String {
         self.source.as_ref().map_or_else(|| self.to_string(), |why| format!("{self}: {why}"))

@@ -1,5 +1,6 @@
 //! The client library of DIESEL: datasets of many small files, written in packed chunks and read in
-//! batches (paper, 4 and 5). Names for tools are in [`admin`], [`mod@format`], [`order`], [`report`].
+//! batches (paper, 4 and 5). Names for tools are in [`admin`], [`mod@format`],
+//! [`log`], [`order`], [`report`].
 //!
 //! Must hold: every call blocks its thread, so async code must not make calls. Any thread may make
 //! calls. A call ends within its timeout, without the time of a reader or writer given by the
@@ -13,6 +14,7 @@ mod environment;
 mod epoch;
 mod error;
 pub mod format;
+pub mod log;
 mod mount;
 pub mod order;
 mod path;

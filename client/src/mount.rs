@@ -97,6 +97,15 @@ impl Mount {
         Ok(mount)
     }
 
+    /// The mount at a folder, of whatever program.
+    ///
+    /// # Errors
+    /// [`Kind::Local`] for an empty path.
+    pub fn at(dir: &Path) -> Result<Self, Error> {
+        let dir = std::path::absolute(dir).map_err(|why| local(dir, why))?;
+        Ok(Self { dir, program: TaskOptions::program_of(None), runtime: None })
+    }
+
     /// The folder of the mount, as an absolute path.
     pub fn dir(&self) -> &Path {
         &self.dir

@@ -31,6 +31,8 @@ from libdiesel._native import Batch, Classes, Dataset, Entry, Epoch, View, __ver
 from libdiesel._mount import Mount, mount
 from libdiesel._options import whole
 from libdiesel._ranks import Ranks
+from libdiesel._results import Purged
+from libdiesel._serve import Server, serve
 from libdiesel.errors import (
     CancelledError,
     ClosedError,
@@ -68,7 +70,9 @@ __all__ = [
     "NeedsRecoveryError",
     "NotFoundError",
     "PermissionDenied",
+    "Purged",
     "Ranks",
+    "Server",
     "Timeout",
     "UnavailableError",
     "UnreachableError",
@@ -79,6 +83,7 @@ __all__ = [
     "delete_dataset",
     "errors",
     "mount",
+    "serve",
     "token_after",
 ]
 

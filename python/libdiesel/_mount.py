@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import sysconfig
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Union
 
 from libdiesel import errors
+from libdiesel._programs import program
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -24,21 +23,12 @@ _ERRORS = {
 }
 
 
-def _program() -> str:
-    """The program of the package, else from PATH."""
-    own = os.path.join(sysconfig.get_path("scripts"), "dlcmd")
-    program = os.environ.get("DIESEL_AGENT") or shutil.which(own) or shutil.which("dlcmd")
-    if program is None:
-        raise errors.LocalError("the program dlcmd is missing: name it in DIESEL_AGENT or PATH")
-    return program
-
-
 class Mount:
     """A mounted dataset; as a context manager, the mount ends with the block."""
 
     def __init__(self, path: str, arguments: list[str], environment: dict[str, str]):
         self.path = path
-        self._program = _program()
+        self._program = program("dlcmd", "DIESEL_AGENT")
         self._environment = environment
         self._run(["mount", *arguments])
 

@@ -178,6 +178,26 @@ impl Classes {
         Ok((numbers, classes))
     }
 
+    /// The given samples alone, once each and in their order, with all classes.
+    fn only(&self, mut indexes: Vec<u32>) -> PyResult<Self> {
+        indexes.sort_unstable();
+        indexes.dedup();
+        let mut runs: Vec<Run> = Vec::new();
+        for (start, index) in (0..).zip(indexes) {
+            let run = self.run_of(index).ok_or_else(|| {
+                let samples = self.samples();
+                PyIndexError::new_err(format!("there is no sample {index} among {samples}"))
+            })?;
+            let (first, class) = (run.first + (index - run.start), run.class);
+            let next = |last: &&mut Run| last.class == class && last.first + last.files == first;
+            match runs.last_mut().filter(next) {
+                Some(last) => last.files += 1,
+                None => runs.push(Run { start, first, files: 1, class }),
+            }
+        }
+        Ok(Self::new(self.classes.clone(), runs))
+    }
+
     /// The indexes of the samples with the given file numbers, without files of no class.
     fn indexes(&self, numbers: Vec<u32>) -> Vec<u32> {
         let index = |number| {

@@ -76,6 +76,10 @@ impl Dataset {
         }
     }
 
+    pub(crate) fn target(&self) -> &Target {
+        &self.target
+    }
+
     pub(crate) fn address(&self) -> String {
         self.target.address()
     }
@@ -436,25 +440,6 @@ impl Dataset {
         wait(py, move || Classes::find(&open.dataset, &folder, extensions.as_deref()))?.or_raise(py)
     }
 
-    /// Asks the agent of this node to fetch the files at some paths into memory, as far as memory
-    /// goes, without waiting.
-    #[pyo3(signature = (*paths))]
-    fn prefetch(&self, py: Python<'_>, paths: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
-        let open = self.open(py)?;
-        let folders = paths.iter().map(folder_path).collect::<PyResult<Vec<_>>>()?;
-        let Some(snapshot) = open.dataset.snapshot() else {
-            return Err(invalid(
-                py,
-                "prefetch needs a handle with a task: connect(..., task=NAME)",
-            ));
-        };
-        let selection = match folders.is_empty() || is_all(&folders) {
-            true => libdiesel::Selection::all(snapshot.files()),
-            false => snapshot.select(&folders).or_raise(py)?,
-        };
-        wait(py, move || open.dataset.prefetch(&selection))?.or_raise(py)
-    }
-
     /// The version of the dataset used by the handle.
     #[getter]
     fn version(&self, py: Python<'_>) -> PyResult<String> {
@@ -574,6 +559,6 @@ impl Dataset {
     }
 }
 
-fn is_all(folders: &[DirPath]) -> bool {
+pub(crate) fn is_all(folders: &[DirPath]) -> bool {
     folders.iter().any(DirPath::is_root)
 }

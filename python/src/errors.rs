@@ -28,24 +28,9 @@ fn class(kind: Kind) -> &'static str {
     }
 }
 
-/// An error with its causes and its remedy, in one line.
-pub(crate) fn text(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(why) = source {
-        text.push_str(": ");
-        text.push_str(&why.to_string());
-        source = why.source();
-    }
-    match error.kind().advice() {
-        Some(advice) => format!("{text}; {advice}"),
-        None => text,
-    }
-}
-
 /// The exception of an error. An ``OSError`` gets the file, and the number of a failed system call.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
-    let exception = named(py, class(error.kind()), text(error));
+    let exception = named(py, class(error.kind()), error.explained());
     if exception.is_instance_of::<PyOSError>(py) {
         set(py, &exception, "filename", error.subject());
         if let Some(number) = system_error(error) {

@@ -13,6 +13,7 @@ mod errors;
 mod files;
 mod log;
 mod many;
+mod node;
 mod output;
 mod target;
 mod view;

@@ -11,7 +11,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::Raise;
-use crate::log;
 
 /// The arguments of a handle, for opening the same dataset in another process.
 #[derive(Clone)]
@@ -88,7 +87,7 @@ pub(crate) fn options_of(
     Ok(ConnectOptions {
         request_timeout: timeout,
         snapshots: SnapshotCache::of_user(),
-        on_retry: Some(log::of_retries()),
+        on_retry: Some(libdiesel::log::of_retries()),
         ..access.options().or_raise(py)?
     })
 }

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::dataset::Dataset;
-use crate::errors::{Raise, invalid, not_found};
+use crate::errors::{Raise, invalid, named, not_found};
 use crate::files::{bytes_of, file_path};
 use crate::wait::{wait, wait_or};
 
@@ -97,8 +97,8 @@ impl Dataset {
         }
     }
 
-    /// Reclaims the space of deleted and overwritten files not needed for ``grace`` seconds;
-    /// returns counts of removed and waiting objects.
+    /// Reclaims the space of deleted and overwritten files not needed for ``grace`` seconds. Returns a
+    /// :class:`Purged`: counts of removed and waiting objects.
     #[pyo3(signature = (*, grace=86_400.0, dry_run=false, force=false))]
     fn purge<'py>(
         &self,
@@ -106,25 +106,26 @@ impl Dataset {
         grace: f64,
         dry_run: bool,
         force: bool,
-    ) -> PyResult<Bound<'py, PyDict>> {
+    ) -> PyResult<Bound<'py, PyAny>> {
         let open = self.open(py)?;
         let grace = Duration::try_from_secs_f64(grace)
             .map_err(|why| invalid(py, format!("grace={grace}: {why}")))?;
         let dataset = Some(open.dataset.info().name.clone());
         let request = PurgeRequest { dataset, grace, dry_run, force };
         let purged = wait(py, move || open.client.purge(request, &mut |_| {}))?.or_raise(py)?;
+        let Some(purged) = purged.into_iter().next() else {
+            return Err(named(py, "InternalError", "no dataset was purged".to_owned()));
+        };
         let fields = PyDict::new(py);
-        for progress in purged {
-            fields.set_item("removed", progress.removed)?;
-            fields.set_item("removed_bytes", progress.removed_bytes)?;
-            fields.set_item("rewritten", progress.rewritten)?;
-            fields.set_item("waiting", progress.waiting)?;
-            fields.set_item("waiting_bytes", progress.waiting_bytes)?;
-            fields.set_item("reclaimable_bytes", progress.reclaimable_bytes)?;
-            fields.set_item("leased_by", progress.leased_by)?;
-            fields.set_item("problems", progress.problems)?;
-        }
-        Ok(fields)
+        fields.set_item("removed", purged.removed)?;
+        fields.set_item("removed_bytes", purged.removed_bytes)?;
+        fields.set_item("rewritten", purged.rewritten)?;
+        fields.set_item("waiting", purged.waiting)?;
+        fields.set_item("waiting_bytes", purged.waiting_bytes)?;
+        fields.set_item("reclaimable_bytes", purged.reclaimable_bytes)?;
+        fields.set_item("leased_by", purged.leased_by)?;
+        fields.set_item("problems", purged.problems)?;
+        py.import("libdiesel._results")?.getattr("Purged")?.call((), Some(&fields))
     }
 }
 

@@ -141,7 +141,7 @@ def test_what_was_put_is_read_again(scene):
         with pytest.raises(FileNotFoundError):
             dataset.delete("c")
         assert "c" not in dataset
-        assert dataset.purge(grace=0.0, dry_run=True)["reclaimable_bytes"] > 0
+        assert dataset.purge(grace=0.0, dry_run=True).reclaimable_bytes > 0
 
 
 def test_a_snapshot_is_saved_and_answers(scene, tmp_path, contents):

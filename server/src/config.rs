@@ -90,6 +90,9 @@ pub struct Flags {
     /// Log JSON, one object a line
     #[arg(long, env = "DIESEL_LOG_JSON")]
     pub log_json: bool,
+    /// End when the standard input ends: with the program that started the server
+    #[arg(long, env = "DIESEL_UNTIL_EOF")]
+    pub until_eof: bool,
     #[arg(skip)]
     live: LiveTable,
 }
@@ -145,6 +148,8 @@ pub struct Config {
     pub log: String,
     /// Whether to log JSON.
     pub log_json: bool,
+    /// Whether the server ends with its standard input.
+    pub until_eof: bool,
 }
 
 /// The HTTP port.
@@ -272,6 +277,7 @@ impl Config {
             grace,
             log: flags.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
             log_json: flags.log_json || file.log_json,
+            until_eof: flags.until_eof || file.until_eof,
         })
     }
 

@@ -1,4 +1,4 @@
-//! `dlserver`: reads its configuration, opens its stores, serves until SIGTERM.
+//! `dlserver`: reads its configuration, opens its stores, serves until SIGTERM or the end of its input.
 //!
 //! Must hold: a server that can't listen changes no store. No server answers over gRPC before its stores are
 //! open and belong together.
@@ -117,6 +117,15 @@ async fn run(
     clock: Arc<dyn Clock>,
 ) -> anyhow::Result<()> {
     let shutdown = Shutdown::new().with_grace(config.grace).on_signals()?;
+    if config.until_eof {
+        let shutdown = shutdown.clone();
+        let watch = move || {
+            // A broken input has ended too.
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            shutdown.request();
+        };
+        std::thread::Builder::new().name("stdin".to_owned()).spawn(watch)?;
+    }
     // First, so that a server that can't listen changes no store.
     let mut doors = open_doors(&config, &clock, admitted.tls.as_ref()).await?;
     let http = doors.http.clone();

@@ -100,6 +100,8 @@ pub enum Workload {
         /// Part of the rows; default: all rows
         part: Option<AgentPart>,
     },
+    /// Reads by the library for C, beside memcpy and the library for Rust
+    Capi,
     /// Chunks between the caches of several nodes (paper, 4.2), beside TCP, each node alone,
     /// memcached
     Peers {
@@ -137,6 +139,7 @@ impl Workload {
         Self::OrderRead,
         Self::Tier,
         Self::Agent { part: None },
+        Self::Capi,
         Self::Peers { part: None },
         Self::Mount { part: None },
         Self::RedisCommit,
@@ -165,6 +168,7 @@ impl Workload {
             Self::OrderRead => order_read::run(settings),
             Self::Tier => tier::run(settings),
             Self::Agent { part } => agent::run(part, settings),
+            Self::Capi => agent::capi::run(settings),
             Self::Peers { part } => peers::run(part, settings),
             Self::Mount { part } => mount::run(part, settings),
             Self::RedisCommit => commit::run(settings),

@@ -8,6 +8,7 @@ workers and ranks can continue.
 
 from libdiesel.torch._epochs import Epochs
 from libdiesel.torch._folder import Folder, image, tensor
+from libdiesel.torch._mixed import Mixed
 from libdiesel.torch._order import resume
 from libdiesel.torch._sampler import ChunkSampler, DistributedChunkSampler
 
@@ -16,6 +17,7 @@ __all__ = [
     "DistributedChunkSampler",
     "Epochs",
     "Folder",
+    "Mixed",
     "image",
     "resume",
     "tensor",

@@ -10,7 +10,7 @@ import torch.utils.data
 
 import libdiesel
 from libdiesel import Dataset, Epoch, Ranks, View
-from libdiesel._options import functions, whole
+from libdiesel._options import functions, names, whole
 from libdiesel.errors import (
     CancelledError,
     CorruptError,
@@ -49,6 +49,9 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
     :param rank: with ``world`` and ``nodes``: by default found by :class:`libdiesel.Ranks`
     :param resume: a token of :func:`resume` to continue from
     :param on_bad: as for :class:`Folder`, for all files of a dataset
+    :param paths: the files and folders of a dataset to read; default all
+    :param with_path: give the path of each file in the dataset with its sample, ``(path, sample)``, or
+        ``(path, sample, target)`` of a folder: for labels from a table, captions and pairs
 
     An error of a sample names its file, and the next call of the iterator goes on behind this sample.
     :param pad: read a few samples twice, instead of leaving a few out, so that all ranks have equally many
@@ -70,6 +73,8 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         resume: str | None = None,
         pad: bool = False,
         on_bad: str = "raise",
+        paths: Sequence[str] | None = None,
+        with_path: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -81,16 +86,23 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
             if given := [name for name, is_given in of_folder.items() if is_given]:
                 raise InvalidError(f"{given[0]} belongs to the folder: Folder(..., {given[0]}=...)")
         self.folder = source if isinstance(source, Folder) else None
-        paths: Sequence[str] | None = None
+        chosen = names("paths", paths)
+        if chosen is not None and not chosen:
+            raise InvalidError("paths=[] names no file; leave it out for all files")
+        self.with_path = bool(with_path)
         if isinstance(source, Folder):
+            if chosen is not None:
+                raise InvalidError("paths belong to a dataset: pass it, or its address, in the place of the Folder")
             self.dataset = source.dataset
         elif isinstance(source, Dataset):
             self.dataset = source
         else:
             name, path = split(source)
-            self.dataset, paths = libdiesel.connect(name, **options), [path] if path else None
+            self.dataset = libdiesel.connect(name, **options)
             options = {}
-            if path and on_bad != "raise":
+            if path:
+                chosen = [path] if chosen is None else [f"{path}/{one}" for one in chosen]
+            if chosen and on_bad != "raise":
                 raise InvalidError("a part of a dataset has no substitutes: pass a Folder, or the dataset")
         if options:
             raise InvalidError(f"a handle is given, and {', '.join(options)} would open another one")
@@ -98,7 +110,7 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         classes = self.folder.native if self.folder else None
         ranks = Ranks.choose(rank, world, nodes)
         self.order = Order(
-            self.dataset, classes, paths, batch_size, seed, epoch, group, ranks, resume, pad
+            self.dataset, classes, chosen, batch_size, seed, epoch, group, ranks, resume, pad
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -131,9 +143,11 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         self.order.given += 1
         if isinstance(view, Exception) and not isinstance(view, CorruptError):
             raise view
+        path = (self.dataset.path(number),) if self.with_path else ()
         if self.folder is not None:
             assert target is not None, "the order is that of the folder's own files"
-            return self.folder.sample(number, view, target)
+            sample = self.folder.sample(number, view, target)
+            return (*path, *sample) if path else sample
         try:
             if isinstance(view, Exception):
                 made = self._substitute(number, view)
@@ -142,7 +156,8 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
                     made = self.loader(view)
                 except Exception as error:
                     made = self._substitute(number, error)
-            return made if self.transform is None else self.transform(made)
+            made = made if self.transform is None else self.transform(made)
+            return (*path, made) if path else made
         except Exception as error:
             raise name_sample(error, self.dataset, number)
 

@@ -120,6 +120,8 @@ class Folder(torch.utils.data.Dataset[Any]):
     :param loader: converts the bytes of a file, a :class:`libdiesel.View` (a buffer: ``bytes`` gives the
         bytes), into a sample; default :func:`image`
     :param extensions: of the files to include, in lower case; None for all files
+    :param is_valid_file: called once with the address of each file, in the place of ``extensions``: true to
+        include the file
     :param allow_empty: allow classes without files
     :param on_bad: ``"raise"``, or ``"substitute"`` to replace a file that is damaged everywhere, or that the
         loader can't decode, by another file of the folder. The choice depends only on the order of the files.
@@ -134,12 +136,18 @@ class Folder(torch.utils.data.Dataset[Any]):
         loader: Loader = image,
         *,
         extensions: Sequence[str] | None = IMAGES,
+        is_valid_file: Callable[[str], bool] | None = None,
         allow_empty: bool = False,
         on_bad: str = "raise",
         dataset: Dataset | None = None,
         **options: Any,
     ) -> None:
         functions(transform=transform, target_transform=target_transform, loader=loader)
+        functions(is_valid_file=is_valid_file)
+        if is_valid_file is not None:
+            if extensions is not None and extensions is not IMAGES:
+                raise InvalidError("extensions and is_valid_file exclude each other: leave out one of the two")
+            extensions = None
         wanted = names("extensions", extensions)
         self.bad = Bad(on_bad)
         name, self.path = split(root)
@@ -148,6 +156,10 @@ class Folder(torch.utils.data.Dataset[Any]):
         self.transform, self.target_transform, self.loader = transform, target_transform, loader
         found = self.dataset.classes(self.path, wanted)
         self.native = found
+        if is_valid_file is not None:
+            valid = [index for index, (path, _) in enumerate(self.samples) if is_valid_file(path)]
+            self.native = found = found.only(valid)
+            del self.samples
         self.classes: list[str] = found.classes
         self.class_to_idx = {name: index for index, name in enumerate(self.classes)}
         if not self.classes:
@@ -156,7 +168,7 @@ class Folder(torch.utils.data.Dataset[Any]):
         if empty and not allow_empty:
             raise NotFoundError(
                 f"{root} has no files of {extensions or 'any extension'} in {', '.join(empty)}: pass the "
-                "extensions of its files, or allow_empty=True"
+                "extensions of its files, is_valid_file, or allow_empty=True"
             )
 
     def __len__(self) -> int:

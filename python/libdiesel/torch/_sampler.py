@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
+import array
+import operator
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Union
 
 import torch.utils.data
 
 from libdiesel import Ranks
+from libdiesel._native import Classes
 from libdiesel._options import U64, whole
+from libdiesel.errors import InvalidError
 from libdiesel.torch._folder import Folder
 from libdiesel.torch._order import TOGETHER, Order
 
 
+#: A folder, or a part of it by torch's ``Subset`` or ``random_split``.
+Source = Union[Folder, "torch.utils.data.Subset[Any]"]
+
+
+class _Places:
+    """The indexes of a folder, or of a part of it, by the numbers of their files."""
+
+    def __init__(self, source: Source) -> None:
+        chosen: list[int] | None = None
+        while isinstance(source, torch.utils.data.Subset):
+            indexes = [operator.index(index) for index in source.indices]
+            chosen = indexes if chosen is None else [indexes[index] for index in chosen]
+            source = source.dataset
+        if not isinstance(source, Folder):
+            raise InvalidError(f"a Folder is wanted here, or a Subset of one, and this is a {type(source).__name__}")
+        self.folder = source
+        self.native: Classes = source.native
+        self._places: array.array[int] | None = None
+        if chosen is not None:
+            files = len(source)
+            chosen = [index + files if index < 0 else index for index in chosen]
+            self.native = source.native.only(chosen)
+            if len(self.native) < len(chosen):
+                raise InvalidError("a sample is in the Subset twice: an order gives each sample once")
+            self._places = array.array("q", bytes(8 * files))
+            for place, index in enumerate(chosen):
+                self._places[index] = place
+
+    def of(self, numbers: list[int]) -> list[int]:
+        """The indexes of files."""
+        indexes = self.folder.native.indexes(numbers)
+        if self._places is None:
+            return indexes
+        return [self._places[index] for index in indexes]
+
+
 class ChunkSampler(torch.utils.data.Sampler[int]):
-    """The indexes of a :class:`Folder` in chunk-wise shuffled order, for one process; the agent fetches
-    ahead along the order. Call ``set_epoch`` before each epoch.
+    """The indexes of a :class:`Folder`, or of a ``Subset`` of one, in chunk-wise shuffled order, for one
+    process; the agent fetches ahead along the order. Call ``set_epoch`` before each epoch.
 
     :param seed: the number of the job: each seed has its own order
     :param group: chunks whose files are shuffled together
@@ -24,7 +64,7 @@ class ChunkSampler(torch.utils.data.Sampler[int]):
 
     def __init__(
         self,
-        folder: Folder,
+        folder: Source,
         *,
         seed: int = 0,
         epoch: int = 0,
@@ -33,10 +73,11 @@ class ChunkSampler(torch.utils.data.Sampler[int]):
         ranks: Ranks | None = None,
         pad: bool = False,
     ) -> None:
-        self.folder = folder
+        self._places = _Places(folder)
+        self.folder = self._places.folder
         self.order = Order(
-            folder.dataset,
-            folder.native,
+            self.folder.dataset,
+            self._places.native,
             None,
             1,
             seed,
@@ -50,7 +91,7 @@ class ChunkSampler(torch.utils.data.Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         epoch = self.order.begin(batched=False)
         while numbers := epoch.take(TOGETHER):
-            for index in self.folder.native.indexes(numbers):
+            for index in self._places.of(numbers):
                 self.order.given += 1
                 yield index
         self.order.end()
@@ -91,7 +132,7 @@ class DistributedChunkSampler(ChunkSampler, torch.utils.data.DistributedSampler[
 
     def __init__(
         self,
-        folder: Folder,
+        folder: Source,
         rank: int | None = None,
         world: int | None = None,
         nodes: int | None = None,

@@ -4,6 +4,7 @@
 
 mod agent;
 mod buckets;
+mod capi;
 mod chaos;
 mod cli;
 mod copying;

@@ -3,6 +3,7 @@
 //! Must hold: readers are separate processes and use the public API of the library. The agent is
 //! `dlcmd agent start`. Both sides of a ratio run in turns in one process.
 
+pub(super) mod capi;
 mod fill;
 mod hot;
 pub(super) mod memcached;

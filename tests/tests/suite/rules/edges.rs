@@ -28,6 +28,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("dl-csi", &["libdiesel", "dl-fuse"]),
     ("dlcmd", &["libdiesel", "dl-agent", "dl-fuse", "dl-csi"]),
     ("dl-python", &["libdiesel"]),
+    ("dl-capi", &["libdiesel"]),
     ("dl-tests", ALL),
     ("dl-benches", ALL),
 ];

@@ -28,6 +28,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("worker", &["epoch", "error", "order", "process", "snapshot", "task"]),
     ("remote", &["epoch", "error", "order", "process", "snapshot", "task"]),
     ("environment", &["error", "remote"]),
+    ("log", &["remote"]),
     ("dataset", &["epoch", "error", "order", "path", "process", "remote", "snapshot", "worker"]),
     ("mount", &["dataset", "error", "task"]),
     ("agent", &["dataset", "error", "remote", "snapshot", "task", "worker"]),

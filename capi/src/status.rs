@@ -1,0 +1,211 @@
+//! Status codes, and the message of the last failed call of a thread.
+//!
+//! Must hold: a panic ends as a status. A message stays valid until the thread's next call.
+#![expect(non_camel_case_types, reason = "names of the C library")]
+#![expect(unsafe_code, reason = "functions for C")]
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
+
+use libdiesel::{Error, Kind};
+use tracing::Level;
+
+use crate::arguments::Pointer;
+
+/// The result of a call: 0 for success. DL_message() tells the reason of any other.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DL_status {
+    /// Success.
+    DL_OK = 0,
+    /// No such object.
+    DL_NOT_FOUND = 1,
+    /// The request makes no sense; change the request.
+    DL_INVALID = 2,
+    /// Something else stands in the way; look first.
+    DL_CONFLICT = 3,
+    /// The server's metadata is not whole: run `dlcmd recover`.
+    DL_NEEDS_RECOVERY = 4,
+    /// Out of space or quota: stop writing. Reads go on.
+    DL_FULL = 5,
+    /// Stored bytes differ from the written bytes.
+    DL_CORRUPT = 6,
+    /// Not allowed: use another user, key or role, or set the clocks.
+    DL_DENIED = 7,
+    /// The servers are busy or down; try again later.
+    DL_UNAVAILABLE = 8,
+    /// No server answered in time; try again later.
+    DL_TIMED_OUT = 9,
+    /// Given up by a stopping server.
+    DL_CANCELLED = 10,
+    /// A fault of the software.
+    DL_INTERNAL = 11,
+    /// No server could be reached; check the addresses and the network.
+    DL_UNREACHABLE = 12,
+    /// A local file could not be read or written.
+    DL_LOCAL = 13,
+    /// The buffer is too short; the needed length was stored.
+    DL_TOO_SHORT = 14,
+    /// Some files of the call failed, each with a status of its own.
+    DL_PARTLY = 15,
+    /// The end of a list.
+    DL_END = 16,
+}
+
+use DL_status::{
+    DL_CANCELLED, DL_CONFLICT, DL_CORRUPT, DL_DENIED, DL_END, DL_FULL, DL_INTERNAL, DL_INVALID,
+    DL_LOCAL, DL_NEEDS_RECOVERY, DL_NOT_FOUND, DL_OK, DL_PARTLY, DL_TIMED_OUT, DL_TOO_SHORT,
+    DL_UNAVAILABLE, DL_UNREACHABLE,
+};
+
+/// The statuses with their names.
+const NAMES: [(DL_status, &CStr); 17] = [
+    (DL_OK, c"DL_OK"),
+    (DL_NOT_FOUND, c"DL_NOT_FOUND"),
+    (DL_INVALID, c"DL_INVALID"),
+    (DL_CONFLICT, c"DL_CONFLICT"),
+    (DL_NEEDS_RECOVERY, c"DL_NEEDS_RECOVERY"),
+    (DL_FULL, c"DL_FULL"),
+    (DL_CORRUPT, c"DL_CORRUPT"),
+    (DL_DENIED, c"DL_DENIED"),
+    (DL_UNAVAILABLE, c"DL_UNAVAILABLE"),
+    (DL_TIMED_OUT, c"DL_TIMED_OUT"),
+    (DL_CANCELLED, c"DL_CANCELLED"),
+    (DL_INTERNAL, c"DL_INTERNAL"),
+    (DL_UNREACHABLE, c"DL_UNREACHABLE"),
+    (DL_LOCAL, c"DL_LOCAL"),
+    (DL_TOO_SHORT, c"DL_TOO_SHORT"),
+    (DL_PARTLY, c"DL_PARTLY"),
+    (DL_END, c"DL_END"),
+];
+
+impl From<Kind> for DL_status {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::NotFound => DL_NOT_FOUND,
+            Kind::Invalid => DL_INVALID,
+            Kind::Conflict => DL_CONFLICT,
+            Kind::NeedsRecovery => DL_NEEDS_RECOVERY,
+            Kind::Full => DL_FULL,
+            Kind::Corrupt => DL_CORRUPT,
+            Kind::Denied => DL_DENIED,
+            Kind::Unavailable => DL_UNAVAILABLE,
+            Kind::TimedOut => DL_TIMED_OUT,
+            Kind::Cancelled => DL_CANCELLED,
+            Kind::Internal => DL_INTERNAL,
+            Kind::Unreachable => DL_UNREACHABLE,
+            Kind::Local => DL_LOCAL,
+        }
+    }
+}
+
+/// The failure of a call.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) status: DL_status,
+    text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(status: DL_status, text: impl Into<String>) -> Self {
+        Self { status, text: text.into() }
+    }
+
+    pub(crate) fn invalid(text: impl Into<String>) -> Self {
+        Self::new(DL_INVALID, text)
+    }
+
+    /// The first failure among the files of a call.
+    pub(crate) fn partly(error: &Error) -> Self {
+        Self::new(DL_PARTLY, error.explained())
+    }
+
+    /// The end of a list, which needs no message.
+    pub(crate) fn end() -> Self {
+        Self::new(DL_END, "the end")
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::new(error.kind().into(), error.explained())
+    }
+}
+
+thread_local! {
+    static MESSAGE: RefCell<CString> = RefCell::new(CString::default());
+}
+
+/// Runs a call, and keeps the message of its failure.
+pub(crate) fn call(work: impl FnOnce() -> Result<(), Failure>) -> DL_status {
+    let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(of_panic(&*panic)));
+    let Err(Failure { status, text }) = done else { return DL_OK };
+    let text: Vec<u8> = text.into_bytes().into_iter().filter(|byte| *byte != 0).collect();
+    // A thread at its end has no message.
+    let _ = MESSAGE.try_with(|message| {
+        message.replace(CString::new(text).unwrap_or_default());
+    });
+    status
+}
+
+fn of_panic(panic: &(dyn Any + Send)) -> Failure {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let text = text.unwrap_or("the library failed");
+    Failure::new(DL_INTERNAL, format!("{text}; report the fault, with the logs of the server"))
+}
+
+/// The reason of the last failed call of this thread. Valid until the next call of this thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn DL_message() -> *const c_char {
+    MESSAGE.try_with(|message| message.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// The name of a status, such as "DL_NOT_FOUND". Valid for ever.
+#[unsafe(no_mangle)]
+pub extern "C" fn DL_name(status: c_int) -> *const c_char {
+    let known = NAMES.iter().find(|(known, _)| *known as c_int == status);
+    known.map_or(c"unknown", |(_, name)| name).as_ptr()
+}
+
+/// The version of the library, such as "0.1.0". Valid for ever.
+#[unsafe(no_mangle)]
+pub extern "C" fn DL_version() -> *const c_char {
+    const VERSION: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+            Ok(version) => version,
+            Err(_) => c"",
+        };
+    VERSION.as_ptr()
+}
+
+/// A function for messages: level (1 error, 2 warning, 3 information), text, and the argument of
+/// DL_set_log.
+pub type DL_log =
+    Option<unsafe extern "C" fn(level: c_int, text: *const c_char, argument: *mut c_void)>;
+
+static LOG: Mutex<Option<(DL_log, Pointer<c_void>)>> = Mutex::new(None);
+
+/// Passes the messages of the library to a function, from any of its threads; NULL passes them to no
+/// function. The function must return soon, and must not call this library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn DL_set_log(function: DL_log, argument: *mut c_void) {
+    *LOG.lock().unwrap_or_else(PoisonError::into_inner) = Some((function, Pointer(argument)));
+    libdiesel::log::pass_to(log);
+}
+
+fn log(level: Level, text: String) {
+    // A fork may leave the lock locked in the child.
+    let Ok(log) = LOG.try_lock().map(|log| *log) else { return };
+    let (Some((Some(function), argument)), Ok(text)) = (log, CString::new(text)) else { return };
+    let level = match level {
+        Level::ERROR => 1,
+        Level::WARN => 2,
+        _ => 3,
+    };
+    // SAFETY: the caller of DL_set_log gave a function with these arguments.
+    unsafe { function(level, text.as_ptr(), argument.0) }
+}
