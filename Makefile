@@ -187,7 +187,7 @@ clippy:
 # What the end-to-end tests and the demos in them start. Cargo builds no binaries for the tests of another package.
 programs:
 	cargo build --locked --lib --bins --examples
-	@capi/install.sh $(CARGO_TARGET_DIR)/debug/libdl_capi.a $(CARGO_TARGET_DIR)/debug/capi
+	@capi/install.sh $(CARGO_TARGET_DIR)/debug/libdl_capi.a $(CARGO_TARGET_DIR)/debug/capi -S
 
 capi: clone ## Build the library for C, and install it into PREFIX (/usr/local).
 	cargo build --locked --release --package dl-capi

@@ -1,12 +1,12 @@
 #!/bin/sh
 # Links libdiesel.so from the static library of the crate dl-capi, and installs it with its headers and diesel.pc:
-# install.sh LIBRARY PREFIX
+# install.sh LIBRARY PREFIX [-s for a library without names of functions, -S with them]
 set -eu
-library=$1 prefix=$2 here=$(dirname "$0")
+library=$1 prefix=$2 strip=${3:--s} here=$(dirname "$0")
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$here/../Cargo.toml")
 full=libdiesel.so.$version
 mkdir -p "$prefix/lib/pkgconfig" "$prefix/include"
-"${CC:-cc}" -shared -s -o "$prefix/lib/$full.new" -Wl,-soname,libdiesel.so.0 -Wl,--version-script="$here/diesel.map" \
+"${CC:-cc}" -shared "-Wl,$strip" -o "$prefix/lib/$full.new" -Wl,-soname,libdiesel.so.0 -Wl,--version-script="$here/diesel.map" \
     -Wl,--gc-sections -Wl,-z,defs -Wl,-z,relro,-z,now \
     -Wl,--whole-archive "$library" -Wl,--no-whole-archive -Wl,--as-needed -lgcc_s -lm -lpthread -ldl -lc
 mv "$prefix/lib/$full.new" "$prefix/lib/$full"

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::slice;
 
-use crate::status::{DL_status, Failure};
+use crate::failure::{DL_status, Failure};
 
 /// A pointer of the caller, which takes care of its use by several threads.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use std::ptr;
 use libdiesel::{Error, View};
 
 use crate::arguments::Output;
-use crate::status::{DL_status, Failure};
+use crate::failure::{DL_status, Failure};
 
 /// The owner of lent bytes.
 #[derive(Debug)]

@@ -11,8 +11,9 @@ use arc_swap::ArcSwap;
 use libdiesel::{ChunkShape, Client, ConnectOptions, Dataset, SnapshotCache};
 
 use crate::arguments::{Output, local, value};
+use crate::failure::{DL_status, Failure};
 use crate::options::{DL_options, Settings, address};
-use crate::status::{DL_status, Failure, call};
+use crate::status::call;
 
 /// A handle of a dataset, for any number of threads.
 #[derive(Debug)]

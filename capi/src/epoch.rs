@@ -15,7 +15,8 @@ use crate::arguments::{
 };
 use crate::bytes::{DL_bytes, clear, store};
 use crate::context::DL_context;
-use crate::status::{DL_status, Failure, call};
+use crate::failure::{DL_status, Failure};
+use crate::status::call;
 
 /// Reads a few files twice, so that no file is left out when the ranks do not divide the files.
 pub const DL_PAD: u32 = 1;

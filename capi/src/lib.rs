@@ -9,6 +9,7 @@ mod arguments;
 mod bytes;
 mod context;
 mod epoch;
+mod failure;
 mod list;
 mod options;
 mod read;

@@ -11,7 +11,8 @@ use libdiesel::{FileRecord, ListEntry};
 
 use crate::arguments::{Output, check_flags, text};
 use crate::context::DL_context;
-use crate::status::{DL_status, Failure, call};
+use crate::failure::{DL_status, Failure};
+use crate::status::call;
 
 /// Lists all files below the folder.
 pub const DL_RECURSIVE: u32 = 1;

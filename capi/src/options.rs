@@ -11,7 +11,7 @@ use std::time::Duration;
 use libdiesel::{Access, ConnectOptions, DatasetName, DirPath, SnapshotCache, TaskOptions};
 
 use crate::arguments::{check_flags, optional, structure, text};
-use crate::status::Failure;
+use crate::failure::Failure;
 
 /// Creates a missing dataset. The handle reads from the servers.
 pub const DL_CREATE: u32 = 1;

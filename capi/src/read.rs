@@ -10,8 +10,9 @@ use libdiesel::{Counts, Dataset, Error, FilePath, Kind, StatItem};
 use crate::arguments::{Output, array, buffer as buffer_of, store_text, text, too_short};
 use crate::bytes::{DL_bytes, clear, mark, store};
 use crate::context::DL_context;
+use crate::failure::{DL_status, Failure};
 use crate::list::{DL_entry, entry_of};
-use crate::status::{DL_status, Failure, call};
+use crate::status::call;
 
 /// Borrows a file (paper, DL_get). Release with DL_release(bytes, 1).
 #[unsafe(no_mangle)]

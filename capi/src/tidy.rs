@@ -11,9 +11,10 @@ use libdiesel::{Client, ConnectOptions, FilePath, ListEntry, Mount, MountOptions
 
 use crate::arguments::{Output, check_flags, local};
 use crate::context::DL_context;
+use crate::failure::{DL_status, Failure};
 use crate::list::DL_list;
 use crate::options::{DL_options, Settings, address as address_of};
-use crate::status::{DL_status, Failure, call};
+use crate::status::call;
 
 /// Counts, and removes nothing.
 pub const DL_DRY_RUN: u32 = 1;

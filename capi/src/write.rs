@@ -10,7 +10,8 @@ use libdiesel::{Attributes, FilePath};
 
 use crate::arguments::{Output, array, local, text};
 use crate::context::DL_context;
-use crate::status::{DL_status, Failure, call};
+use crate::failure::{DL_status, Failure};
+use crate::status::call;
 
 /// Puts a file from memory (paper, DL_put), with the current time and the permissions 0644. The bytes
 /// are copied. The file is durable after the next DL_flush. From now on the handle asks the servers

@@ -1,11 +1,9 @@
 //! The client library of DIESEL: datasets of many small files, written in packed chunks and read in
-//! batches (paper, 4 and 5). Names for tools are in [`admin`], [`mod@format`],
-//! [`log`], [`order`], [`report`].
+//! batches (paper, 4 and 5). Names for tools: [`admin`], [`mod@format`], [`log`], [`order`], [`report`].
 //!
 //! Must hold: every call blocks its thread, so async code must not make calls. Any thread may make
-//! calls. A call ends within its timeout, without the time of a reader or writer given by the
-//! caller. A repeated call has the effect of a single call. After a fork the child has connections,
-//! ids and unsent writes of its own.
+//! calls. A call ends within its timeout, without the time of the caller's reader or writer. A repeated
+//! call has the effect of one. A forked child has connections, ids and unsent writes of its own.
 
 pub mod admin;
 pub mod agent;
