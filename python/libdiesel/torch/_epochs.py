@@ -10,6 +10,7 @@ import torch.utils.data
 
 import libdiesel
 from libdiesel import Dataset, Epoch, Ranks, View
+from libdiesel._addresses import address, name_sample, split
 from libdiesel._options import functions, whole
 from libdiesel.errors import (
     CancelledError,
@@ -24,10 +25,7 @@ from libdiesel.torch._folder import (
     Folder,
     Loader,
     Transform,
-    address,
     decode,
-    name_sample,
-    split,
 )
 from libdiesel.torch._order import TOGETHER, Order
 
