@@ -92,12 +92,17 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
                 raise InvalidError("a part of a dataset has no substitutes: pass a Folder, or the dataset")
         if options:
             raise InvalidError(f"a handle is given, and {', '.join(options)} would open another one")
+        paths = self._select(paths)
         self.transform, self.loader = transform, loader
         classes = self.folder.native if self.folder else None
         ranks = Ranks.choose(rank, world, nodes)
         self.order = Order(
             self.dataset, classes, paths, batch_size, seed, epoch, group, ranks, resume, pad
         )
+
+    def _select(self, paths: Sequence[str] | None) -> Sequence[str] | None:
+        """Returns the paths of the files in the order, or None for all files."""
+        return paths
 
     def __iter__(self) -> Iterator[Any]:
         epoch: list[Epoch | None] = []
@@ -120,10 +125,11 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         if not numbers:
             self.order.end()
             return None
-        targets: Iterable[int | None] = itertools.repeat(None)
-        if self.folder is not None:
-            targets = self.folder.native.classes_of(numbers)
-        return map(self._sample, numbers, views, targets)
+        return map(self._sample, numbers, views, self._targets(numbers))
+
+    def _targets(self, numbers: list[int]) -> Iterable[Any]:
+        """Returns an argument of `_sample` for each file."""
+        return itertools.repeat(None) if self.folder is None else self.folder.native.classes_of(numbers)
 
     def _sample(self, number: int, view: View | Exception, target: int | None) -> Any:
         self.order.given += 1
