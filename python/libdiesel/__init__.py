@@ -30,6 +30,7 @@ from libdiesel import _native, errors
 from libdiesel._native import Batch, Classes, Dataset, Entry, Epoch, View, __version__, token_after
 from libdiesel._mount import Mount, mount
 from libdiesel._options import whole
+from libdiesel._put_samples import put_samples
 from libdiesel._ranks import Ranks
 from libdiesel._results import Purged
 from libdiesel._serve import Server, serve
@@ -83,6 +84,7 @@ __all__ = [
     "delete_dataset",
     "errors",
     "mount",
+    "put_samples",
     "serve",
     "token_after",
 ]

@@ -10,6 +10,7 @@ import torch.utils.data
 
 import libdiesel
 from libdiesel import Dataset, Epoch, Ranks, View
+from libdiesel._addresses import address, name_sample, split
 from libdiesel._options import functions, names, whole
 from libdiesel.errors import (
     CancelledError,
@@ -24,10 +25,7 @@ from libdiesel.torch._folder import (
     Folder,
     Loader,
     Transform,
-    address,
     decode,
-    name_sample,
-    split,
 )
 from libdiesel.torch._order import TOGETHER, Order
 
@@ -110,8 +108,12 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         classes = self.folder.native if self.folder else None
         ranks = Ranks.choose(rank, world, nodes)
         self.order = Order(
-            self.dataset, classes, chosen, batch_size, seed, epoch, group, ranks, resume, pad
+            self.dataset, classes, self._select(chosen), batch_size, seed, epoch, group, ranks, resume, pad
         )
+
+    def _select(self, paths: Sequence[str] | None) -> Sequence[str] | None:
+        """Returns the paths of the files in the order, or None for all files."""
+        return paths
 
     def __iter__(self) -> Iterator[Any]:
         epoch: list[Epoch | None] = []
@@ -134,10 +136,11 @@ class Epochs(torch.utils.data.IterableDataset[Any]):
         if not numbers:
             self.order.end()
             return None
-        targets: Iterable[int | None] = itertools.repeat(None)
-        if self.folder is not None:
-            targets = self.folder.native.classes_of(numbers)
-        return map(self._sample, numbers, views, targets)
+        return map(self._sample, numbers, views, self._targets(numbers))
+
+    def _targets(self, numbers: list[int]) -> Iterable[Any]:
+        """Returns an argument of `_sample` for each file."""
+        return itertools.repeat(None) if self.folder is None else self.folder.native.classes_of(numbers)
 
     def _sample(self, number: int, view: View | Exception, target: int | None) -> Any:
         self.order.given += 1

@@ -15,6 +15,7 @@ import torch.utils.data
 
 import libdiesel
 from libdiesel import Dataset, View
+from libdiesel._addresses import address, name_sample, split
 from libdiesel._options import functions, names
 from libdiesel.errors import CorruptError, DieselError, InvalidError, NotFoundError
 
@@ -268,23 +269,3 @@ class _Lazy(Sequence[Sample], Generic[Sample]):
 
     def __iter__(self) -> Iterator[Sample]:
         return (self._make(index) for index in range(self._length))
-
-
-def address(dataset: Dataset, number: int) -> str:
-    """The address of a file."""
-    return f"dl://{dataset.name}/{dataset.path(number)}"
-
-
-def name_sample(error: Exception, dataset: Dataset, number: int) -> Exception:
-    """The error of a sample with a note that names its file. Errors of the library name the file by themselves."""
-    if not isinstance(error, DieselError):
-        error.add_note(f"the sample is {address(dataset, number)}")
-    return error
-
-
-def split(root: str) -> tuple[str, str]:
-    """The dataset of an address, and the folder in it."""
-    if not isinstance(root, str) or not root.startswith("dl://"):
-        raise InvalidError(f"{root!r} is no address: type dl://DATASET or dl://DATASET/FOLDER")
-    name, _, path = root.removeprefix("dl://").partition("/")
-    return f"dl://{name}", path.rstrip("/")
