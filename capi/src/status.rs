@@ -115,3 +115,29 @@ fn log(level: Level, text: String) {
     // SAFETY: the caller of DL_set_log gave a function with these arguments.
     unsafe { function(level, text.as_ptr(), argument.0) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> String {
+        #[expect(unsafe_code, reason = "a text of C")]
+        // SAFETY: a text with NUL at its end.
+        unsafe { CStr::from_ptr(DL_message()) }.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn a_panic_ends_as_a_status_with_its_text() {
+        let number = 7;
+        assert_eq!(call(|| panic!("number {number} broke")), DL_INTERNAL);
+        assert!(message().starts_with("number 7 broke; report"), "{}", message());
+        assert_eq!(call(|| panic!("plain")), DL_INTERNAL);
+        assert!(message().starts_with("plain; report"), "{}", message());
+        assert_eq!(call(|| std::panic::panic_any(3)), DL_INTERNAL);
+        assert_eq!(call(|| Ok(())), DL_OK);
+        assert!(message().starts_with("the library failed"), "{}", message());
+        assert_eq!(call(|| Err(Failure::invalid("with\0nul"))), DL_INVALID);
+        assert_eq!(message(), "withnul");
+        std::thread::spawn(|| assert_eq!(message(), "")).join().unwrap();
+    }
+}

@@ -284,7 +284,7 @@ def test_many_files_are_put_in_one_call(scene, tmp_path):
     source.chmod(0o600)
     os.utime(source, ns=(1_000_000_000, 1_500_000_000))
     seen = []
-    with libdiesel.connect("dl://many", server=scene.address, create=True) as dataset:
+    with libdiesel.connect("dl://put-many", server=scene.address, create=True) as dataset:
         def files():
             for number in range(3000):
                 yield f"a/{number}", b"%d" % number

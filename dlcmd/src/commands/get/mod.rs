@@ -4,6 +4,7 @@
 //! command writes only inside DEST. A failing file affects no other file. Memory is bounded.
 
 mod fetch;
+mod tar;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -54,15 +55,21 @@ const WHOLE_BYTES: u64 = 4 << 20;
 #[command(after_help = "Examples:
   dlcmd get dl://imagenet /data/imagenet
   dlcmd get dl://imagenet/train/n01440764 .
-  dlcmd get dl://imagenet/labels.csv /tmp/labels.csv")]
+  dlcmd get dl://imagenet/labels.csv /tmp/labels.csv
+  dlcmd get dl://imagenet/val --tar val.tar
+  dlcmd get dl://laion/train-000 --tar - | tar t")]
 pub(crate) struct Arguments {
     /// The dataset, folder or file
     #[arg(value_name = "dl://DS[/PATH]")]
     source: Address,
 
     /// The destination on this machine
-    #[arg(value_name = "DEST")]
-    target: PathBuf,
+    #[arg(value_name = "DEST", required_unless_present = "tar", conflicts_with = "tar")]
+    target: Option<PathBuf>,
+
+    /// Write a tar archive instead, in the order of paths; `-` is stdout
+    #[arg(long, value_name = "FILE")]
+    tar: Option<PathBuf>,
 
     /// Return only once everything is on disk
     #[arg(long)]
@@ -78,13 +85,17 @@ pub(crate) struct Arguments {
 struct GetPlan {
     source: Address,
     target: PathBuf,
+    /// Whether the target is an archive.
+    is_tar: bool,
     sync: bool,
     threads: usize,
 }
 
 impl Arguments {
     fn plan(self) -> Result<GetPlan, Failure> {
-        let Self { source, target, sync, threads } = self;
+        let Self { source, target, tar, sync, threads } = self;
+        let is_tar = tar.is_some();
+        let target = tar.or(target).unwrap_or_default();
         if target.as_os_str().is_empty() {
             return Err(Failure::usage("DEST is empty; type . for the current folder"));
         }
@@ -93,7 +104,7 @@ impl Arguments {
                 "DEST is an address; get writes to this machine, and put writes to a dataset",
             ));
         }
-        Ok(GetPlan { source, target, sync, threads: crate::threads(threads)? })
+        Ok(GetPlan { source, target, is_tar, sync, threads: crate::threads(threads)? })
     }
 }
 
@@ -104,6 +115,9 @@ pub(crate) fn run(
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
     let plan = arguments.plan()?;
+    if plan.is_tar {
+        return tar::run(&plan, context, out);
+    }
     let umask = own_umask();
     let dataset = context.dataset(&plan.source)?;
     let Some((path, record)) = file_at("get", &dataset, &plan.source)? else {

@@ -8,7 +8,8 @@ use crate::testing::record;
 
 fn plan(target: &str) -> Result<GetPlan, Failure> {
     let source = Address::parse(OsStr::new("dl://d")).expect("legal");
-    Arguments { source, target: target.into(), sync: false, threads: None }.plan()
+    let target = Some(target.into());
+    Arguments { source, target, tar: None, sync: false, threads: None }.plan()
 }
 
 fn wanted(length: u64) -> Wanted {

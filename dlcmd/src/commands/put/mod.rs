@@ -8,6 +8,7 @@ mod contents;
 mod list;
 mod reports;
 mod send;
+mod unpack;
 
 use std::collections::HashSet;
 use std::collections::btree_map::{self, BTreeMap};
@@ -28,6 +29,7 @@ use serde::Serialize;
 
 use self::reports::Reports;
 use self::send::{PutState, Sender};
+use self::unpack::{Named, Unpacker};
 use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure, cause};
@@ -53,15 +55,20 @@ use crate::text::{counted, shown, sized};
 /// counted on stderr, the first ten named. Exit code 4 means that a SRC itself was skipped, or that
 /// all files were. Empty folders and the modes of folders are not kept; the summary counts empty
 /// folders.
+///
+/// With --unpack, the members of tar archives become files, with their times and modes. Links and
+/// devices among them are skipped and counted.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   dlcmd put train/ dl://imagenet/train
   dlcmd put labels.csv dl://imagenet/train.csv
   dlcmd put labels.csv README dl://imagenet
-  find . -name '*.jpg' -print0 | dlcmd put -0 - dl://photos")]
+  find . -name '*.jpg' -print0 | dlcmd put -0 - dl://photos
+  dlcmd put --unpack train-000.tar train-001.tar.gz dl://laion
+  curl -s https://example.org/coco.tar | dlcmd put --unpack - dl://coco")]
 pub(crate) struct Arguments {
     /// Files and folders; or `-` for a list of files on stdin, one per line, each stored under the
-    /// given path
+    /// given path. With --unpack: archives, or `-` for one on stdin
     #[arg(value_name = "SRC", required = true)]
     sources: Vec<OsString>,
 
@@ -82,6 +89,14 @@ pub(crate) struct Arguments {
     /// skipped
     #[arg(long)]
     follow: bool,
+
+    /// SRC are tar archives, also with gzip, whose members become files
+    #[arg(long, conflicts_with_all = ["null", "checksum", "follow", "threads"])]
+    unpack: bool,
+
+    /// Store the members of each archive below a folder with the name of the archive
+    #[arg(long, requires = "unpack")]
+    under_archive: bool,
 
     /// Threads that read files, at most 1024 [default: one for each core, 2 to 8]
     #[arg(long, value_name = "COUNT", value_parser = crate::from_one::<NonZeroUsize>)]
@@ -104,10 +119,18 @@ enum Sources {
     Named(Vec<PathBuf>),
     /// The files listed on stdin, each ended by the given byte.
     Listed(u8),
+    /// The members of archives.
+    Packed(Vec<Named>),
 }
 
 impl Arguments {
     fn plan(self) -> Result<PutPlan, Failure> {
+        let threads = crate::threads(self.threads)?;
+        if self.unpack {
+            let sources = Sources::Packed(unpack::archives(self.sources, self.under_archive)?);
+            let (target, checksum, follow) = (self.target, false, false);
+            return Ok(PutPlan { sources, target, checksum, follow, threads });
+        }
         let is_list = self.sources.iter().any(|source| source == "-");
         if is_list && self.sources.len() > 1 {
             return Err(Failure::usage(
@@ -123,7 +146,6 @@ impl Arguments {
         } else {
             Sources::Named(self.sources.into_iter().map(PathBuf::from).collect())
         };
-        let threads = crate::threads(self.threads)?;
         let Self { target, checksum, follow, .. } = self;
         Ok(PutPlan { sources, target, checksum, follow, threads })
     }
@@ -152,6 +174,7 @@ pub(crate) fn run(
 ) -> Result<Exit, Failure> {
     let plan = arguments.plan()?;
     let mut inputs = match &plan.sources {
+        Sources::Packed(archives) => return unpack_all(archives, &plan, context, stdin, out),
         Sources::Named(paths) => open(paths, &plan)?,
         Sources::Listed(end) => {
             let paths = list::read(stdin, *end)?;
@@ -189,6 +212,27 @@ pub(crate) fn run(
         || put_all(&inputs, &shared, plan.threads),
         || dataset.give_up(),
     );
+    progress.end();
+    finish(ended, flushed, shared, out)
+}
+
+/// Puts the members of archives.
+fn unpack_all(
+    archives: &[Named],
+    plan: &PutPlan,
+    context: &Context,
+    stdin: &mut dyn Read,
+    out: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    let dataset = context.client()?.create_dataset(&plan.target.dataset, ChunkShape::default())?;
+    let is_empty = dataset.info().objects == 0;
+    let progress = Progress::new(context.notes.bar());
+    let shared = PutState::new(&dataset, context, &progress, is_empty, false);
+    let unpack = || {
+        let mut unpacker = Unpacker::new(&shared, plan.target.folder(), is_empty);
+        (unpacker.unpack(archives, stdin), shared.flush())
+    };
+    let (ended, flushed) = interrupt::or_given_up(&context.shutdown, unpack, || dataset.give_up());
     progress.end();
     finish(ended, flushed, shared, out)
 }

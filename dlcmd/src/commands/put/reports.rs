@@ -47,6 +47,12 @@ impl Reports {
         }
     }
 
+    /// Counts a member of an archive that is no file.
+    pub(super) fn skip(&self, name: impl Display, why: &str) {
+        self.skips.add("skipped", name, why);
+        self.skipped.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Counts a file for which `action` failed.
     pub(super) fn fail(&self, action: &'static str, name: impl Display, why: impl Display) {
         self.failed.fetch_add(1, Ordering::Relaxed);

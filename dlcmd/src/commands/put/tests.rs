@@ -11,7 +11,8 @@ fn plan(sources: &[&str], null: bool) -> Result<PutPlan, Failure> {
     let target = Address::parse(OsStr::new("dl://d/in")).expect("legal");
     let sources = sources.iter().map(OsString::from).collect();
     let (checksum, follow, threads) = (false, false, NonZeroUsize::new(3));
-    Arguments { sources, target, null, checksum, follow, threads }.plan()
+    let (unpack, under_archive) = (false, false);
+    Arguments { sources, target, null, checksum, follow, unpack, under_archive, threads }.plan()
 }
 
 fn opened(paths: &[PathBuf]) -> Result<Vec<Input>, Failure> {

@@ -2,6 +2,7 @@
 //!
 //! Must hold: acknowledged files are read back byte for byte, and every request gets an answer.
 
+mod archives;
 mod away;
 mod damaged;
 mod deaf;
