@@ -70,6 +70,8 @@ def test_a_sample_has_all_files_of_its_stem(scene, pairs):
     folder = Samples(f"dl://{pairs}/2", task=False, batch_size=BATCH, transform=key)
     assert sorted(folder) == sorted(stem for stem in found if stem.startswith("2/"))
     assert repr(folder).startswith("Samples(")
+    both = Samples(f"dl://{pairs}", task=False, batch_size=BATCH, transform=key, paths=["1", "2", "2"])
+    assert sorted(both) == sorted(stem for stem in found if stem[:2] in ("1/", "2/"))
 
 
 def test_the_order_is_that_of_the_first_files(scene, pairs):
@@ -138,7 +140,8 @@ def test_what_has_no_samples_is_refused(scene, pairs):
         Samples(f"dl://{name}", task=False, batch_size=BATCH)
     with pytest.raises(FileNotFoundError, match="STEM.FIELD"):
         Samples(f"dl://{name}/y", task=False, batch_size=BATCH)
-    with pytest.raises(InvalidError, match="transform"):
-        samples(scene, pairs, loader=bytes)
+    for option in ({"loader": bytes}, {"with_path": True}, {"on_bad": "substitute"}):
+        with pytest.raises(InvalidError, match="transform"):
+            samples(scene, pairs, **option)
     assert issubclass(Samples, torch.utils.data.IterableDataset)
     libdiesel.delete_dataset(f"dl://{name}")

@@ -32,9 +32,9 @@ class Samples(Epochs):
     :param batch_size: as for :class:`Epochs`, in samples
     :param transform: of the dictionary
 
-    The other parameters are those of :class:`Epochs` (without ``loader``, ``on_bad`` and ``with_path``). The first file of a
-    sample, in the order of fields, sets the place of the sample in the order: write the files of a sample one
-    after the other, so that they share a chunk.
+    The other parameters are those of :class:`Epochs`, without ``loader``, ``on_bad`` and ``with_path``. The first
+    file of a sample, in the order of fields, sets the place of the sample in the order: write the files of a sample
+    one after the other, so that they share a chunk.
 
     :raises InvalidError: if two files of a stem have the same field in lower case
     :raises NotFoundError: if no file belongs to a sample
@@ -54,7 +54,9 @@ class Samples(Epochs):
         fields: dict[str, tuple[str, ...]] = {}
         known: dict[tuple[str, ...], tuple[str, ...]] = {(): ()}
         roots: Sequence[str | None] = paths or [None]
-        for path in itertools.chain.from_iterable(map(self.dataset.walk, roots)):
+        found = itertools.chain.from_iterable(map(self.dataset.walk, roots))
+        # Several folders may overlap.
+        for path in dict.fromkeys(found) if len(roots) > 1 else found:
             parts = _PARTS.fullmatch(path)
             if parts:
                 stem, field = parts.groups()
