@@ -1,5 +1,5 @@
-/* Reads files of 4 KiB by the library for C, and prints nanoseconds for each: DL_get_into, memcpy, DL_read_into.
- * read DATASET SEED */
+/* Reads files of 4 KiB by the library for C: read DATASET. For each seed of a line on the standard input it prints
+ * nanoseconds of a file by DL_get_into, memcpy and DL_read_into. */
 #define _GNU_SOURCE
 #include <diesel.h>
 #include <stdio.h>
@@ -36,38 +36,47 @@ int main(int argc, char **argv) {
     uint64_t files;
     size_t length, ends[BATCH];
     static unsigned char buffer[BATCH * LENGTH];
-    if (argc != 3) return 2;
-    state = strtoull(argv[2], NULL, 10);
+    if (argc != 2) return 2;
     check(DL_open(argv[1], NULL, &dataset));
     check(DL_count(dataset, &files));
 
     char(*paths)[64] = malloc(files * sizeof *paths);
     unsigned char *copy = malloc(files * LENGTH);
     memset(copy, 1, files * LENGTH);
-    for (uint64_t file = 0; file < files; file++) check(DL_path(dataset, (uint32_t)file, paths[file], 64, &length));
-
-    double begun = now();
-    for (int round = 0; round < ROUNDS; round++) {
-        check(DL_get_into(dataset, paths[draw(files)], buffer, LENGTH, &length));
-        if (length != LENGTH) return 1;
+    for (uint64_t file = 0; file < files; file++) {
+        /* The first read of a page of the shared memory maps it. */
+        uint32_t number = (uint32_t)file;
+        check(DL_path(dataset, number, paths[file], 64, &length));
+        check(DL_read_into(dataset, &number, 1, buffer, sizeof buffer, ends));
     }
-    double get = (now() - begun) / ROUNDS;
 
-    begun = now();
-    for (int round = 0; round < ROUNDS; round++) {
-        memcpy(buffer, copy + draw(files) * LENGTH, LENGTH);
-        __asm__ volatile("" : : "r"(buffer) : "memory");
-    }
-    double plain = (now() - begun) / ROUNDS;
+    char line[32];
+    while (fgets(line, sizeof line, stdin)) {
+        state = strtoull(line, NULL, 10);
+        double begun = now();
+        for (int round = 0; round < ROUNDS; round++) {
+            check(DL_get_into(dataset, paths[draw(files)], buffer, LENGTH, &length));
+            if (length != LENGTH) return 1;
+        }
+        double get = (now() - begun) / ROUNDS;
 
-    begun = now();
-    for (int round = 0; round < ROUNDS / BATCH; round++) {
-        uint32_t numbers[BATCH];
-        for (int at = 0; at < BATCH; at++) numbers[at] = (uint32_t)draw(files);
-        check(DL_read_into(dataset, numbers, BATCH, buffer, sizeof buffer, ends));
+        begun = now();
+        for (int round = 0; round < ROUNDS; round++) {
+            memcpy(buffer, copy + draw(files) * LENGTH, LENGTH);
+            __asm__ volatile("" : : "r"(buffer) : "memory");
+        }
+        double plain = (now() - begun) / ROUNDS;
+
+        begun = now();
+        for (int round = 0; round < ROUNDS / BATCH; round++) {
+            uint32_t numbers[BATCH];
+            for (int at = 0; at < BATCH; at++) numbers[at] = (uint32_t)draw(files);
+            check(DL_read_into(dataset, numbers, BATCH, buffer, sizeof buffer, ends));
+        }
+        double batch = (now() - begun) / (ROUNDS / BATCH * BATCH);
+        printf("%f %f %f\n", get, plain, batch);
+        fflush(stdout);
     }
-    double batch = (now() - begun) / (ROUNDS / BATCH * BATCH);
-    printf("%f %f %f\n", get, plain, batch);
     check(DL_close(dataset));
     return 0;
 }

@@ -89,6 +89,11 @@ impl Settings {
             client_key: file(given.client_key),
             plain_text_key: given.flags & DL_PLAIN_TEXT_KEY != 0,
         };
+        if given.flags & DL_CREATE != 0 && !given.snapshot.is_null() {
+            let text =
+                "options.snapshot and DL_CREATE exclude each other: leave out one of the two";
+            return Err(Failure::invalid(text));
+        }
         Ok(Self {
             access,
             snapshot: file(given.snapshot),

@@ -50,7 +50,14 @@ pub unsafe extern "C" fn DL_get_into(
         let (context, path) = (DL_context::of(context)?, text(path, "path")?);
         let length = Output::needed(length, "length")?;
         let room = buffer_of(buffer, capacity, "buffer")?;
-        match context.with(|dataset| dataset.get_into(path, room)) {
+        let read = context.with(|dataset| match dataset.snapshot() {
+            Some(snapshot) => match snapshot.number_at(path)? {
+                Some(number) => dataset.get_into(number, room),
+                None => dataset.get_into(path, room),
+            },
+            None => dataset.get_into(path, room),
+        });
+        match read {
             Ok(read) => length.set(read),
             Err(error) if error.kind() == Kind::Invalid => {
                 let needed = context.with(|dataset| length_of(dataset, path))?;

@@ -69,6 +69,8 @@ static void of_structures(DL_context *context) {
     options.flags = 0;
     options.task = "a name with spaces";
     WRONG(DL_open("c", &options, &other), "options.task");
+    options = (DL_options){.size = sizeof options, .flags = DL_CREATE, .snapshot = "file"};
+    WRONG(DL_open("c", &options, &other), "options.snapshot");
     WRONG(DL_open(NULL, NULL, &other), "address");
     WRONG(DL_open("c", NULL, NULL), "context");
     WRONG(DL_open("dl://c/folder", NULL, &other), "folder");

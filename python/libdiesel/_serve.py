@@ -71,8 +71,10 @@ class Server:
     def stop(self) -> None:
         """Ends the server, and waits for its end. A second call has no effect."""
         if self._process.stdin is not None and not self._process.stdin.closed:
-            # The end of its input lets the server end, as the end of this program does.
             self._process.stdin.close()
+        if self.running:
+            # Forked processes may hold its input open.
+            self._process.terminate()
         try:
             self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:

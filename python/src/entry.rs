@@ -66,7 +66,10 @@ impl Entry {
     /// The time of its last change, as put, in seconds since 1970.
     #[getter]
     fn mtime(&self) -> Option<f64> {
-        self.file.map(|file| file.attributes.mtime as f64 / 1e9)
+        let seconds = |nanos: i64| {
+            nanos.div_euclid(1_000_000_000) as f64 + nanos.rem_euclid(1_000_000_000) as f64 / 1e9
+        };
+        self.file.map(|file| seconds(file.attributes.mtime))
     }
 
     /// The time at which this version was uploaded, in seconds since 1970.

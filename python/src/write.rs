@@ -133,9 +133,10 @@ fn attributes(py: Python<'_>, mode: u16, mtime: Option<f64>) -> PyResult<Attribu
     let Some(mtime) = mtime else {
         return Ok(Attributes { mode, ..Attributes::at(SystemClock::new().now()) });
     };
-    let nanos = mtime * 1e9;
-    if !nanos.is_finite() || nanos.abs() >= i64::MAX as f64 {
+    let (seconds, part) = (mtime.floor(), mtime - mtime.floor());
+    if !seconds.is_finite() || seconds.abs() >= i64::MAX as f64 / 1e9 - 1.0 {
         return Err(invalid(py, format!("mtime={mtime} is no time in seconds since 1970")));
     }
-    Ok(Attributes { mode, mtime: nanos as i64 })
+    // The product of the whole number would lose nanoseconds.
+    Ok(Attributes { mode, mtime: seconds as i64 * 1_000_000_000 + (part * 1e9).round() as i64 })
 }

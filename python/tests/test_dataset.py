@@ -312,3 +312,15 @@ def test_many_files_are_put_in_one_call(scene, tmp_path):
             dataset.put_many([("a", b"x")], workers=0)
         with pytest.raises(ZeroDivisionError):
             dataset.put_many((str(one // (5 - one)), b"x") for one in range(9))
+
+
+def test_times_come_back_as_they_were_put(scene):
+    times = [0.0, 1700000000.25, 1.5, -3.75, 1e9 + 1 / 3, -1e9 - 1 / 7]
+    with scene.connect("times", create=True) as dataset:
+        for number, time_ in enumerate(times):
+            dataset.put(str(number), b"", mtime=time_)
+        dataset.flush()
+        assert [dataset.stat(str(number)).mtime for number in range(len(times))] == times
+        for wrong in (float("nan"), float("inf"), 1e11, -1e11):
+            with pytest.raises(errors.InvalidError, match="mtime"):
+                dataset.put("wrong", b"", mtime=wrong)

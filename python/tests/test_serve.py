@@ -37,6 +37,20 @@ def test_a_server_keeps_its_data_over_blocks(tmp_path):
     assert not server.running
 
 
+def test_a_forked_process_does_not_keep_a_server(tmp_path):
+    server = libdiesel.serve(tmp_path / "data")
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    began = time.monotonic()
+    server.stop()
+    took = time.monotonic() - began
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert took < 20
+
+
 PROGRAM = """
 import libdiesel, sys, time
 server = libdiesel.serve(sys.argv[1])

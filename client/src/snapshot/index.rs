@@ -181,6 +181,16 @@ impl Snapshot {
         }
     }
 
+    /// The number of a file by the bytes of its path, none for a path without a file; as
+    /// [`number`](Self::number), without a check of the path.
+    ///
+    /// # Errors
+    /// As for [`number`](Self::number).
+    pub fn number_at(&self, path: &[u8]) -> Result<Option<u32>, Error> {
+        let file = self.format.lookup(path).map_err(self.damaged())?;
+        Ok(file.map(|FileNumber(number)| number))
+    }
+
     /// The number of the file at a path; none without a file.
     ///
     /// # Errors

@@ -2,8 +2,9 @@
 //!
 //! Must hold: both languages read the same files through the same agent, in turns.
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
@@ -27,22 +28,26 @@ pub(in crate::workload) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     put(&server.address, DATASET, FILES, LENGTH)?;
     let node = Node::start("capi", &server.address, DATASET, &folder, 256 << 20, "oneshot")?;
     node.wait()?;
-    let reader = compiled(&folder)?;
     let dataset = open(&server.address, DATASET, &folder, Some("capi"), Some(program("dlcmd")?))?;
     let names = ["DL_get_into by path", "memcpy of as many bytes", "DL_read_into", "get_many_into"];
+    let mut command = Command::new(compiled(&folder)?);
+    command.arg(DATASET).env("DIESEL_SERVER", &server.address).env("DIESEL_TASK", "capi");
+    command.env("DIESEL_AGENT", program("dlcmd")?).env("DIESEL_RUNTIME_DIR", folder.join("run"));
+    let mut reader = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let ends = "the reader has pipes";
+    let mut to = reader.stdin.take().context(ends)?;
+    let mut from = BufReader::new(reader.stdout.take().context(ends)?).lines();
     let [single, memcpy, c, rust] = in_turns(settings.runs(), names, |round| {
-        let mut command = Command::new(&reader);
-        command.arg(DATASET).arg(round.to_string()).env("DIESEL_SERVER", &server.address);
-        command.env("DIESEL_TASK", "capi").env("DIESEL_RUNTIME_DIR", folder.join("run"));
-        let told = command.env("DIESEL_AGENT", program("dlcmd")?).output()?;
-        ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
-        let told = String::from_utf8(told.stdout)?;
+        writeln!(to, "{round}")?;
+        let told = from.next().context("the reader has ended")??;
         let mut figures = told.split_whitespace().map(str::parse::<f64>);
         let mut next = || figures.next().context("three figures are told")?.context("a figure");
         let (single, memcpy, batch) = (next()?, next()?, next()?);
         let (_, seconds) = time(|| in_rust(&dataset, round))?;
         Ok([single, memcpy, batch, seconds * 1e9 / (BATCHES * BATCH) as f64])
     })?;
+    drop(to);
+    ensure!(reader.wait()?.success(), "the reader failed");
     let allowed = Side {
         what: format!("{OF_MEMCPY} x {} + {OF_A_CALL} ns", memcpy.what),
         samples: memcpy.samples.iter().map(|time| time * OF_MEMCPY + OF_A_CALL).collect(),
