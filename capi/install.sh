@@ -6,8 +6,9 @@ library=$1 prefix=$2 strip=${3:--s} here=$(dirname "$0")
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$here/../Cargo.toml")
 full=libdiesel.so.$version
 mkdir -p "$prefix/lib/pkgconfig" "$prefix/include"
+# The library has threads, so a program never unloads it.
 "${CC:-cc}" -shared "-Wl,$strip" -o "$prefix/lib/$full.new" -Wl,-soname,libdiesel.so.0 -Wl,--version-script="$here/diesel.map" \
-    -Wl,--gc-sections -Wl,-z,defs -Wl,-z,relro,-z,now \
+    -Wl,--gc-sections -Wl,-z,defs -Wl,-z,relro,-z,now,-z,nodelete \
     -Wl,--whole-archive "$library" -Wl,--no-whole-archive -Wl,--as-needed -lgcc_s -lm -lpthread -ldl -lc
 mv "$prefix/lib/$full.new" "$prefix/lib/$full"
 ln -sf "$full" "$prefix/lib/libdiesel.so.0"

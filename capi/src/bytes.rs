@@ -11,6 +11,7 @@ use libdiesel::{Error, View};
 
 use crate::arguments::Output;
 use crate::failure::{DL_status, Failure};
+use crate::status::call;
 
 /// The owner of lent bytes.
 #[derive(Debug)]
@@ -78,16 +79,16 @@ pub(crate) fn store(
 /// release of the same array is no error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn DL_release(bytes: *mut DL_bytes, n: usize) {
-    if bytes.is_null() {
-        return;
-    }
-    for index in 0..n {
-        // SAFETY: the caller gives an array of n elements.
-        let one = unsafe { &mut *bytes.add(index) };
-        if !one.owner.is_null() {
-            // SAFETY: the owner is of `DL_bytes::of`, and is taken once.
-            drop(unsafe { Box::from_raw(one.owner) });
-            *one = DL_bytes::none(one.status);
+    call(|| {
+        for index in 0..if bytes.is_null() { 0 } else { n } {
+            // SAFETY: the caller gives an array of n elements.
+            let one = unsafe { &mut *bytes.add(index) };
+            if !one.owner.is_null() {
+                // SAFETY: the owner is of `DL_bytes::of`, and is taken once.
+                drop(unsafe { Box::from_raw(one.owner) });
+                *one = DL_bytes::none(one.status);
+            }
         }
-    }
+        Ok(())
+    });
 }

@@ -205,8 +205,11 @@ pub unsafe extern "C" fn DL_epoch_length(epoch: *const DL_epoch, files: *mut u64
 /// Frees an epoch. NULL is no error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn DL_epoch_close(epoch: *mut DL_epoch) {
-    if !epoch.is_null() {
-        // SAFETY: the caller gives an epoch for the last time.
-        drop(unsafe { Box::from_raw(epoch) });
-    }
+    call(|| {
+        if !epoch.is_null() {
+            // SAFETY: the caller gives an epoch for the last time.
+            drop(unsafe { Box::from_raw(epoch) });
+        }
+        Ok(())
+    });
 }

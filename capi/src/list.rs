@@ -127,8 +127,11 @@ pub unsafe extern "C" fn DL_ls_next(list: *mut DL_list, entry: *mut DL_entry) ->
 /// Frees a list. NULL is no error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn DL_ls_close(list: *mut DL_list) {
-    if !list.is_null() {
-        // SAFETY: the caller gives a list for the last time.
-        drop(unsafe { Box::from_raw(list) });
-    }
+    call(|| {
+        if !list.is_null() {
+            // SAFETY: the caller gives a list for the last time.
+            drop(unsafe { Box::from_raw(list) });
+        }
+        Ok(())
+    });
 }

@@ -114,10 +114,35 @@ def resume(job):
     return {"first": time.perf_counter() - began, "count": len(batch)}
 
 
+def find(job):
+    """Finds all files by fsspec; returns the seconds."""
+    importlib.import_module("libdiesel.fsspec")
+    elapsed, count = ours.find(job)
+    return {"first": elapsed, "count": count}
+
+
+#: Files of a local folder that is put.
+PUT = 20_000
+
+
+def put(job):
+    """Puts a local folder; returns the files a second."""
+    importlib.import_module("libdiesel.fsspec")
+    job["tree"] = os.path.join(job["folder"], "local")
+    if not os.path.exists(job["tree"]):
+        for name, content in data.Bytes(PUT):
+            path = os.path.join(job["tree"], name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(content)
+    return {"rate": PUT / ours.put_tree(job, job["how"])}
+
+
 def main():
     """Runs one job."""
     job = json.load(sys.stdin)
-    done = {"write": write, "read": read, "decode": decode, "token": token, "resume": resume}
+    done = {"write": write, "read": read, "decode": decode, "token": token, "resume": resume,
+            "find": find, "put": put}
     result = done[job["do"]](job)
     with open(job["result"], "w", encoding="utf-8") as file:
         json.dump(result, file)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 
 import numpy
 
@@ -130,6 +131,53 @@ def get_many(job):
     return lambda: loops.many(ds.get_many, groups)
 
 
+def get_many_by_path(job):
+    """Batches of bytes by path."""
+    ds = connect(job)
+    files = job["files"]
+    paths = [files.name(number) for number in loops.shuffled(len(ds))]
+    groups = loops.batches(paths, batch(job))
+    return lambda: loops.many(ds.get_many, groups)
+
+
+def filesystem(job):
+    """The filesystem of fsspec."""
+    import fsspec
+
+    return fsspec.filesystem("dl", server=job["server"], task=job["task"])
+
+
+def cat(job):
+    """Batches by fsspec."""
+    fs, files = filesystem(job), job["files"]
+    paths = [f"{NAME}/{files.name(number)}" for number in loops.shuffled(len(files))]
+    groups = loops.batches(paths, batch(job))
+    return lambda: loops.many(lambda group: fs.cat(group).values(), groups)
+
+
+def find(job):
+    """Number of the paths that fsspec finds."""
+    fs = filesystem(job)
+    fs.exists(NAME)
+    began = time.perf_counter()
+    found = fs.find(NAME)
+    return time.perf_counter() - began, len(found)
+
+
+def put_tree(job, how):
+    """Puts a local folder into a new dataset, by fsspec or by dlcmd; returns the seconds."""
+    tree, name = job["tree"], f"put-{time.time_ns()}"
+    if how == "dlcmd":
+        command = [os.environ["DIESEL_AGENT"], "--server", job["server"], "--quiet", "put", tree, f"dl://{name}"]
+        began = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - began
+    fs = filesystem(job)
+    began = time.perf_counter()
+    fs.put(f"{tree}/", name, recursive=True)
+    return time.perf_counter() - began
+
+
 def batch(job):
     """Files of a batch."""
     return job["options"].get("batch", loops.BATCH)
@@ -198,7 +246,9 @@ READERS = {
     "get": get_by_number,
     "get by path": get_by_path,
     "get_many": get_many,
+    "get_many by path": get_many_by_path,
     "get_many into": get_into,
+    "fsspec cat": cat,
     "view_many": view_many,
     "epochs": epochs,
     "epochs of views": epochs_of_views,

@@ -94,6 +94,23 @@ def many():
     return Part("get-many", "batches of 256", "bytes", SMALL, arms, bars)
 
 
+def filesystem():
+    """The package under fsspec."""
+    arms = (
+        Arm("fsspec cat", "ours", how="fsspec cat"),
+        Arm("libdiesel get_many by path", "ours", how="get_many by path"),
+        Arm("fsspec find", "ours", do="find"),
+        Arm("fsspec put -r of 20,000", "ours", do="put", how="fsspec"),
+        Arm("dlcmd put of 20,000", "ours", do="put", how="dlcmd"),
+    )
+    bars = (
+        Bar("fsspec cat", ("libdiesel get_many by path",), 0.8),
+        Bar("fsspec find", (), 1, kind="seconds"),
+        Bar("fsspec put -r of 20,000", ("dlcmd put of 20,000",), 0.5),
+    )
+    return Part("fsspec", "batches of 256, listings and puts by fsspec", "bytes", SMALL, arms, bars)
+
+
 def large():
     """Batches of large files."""
     arms = (
@@ -177,7 +194,7 @@ def restart():
 PARTS = {
     part.name: part
     for part in (
-        one(), many(), large(), epochs(), pictures(), loader("jpeg"), loader("png"), write(), restart(),
+        one(), many(), filesystem(), large(), epochs(), pictures(), loader("jpeg"), loader("png"), write(), restart(),
     )
 }
 

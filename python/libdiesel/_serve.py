@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import select
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ class Server:
     """A running ``dlserver``, of :func:`serve`. As a context manager it gives its address, and ends with the
     block."""
 
-    def __init__(self, arguments: list[str]):
+    def __init__(self, arguments: list[str], timeout: float):
         self._process = subprocess.Popen(
             [program("dlserver", "DIESEL_DLSERVER"), *arguments, "--until-eof"],
             stdin=subprocess.PIPE,
@@ -39,6 +40,11 @@ class Server:
         assert self._process.stdout is not None and self._process.stderr is not None
         self._reading = threading.Thread(target=self._read, args=(self._process.stderr,), daemon=True)
         self._reading.start()
+        is_there, _, _ = select.select([self._process.stdout], [], [], timeout)
+        if not is_there:
+            self._process.kill()
+            self.stop()
+            raise errors.Timeout(f"dlserver did not start in {timeout} s: {self.log.strip()}")
         told = self._process.stdout.readline()
         if not told.startswith("listening on "):
             code = self._process.wait(PATIENCE)
@@ -95,13 +101,16 @@ class Server:
         return f"<libdiesel.Server at {self.address}>"
 
 
-def serve(folder: Path = "diesel-data", *, listen: str = "127.0.0.1:0", options: Sequence[str] = ()) -> Server:
+def serve(
+    folder: Path = "diesel-data", *, listen: str = "127.0.0.1:0", options: Sequence[str] = (), timeout: float = 300.0
+) -> Server:
     """Starts the server of the package with all its data in a folder: ``with libdiesel.serve("folder") as
     address:``. It ends with the block, or with this program. The data stay, for the next server.
 
     :param listen: ``IP:PORT``; port 0 takes a free one
     :param options: further options of ``dlserver``, as ``["--grace", "5s"]`` (docs/CONFIGURATION.md)
+    :param timeout: seconds until the server listens; a lost index is rebuilt first
     :raises InvalidError: for a wrong option
     :raises LocalError: if the server can't start, as while another one uses the folder
     """
-    return Server(["--data", os.fspath(folder), "--listen", listen, "--http", "none", "--log", "warn", *options])
+    return Server(["--data", os.fspath(folder), "--listen", listen, "--http", "none", "--log", "warn", *options], timeout)

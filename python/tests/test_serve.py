@@ -32,6 +32,8 @@ def test_a_server_keeps_its_data_over_blocks(tmp_path):
         libdiesel.serve(tmp_path / "data")
     with pytest.raises(errors.InvalidError, match="--no-such"):
         libdiesel.serve(tmp_path / "other", options=["--no-such"])
+    with pytest.raises(errors.Timeout, match="0.0 s"):
+        libdiesel.serve(tmp_path / "late", timeout=0.0)
     server.stop()
     server.stop()
     assert not server.running

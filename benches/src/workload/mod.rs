@@ -75,6 +75,8 @@ pub enum Workload {
     PutMixed,
     /// Puts from memory by 1, 2 and 4 processes (paper, Figure 9), beside memcached and ext4
     PutMemory,
+    /// `dlcmd put --unpack` of 200,000 members of 4 KiB, beside tar and `dlcmd put`
+    Unpack,
     /// `dlcmd get` of 200,000 files of 4 KiB into a tmpfs, beside tar
     Get,
     /// All files in random batches of 256 by two threads, beside files of the file system
@@ -128,6 +130,7 @@ impl Workload {
         Self::PutMemory,
         Self::PutSmall,
         Self::PutMixed,
+        Self::Unpack,
         Self::Get,
         Self::GetMany,
         Self::Ls,
@@ -156,6 +159,7 @@ impl Workload {
             Self::Pack => pack::run(settings),
             Self::PutSmall => tree::put_small(settings),
             Self::PutMixed => tree::put_mixed(settings),
+            Self::Unpack => tree::unpack(settings),
             Self::PutMemory => memory::run(settings),
             Self::Get => tree::get(settings),
             Self::GetMany => many::run(settings),

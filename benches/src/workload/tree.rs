@@ -82,6 +82,40 @@ pub(super) fn get(settings: &Settings) -> Result<Vec<Bench>> {
     Ok(vec![Bench::new("get", settings, "s", sides, Bar::AtMostTimes(1.0))])
 }
 
+/// Members of an archive as files of a dataset, beside the way over the file system.
+pub(super) fn unpack(settings: &Settings) -> Result<Vec<Bench>> {
+    let tree = settings.small()?;
+    let data = settings.on_disk("unpack");
+    let server = Server::start(&data)?;
+    let (archive, folder) = (settings.on_disk("archive.tar"), settings.on_disk("unpacked"));
+    finish(&mut shell(TAR, [archive.as_path(), &tree.root]))?;
+    let names = ["dlcmd put --unpack", "tar xf, then dlcmd put of the folder"];
+    let sides = in_turns(settings.runs(), names, |round| {
+        rustix::fs::sync();
+        let mut unpack = dlcmd(&server)?;
+        unpack.args(["put", "--unpack"]).arg(&archive).arg(format!("dl://one{round}"));
+        let (_, unpacking) = time(|| finish(&mut unpack))?;
+        create_dir(&folder)?;
+        rustix::fs::sync();
+        let mut tar = Command::new("tar");
+        tar.arg("xf").arg(&archive).arg("-C").arg(&folder);
+        let mut put = dlcmd(&server)?;
+        put.arg("put").arg(&folder).arg(format!("dl://two{round}"));
+        let (_, both) = time(|| finish(&mut tar).and_then(|()| finish(&mut put)))?;
+        remove_dir_all(&folder)?;
+        for name in ["one", "two"] {
+            finish(dlcmd(&server)?.args(["delete-dataset", &format!("dl://{name}{round}")]))?;
+        }
+        Ok([unpacking, both])
+    })?;
+    drop(server);
+    remove_file(&archive)?;
+    remove_dir_all(&data)?;
+    let settings =
+        format!("{} members of 4 KiB, the archive warm, files on the disk", tree.files());
+    Ok(vec![Bench::new("unpack", settings, "s", sides, Bar::AtMostTimes(1.2))])
+}
+
 pub(super) fn ls(settings: &Settings) -> Result<Vec<Bench>> {
     let (server, tree) = with_small(settings, "ls")?;
     let listing = settings.in_memory("listing");

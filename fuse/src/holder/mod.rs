@@ -303,12 +303,13 @@ impl Holder<'_> {
             let why = why.unwrap_or_else(|| "the server of the mount ended early".to_owned());
             return Err(Refused { exit: 1, why });
         }
-        self.end_refreshes("the server of the mount has ended");
         let now = since_boot();
         let served = self.served.take().map(|since| now.saturating_sub(since));
         if served.is_some_and(|served| served >= SERVED) {
             // A server that has served is replaced at once.
             (self.pause, self.unserved) = (Duration::ZERO, None);
+        } else {
+            self.end_refreshes("the server of the mount has ended");
         }
         self.unserved.get_or_insert(now);
         if self.next_start.is_none() {
@@ -427,6 +428,10 @@ impl Holder<'_> {
         // Reads of the denial would take requests from the server.
         self.denial = None;
         server.socket.send(&ToServer::Serve(connected.features), &files, PATIENCE)?;
+        self.refreshing.retain(|tool| !tool.is_closed());
+        for _ in &self.refreshing {
+            server.socket.send(&ToServer::Refresh, &[], PATIENCE)?;
+        }
         (self.served, self.problem) = (Some(since_boot()), None);
         Ok(())
     }
@@ -449,15 +454,16 @@ impl Holder<'_> {
         }
     }
 
-    /// Asks the server to show the newest version; the tool gets the answer later.
+    /// Asks the server, or the next one, to show the newest version; the tool gets the answer later.
     fn refresh(&mut self, socket: Socket) {
         let server = self.server.as_ref().filter(|_| self.served.is_some());
-        let asked = server.map(|server| server.socket.send(&ToServer::Refresh, &[], PATIENCE));
-        match asked {
-            Some(Ok(())) => self.refreshing.push_back(socket),
-            Some(Err(why)) => tell(&socket, &self.refreshed(Some(why.to_string()))),
-            None => tell(&socket, &self.refreshed(Some("the mount has no server now".to_owned()))),
+        if let Some(Err(why)) =
+            server.map(|server| server.socket.send(&ToServer::Refresh, &[], PATIENCE))
+        {
+            // The end of the server is an event to come.
+            tracing::debug!(%why, "ask the server");
         }
+        self.refreshing.push_back(socket);
     }
 
     fn refreshed(&self, why: Option<String>) -> Answer {

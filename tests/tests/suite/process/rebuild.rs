@@ -86,7 +86,7 @@ async fn one_server_rebuilds_and_a_killed_one_is_replaced_within_seconds() -> Re
     proxy.set_throttle(Throttle::default());
     for server in &servers {
         becomes_well(server.http())?;
-        ensure!(!is_rebuilding(server)?, "the rebuild goes on");
+        soon("the rebuild ends", || Ok(!is_rebuilding(server)?))?;
     }
     for (number, reader) in readers.iter_mut().enumerate() {
         ensure!(reader.wait(Duration::from_secs(60))? == 0, "read {number} by path failed");
