@@ -159,7 +159,7 @@ deploy-env:
 	}
 	@[ -e $(DEPLOY)/systemd.tar ] || [ "$$(id -u)" != 0 ] || { \
 		mkdir -p $(DEPLOY) && \
-		sources=$$(ls /etc/apt/sources.list.d/*.sources /etc/apt/sources.list 2>/dev/null | head -1); \
+		sources=$$(ls /etc/apt/sources.list.d/*.sources /etc/apt/sources.list 2>/dev/null | head -1) || :; \
 		timeout 150 mmdebstrap --quiet --variant=minbase --include=systemd,systemd-sysv,dbus \
 			"$$(. /etc/os-release && echo $$VERSION_CODENAME)" $(DEPLOY)/part-systemd.tar "$$sources" && mv $(DEPLOY)/part-systemd.tar $(DEPLOY)/systemd.tar || \
 			{ rm -f $(DEPLOY)/part-systemd.tar; echo "$@: no root file system with systemd was made"; }; \

@@ -15,19 +15,10 @@ use libdiesel::agent::{
 use libdiesel::{Client, ConnectOptions, Dataset, Error, Kind, Snapshot, SnapshotCache};
 
 use crate::peers::{JobKey, Peers};
-use crate::record::FoundName;
-use crate::registration::Registration;
-use crate::terms::Terms;
+use crate::registration::{FoundName, Registration, Terms};
 
 /// Connections to each server: one agent fetches for many processes.
 const CONNECTIONS: usize = 4;
-
-/// A chunk of a dataset. Numbers behind the chunks mean parts of large files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct ChunkKey {
-    pub(crate) dataset: usize,
-    pub(crate) chunk: u32,
-}
 
 /// An open dataset.
 #[derive(Debug)]
@@ -35,7 +26,7 @@ pub(crate) struct Open {
     pub(crate) name: String,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) first_files: Arc<[u32]>,
-    pub(crate) table: Table,
+    pub(crate) table: Arc<Table>,
     pub(crate) source: ChunkSource,
     /// The connection to the servers.
     pub(crate) dataset: Dataset,
@@ -176,7 +167,7 @@ impl Open {
             name,
             snapshot,
             first_files,
-            table,
+            table: Arc::new(table),
             source,
             dataset,
             peers,

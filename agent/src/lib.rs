@@ -5,45 +5,23 @@
 //! Must hold: all contents are copies, so the death of an agent costs only time. Memory stays
 //! within the budget. Each wait of a worker is answered by its deadline.
 
-mod backlog;
-mod budget;
 mod cache;
-mod closing;
-mod collapsing;
-mod counts;
 mod dataset;
 mod descriptors;
-mod epochs;
-mod files;
-mod fill;
-mod member;
-mod opening;
-mod orders;
-mod pages;
-mod peer_pins;
-mod peer_requests;
-mod peer_server;
 mod peers;
+#[doc(hidden)]
+pub mod place;
 mod progress;
-mod readiness;
-mod record;
 mod registration;
-mod retention;
 mod run;
-mod slots;
+mod service;
 mod status;
-mod terms;
-mod waits;
-mod window;
-mod worker_server;
 
-pub use budget::{Budget, is_cgroup_visible};
-pub use epochs::EpochStatus;
-pub use pages::Pages;
+pub use cache::{Budget, Pages, is_cgroup_visible};
 pub use peers::{InvalidPeerAddress, PeerAddress, PeerConfig, PeerStatus, PeerTls};
+pub use place::{EpochStatus, Eviction, InvalidEviction};
 pub use run::{Config, Ended, run};
-pub use status::{About, DatasetStatus, OrderStatus, Status, WorkerStatus};
-pub use waits::{Doing, PeerWait, Wait};
+pub use status::{About, DatasetStatus, Doing, OrderStatus, PeerWait, Status, Wait, WorkerStatus};
 
 /// When the agent fetches chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

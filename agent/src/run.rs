@@ -14,21 +14,17 @@ use dl_runtime::{Clock, Shutdown, SystemClock, spawn};
 use libdiesel::agent::{AgentFiles, Owner, TaskName, accept};
 use tokio::io::unix::AsyncFd;
 
-use crate::cache::Cache;
-use crate::closing::Unread;
-use crate::collapsing::collapse_all;
-use crate::member::Member;
-use crate::readiness::watch;
-use crate::record::Records;
+use crate::cache::{Cache, Unread, collapse_all, watch_owners};
+use crate::registration::Records;
+use crate::service::{Member, WorkerServer, watch};
 use crate::status::About;
-use crate::worker_server::WorkerServer;
-use crate::{Budget, PeerConfig, Policy};
+use crate::{Budget, Eviction, PeerConfig, Policy};
 
 /// Interval for following orders and retrying waits for memory.
-const TICK: Duration = Duration::from_millis(5);
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Interval between two signs of life.
-const BEAT: Duration = Duration::from_secs(1);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The start configuration of an agent.
 #[derive(Debug)]
@@ -43,6 +39,8 @@ pub struct Config {
     pub memory: Budget,
     /// The policy for fetching ahead.
     pub policy: Policy,
+    /// Which kept chunk leaves for a chunk that is read in no order.
+    pub eviction: Eviction,
     /// The endpoint for other agents of the job.
     pub peers: PeerConfig,
     /// How long the agent lives without a worker.
@@ -67,29 +65,30 @@ pub enum Ended {
 /// # Errors
 /// When the listener fails.
 pub async fn run(config: Config) -> io::Result<Ended> {
-    let Config { task, listener, lock, memory, policy, peers, idle, shutdown, about } = config;
+    let Config { task, listener, lock, memory, policy, eviction, peers, idle, shutdown, about } =
+        config;
     let lock = File::from(lock);
     name_holder(&lock)?;
     rustix::io::ioctl_fionbio(&listener, true)?;
     let owner = Owner::of(&listener, task.clone())?;
     let listener = watch(listener)?;
-    let cache = Arc::new(Cache::new(policy, memory.0));
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::of_machine());
+    let cache = Arc::new(Cache::new(policy, eviction, memory.0, Arc::clone(&clock)));
     let stop = Shutdown::new();
     let process = std::process::id();
-    tracing::info!(%task, process, memory = memory.0, ?policy, "the agent begins");
-    let member = Member::of(task, peers, Records::of_user(owner.name()), about);
+    tracing::info!(%task, process, memory = memory.0, ?policy, %eviction, "the agent begins");
+    let member = Member::of(task, peers, Records::of_user(owner.name(), Arc::clone(&clock)), about);
     let server = Arc::new(WorkerServer::new(Arc::clone(&cache), stop.clone(), member, owner, idle));
-    let clock = SystemClock::new();
     let driving = spawn(drive(Arc::clone(&cache), idle));
-    let collapsing = spawn(collapse_all(Arc::clone(&cache)));
+    let beside = [spawn(collapse_all(Arc::clone(&cache))), spawn(watch_owners(Arc::clone(&cache)))];
     let ended = tokio::select! {
         failed = accept_all(&listener, &server) => Err(failed),
         () = shutdown.requested() => Ok(Ended::Stopped),
         () = stop.requested() => Ok(Ended::Stopped),
-        () = unneeded(&server, idle, &clock) => Ok(Ended::Idle),
+        () = unneeded(&server, idle, &*clock) => Ok(Ended::Idle),
     };
     driving.abort();
-    collapsing.abort();
+    beside.iter().for_each(|task| task.abort());
     // Tells other agents about the end, and ends the registrations.
     stop.request();
     server.opener.leave().await;
@@ -119,7 +118,7 @@ async fn accept_all(listener: &AsyncFd<OwnedFd>, server: &Arc<WorkerServer>) -> 
             Ok(Err(why)) => {
                 // For example when all descriptors are in use.
                 tracing::warn!(%why, "accept a connection of a worker");
-                SystemClock::new().sleep(BEAT).await;
+                server.cache.clock.sleep(HEARTBEAT_INTERVAL).await;
                 continue;
             }
             Err(_) => continue,
@@ -137,7 +136,7 @@ async fn accept_all(listener: &AsyncFd<OwnedFd>, server: &Arc<WorkerServer>) -> 
 async fn unneeded(server: &WorkerServer, idle: Duration, clock: &dyn Clock) {
     let (mut since, mut given) = (clock.monotonic(), 0);
     loop {
-        clock.sleep(BEAT.min(idle)).await;
+        clock.sleep(HEARTBEAT_INTERVAL.min(idle)).await;
         let now = clock.monotonic();
         let before = std::mem::replace(&mut given, server.given());
         if server.is_needed() || given != before {
@@ -151,21 +150,20 @@ async fn unneeded(server: &WorkerServer, idle: Duration, clock: &dyn Clock) {
 
 /// Follows the orders, fetches ahead, and gives signs of life.
 async fn drive(cache: Arc<Cache>, idle: Duration) {
-    let clock = SystemClock::new();
+    let clock = Arc::clone(&cache.clock);
     let (mut next_beat, mut unread) = (Duration::ZERO, Unread::default());
     loop {
-        let fetches = cache.state().retry_queue();
+        let fetches = cache.state().retry_queue(cache.now());
         fetches.into_iter().for_each(|fetch| cache.fetch(fetch));
         cache.fetch_ahead();
         let now = clock.monotonic();
         if now >= next_beat {
             let mut state = cache.state();
-            state.beat();
-            state.look_at_owners();
+            state.beat(now);
             unread.close(&mut state, now, idle);
-            next_beat = now.saturating_add(BEAT);
+            next_beat = now.saturating_add(HEARTBEAT_INTERVAL);
         }
-        let pause = if cache.is_followed() { TICK } else { BEAT };
+        let pause = if cache.is_followed() { FOLLOW_INTERVAL } else { HEARTBEAT_INTERVAL };
         tokio::select! {
             () = cache.moved.notified() => {}
             () = clock.sleep(pause) => {}

@@ -62,6 +62,8 @@ pub struct TaskMember {
     pub key_fingerprint: Option<[u8; 32]>,
     /// Bytes of memory for the dataset.
     pub memory: u64,
+    /// Chunks of the dataset that the member can keep; none while unknown.
+    pub chunks: Option<u32>,
 }
 
 /// The state of a training job, sent to its members.
@@ -102,7 +104,7 @@ impl fmt::Debug for TaskMembership {
 impl From<JoinTask> for pb::JoinTaskRequest {
     fn from(request: JoinTask) -> Self {
         let JoinTask { dataset, version, task, member, leaving, counters } = request;
-        let pb::TaskMember { member, address, key_fingerprint, memory } = member.into();
+        let pb::TaskMember { member, address, key_fingerprint, memory, chunks } = member.into();
         Self {
             dataset: id_bytes(dataset.as_bytes()),
             version: version_bytes(version),
@@ -111,6 +113,7 @@ impl From<JoinTask> for pb::JoinTaskRequest {
             address,
             key_fingerprint,
             memory,
+            chunks,
             leaving,
             counters: Some(counters),
         }
@@ -121,8 +124,8 @@ impl TryFrom<pb::JoinTaskRequest> for JoinTask {
     type Error = WireError;
 
     fn try_from(wire: pb::JoinTaskRequest) -> Result<Self, WireError> {
-        let pb::JoinTaskRequest { member, address, key_fingerprint, memory, .. } = wire;
-        let member = pb::TaskMember { member, address, key_fingerprint, memory };
+        let pb::JoinTaskRequest { member, address, key_fingerprint, memory, chunks, .. } = wire;
+        let member = pb::TaskMember { member, address, key_fingerprint, memory, chunks };
         let task = wire.task.parse().map_err(|why| WireError::invalid("task", why))?;
         Ok(Self {
             dataset: dataset_id(&wire.dataset)?,
@@ -143,6 +146,7 @@ impl From<TaskMember> for pb::TaskMember {
             address: member.address,
             key_fingerprint: fingerprint.unwrap_or_default(),
             memory: member.memory,
+            chunks: member.chunks,
         }
     }
 }
@@ -167,7 +171,8 @@ impl TryFrom<pb::TaskMember> for TaskMember {
             }
         };
         let id = MemberId::from_bytes(id);
-        Ok(Self { id, address: wire.address, key_fingerprint, memory: wire.memory })
+        let (memory, chunks) = (wire.memory, wire.chunks);
+        Ok(Self { id, address: wire.address, key_fingerprint, memory, chunks })
     }
 }
 
@@ -186,9 +191,9 @@ impl MemberRecord {
     /// The bytes for the metadata store.
     pub fn to_bytes(self) -> Vec<u8> {
         let Self { member, counters, heard } = self;
-        let pb::TaskMember { member, address, key_fingerprint, memory } = member.into();
+        let pb::TaskMember { member, address, key_fingerprint, memory, chunks } = member.into();
         let (counters, heard) = (Some(counters), heard.get());
-        pb::MemberRecord { member, address, key_fingerprint, memory, counters, heard }
+        pb::MemberRecord { member, address, key_fingerprint, memory, chunks, counters, heard }
             .encode_to_vec()
     }
 
@@ -199,9 +204,11 @@ impl MemberRecord {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, WireError> {
         let wire = pb::MemberRecord::decode(bytes);
         let wire = wire.map_err(|why| WireError::invalid("member", why))?;
-        let pb::MemberRecord { member, address, key_fingerprint, memory, counters, heard } = wire;
+        let pb::MemberRecord { member, address, key_fingerprint, memory, chunks, counters, heard } =
+            wire;
         Ok(Self {
-            member: pb::TaskMember { member, address, key_fingerprint, memory }.try_into()?,
+            member: pb::TaskMember { member, address, key_fingerprint, memory, chunks }
+                .try_into()?,
             counters: counters.unwrap_or_default(),
             heard: Stamp::new(heard),
         })
@@ -341,6 +348,7 @@ mod tests {
             address: "10.0.0.7:9000".to_owned(),
             key_fingerprint: number.is_multiple_of(2).then_some([number; 32]),
             memory: 7,
+            chunks: Some(number.into()),
         }
     }
 

@@ -6,7 +6,7 @@
 use std::fmt::Debug;
 use std::pin::Pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 
@@ -28,14 +28,18 @@ pub trait Clock: Debug + Send + Sync + 'static {
 /// The machine's clocks. `sleep` needs a tokio runtime with time enabled.
 #[derive(Debug)]
 pub struct SystemClock {
-    start: Instant,
+    start: Duration,
 }
 
 impl SystemClock {
     /// A clock whose monotonic time starts now.
-    #[expect(clippy::disallowed_methods, reason = "the place that reads the machine's clock")]
     pub fn new() -> Self {
-        Self { start: Instant::now() }
+        Self { start: since_boot() }
+    }
+
+    /// A clock whose monotonic time is the same in all processes of the machine.
+    pub fn of_machine() -> Self {
+        Self { start: Duration::ZERO }
     }
 }
 
@@ -52,7 +56,7 @@ impl Clock for SystemClock {
     }
 
     fn monotonic(&self) -> Duration {
-        self.start.elapsed()
+        since_boot().saturating_sub(self.start)
     }
 
     #[expect(clippy::disallowed_methods, reason = "the place that reads the machine's clock")]

@@ -5,7 +5,6 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dl_runtime::{Clock, SystemClock, since_boot};
 use tokio::sync::mpsc;
 
 use super::frame::Request;
@@ -14,7 +13,7 @@ use super::link::Link;
 use super::link_state::{Destination, Event, Pending};
 
 /// Time limit for waiting for earlier requests.
-const TURN: Duration = Duration::from_secs(5);
+const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time limit of the other agent for a whole request. Afterwards, only chunks it keeps are
 /// requested for `AVOIDED`.
@@ -22,10 +21,10 @@ const WAIT_MAX: Duration = Duration::from_secs(6);
 const AVOIDED: Duration = Duration::from_secs(15);
 
 /// Time limit for files without their chunks.
-const FILES: Duration = Duration::from_millis(250);
+const FILES_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Time limit for a sign of life from an agent fetching a chunk for this agent.
-const SIGN: Duration = Duration::from_secs(2);
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The result of a request for a chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,12 +49,12 @@ impl Link {
         incoming: Incoming,
         is_right: impl Fn(usize),
     ) -> ChunkOutcome {
-        let clock = SystemClock::new();
+        let clock = &self.clock;
         let mut permit = tokio::select! {
             permit = self.transfers.acquire() => permit.ok(),
-            () = clock.sleep(TURN) => None,
+            () = clock.sleep(TURN_TIMEOUT) => None,
         };
-        let (began, most) = (since_boot(), self.state().most());
+        let (began, most) = (self.now(), self.state().most());
         if permit.is_none() {
             self.counts.slow.fetch_add(1, Ordering::Relaxed);
             return ChunkOutcome::Failed { right: 0, why: "too many concurrent transfers" };
@@ -67,15 +66,15 @@ impl Link {
         let cancellation = Cancellation { link: self, number };
         let (mut deadline, mut right, mut has_waited) = (began.saturating_add(most), 0, false);
         loop {
-            let left = deadline.saturating_sub(since_boot());
+            let left = deadline.saturating_sub(self.now());
             let event = tokio::select! {
                 event = events.recv() => event,
                 () = clock.sleep(left) => {
                     self.counts.slow.fetch_add(1, Ordering::Relaxed);
-                    let soon = since_boot().saturating_add(most);
+                    let soon = self.now().saturating_add(most);
                     let right = cancellation.now(soon).unwrap_or(right);
                     if has_waited {
-                        self.state().avoided_until = since_boot().saturating_add(AVOIDED);
+                        self.state().avoided_until = self.now().saturating_add(AVOIDED);
                     }
                     return ChunkOutcome::Failed { right, why: "it timed out" };
                 }
@@ -86,7 +85,7 @@ impl Link {
                     drop(permit.take());
                     has_waited = true;
                     let last = began.saturating_add(WAIT_MAX);
-                    deadline = since_boot().saturating_add(SIGN.max(most)).min(last);
+                    deadline = self.now().saturating_add(HEARTBEAT_TIMEOUT.max(most)).min(last);
                 }
                 Some(Event::Files(_)) => {}
                 Some(Event::Right(files)) => {
@@ -94,7 +93,7 @@ impl Link {
                     is_right(right);
                 }
                 Some(Event::Whole) if !has_waited => {
-                    self.state().took(since_boot().saturating_sub(began));
+                    self.state().took(self.now().saturating_sub(began));
                     return ChunkOutcome::Complete;
                 }
                 ended => return self.outcome(ended, chunk, right),
@@ -151,7 +150,7 @@ impl Link {
         };
         let is_whole = tokio::select! {
             is_whole = whole => is_whole,
-            () = SystemClock::new().sleep(FILES) => {
+            () = self.clock.sleep(FILES_TIMEOUT) => {
                 self.counts.slow.fetch_add(1, Ordering::Relaxed);
                 false
             }
@@ -175,7 +174,7 @@ impl Link {
     }
 }
 
-/// Cancels a request when dropped.
+/// Cancels a request when dropped: the other agent is told to send no more of its answer.
 struct Cancellation<'a> {
     link: &'a Link,
     number: u32,
@@ -186,7 +185,7 @@ impl Cancellation<'_> {
     /// the answer continues before `soon`.
     fn now(self, soon: Duration) -> Option<usize> {
         let mut state = self.link.state();
-        let mut pending = state.pending.remove(&self.number)?;
+        let mut pending = state.forget(self.number)?;
         state.cancelled = Some((self.number, soon));
         Some(pending.coming()?.right())
     }
@@ -194,6 +193,6 @@ impl Cancellation<'_> {
 
 impl Drop for Cancellation<'_> {
     fn drop(&mut self) {
-        self.link.state().pending.remove(&self.number);
+        self.link.state().forget(self.number);
     }
 }

@@ -32,6 +32,8 @@ pub(crate) enum Request {
     Files { number: u32, count: u32 },
     /// The list of kept chunks, unless unchanged since a generation.
     Kept { generation: u32 },
+    /// The rest of the answer to a request is not needed any more.
+    Forget { number: u32 },
 }
 
 /// An answer.
@@ -59,6 +61,7 @@ impl Request {
             Self::Chunk { number, chunk } => head(1, number, chunk, 0),
             Self::Kept { generation } => head(2, generation, 0, 0),
             Self::Files { number, count } => head(3, number, count, 0),
+            Self::Forget { number } => head(4, number, 0, 0),
         }
     }
 
@@ -66,6 +69,7 @@ impl Request {
         match parts(bytes) {
             (1, number, chunk, 0) => Ok(Self::Chunk { number, chunk }),
             (2, generation, 0, 0) => Ok(Self::Kept { generation }),
+            (4, number, 0, 0) => Ok(Self::Forget { number }),
             (3, number, count, 0) if (1..=FILES_MAX as u32).contains(&count) => {
                 Ok(Self::Files { number, count })
             }
@@ -136,7 +140,8 @@ mod tests {
     fn messages_round_trip_and_invalid_bytes_are_refused() {
         let request = Request::Chunk { number: 7, chunk: u32::MAX };
         let files = Request::Files { number: 7, count: FILES_MAX as u32 };
-        for request in [request, files, Request::Kept { generation: 8 }] {
+        let forget = Request::Forget { number: 9 };
+        for request in [request, files, forget, Request::Kept { generation: 8 }] {
             assert_eq!(Request::from_bytes(request.to_bytes()).unwrap(), request);
         }
         let answers = [

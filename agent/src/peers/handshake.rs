@@ -9,7 +9,7 @@ use std::io;
 use std::time::Duration;
 
 use aws_lc_rs::hmac::{self, HMAC_SHA256, Key};
-use dl_runtime::{Clock, OsRandom, Random, SystemClock};
+use dl_runtime::{Clock, OsRandom, Random};
 use libdiesel::agent::{DatasetId, MemberId, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -94,8 +94,9 @@ pub(crate) async fn prove(
     key: &JobKey,
     me: MemberId,
     called: MemberId,
+    clock: &dyn Clock,
 ) -> io::Result<()> {
-    within(TIMEOUT, async {
+    within(clock, TIMEOUT, async {
         let mut challenge = [0; CHALLENGE];
         stream.read_exact(&mut challenge).await?;
         let exchange = Exchange { challenge, salt: random(), caller: me, called };
@@ -119,8 +120,9 @@ pub(crate) async fn authenticate(
     stream: &mut TcpStream,
     me: MemberId,
     keys: impl FnOnce() -> Vec<Option<JobKey>>,
+    clock: &dyn Clock,
 ) -> io::Result<(usize, MemberId)> {
-    within(TIMEOUT, async {
+    within(clock, TIMEOUT, async {
         let challenge = random();
         stream.write_all(&challenge).await?;
         let mut hello = [0; HELLO];
@@ -143,12 +145,13 @@ pub(crate) async fn authenticate(
 
 /// Ends work with another agent with a time-out.
 pub(crate) async fn within<T>(
+    clock: &dyn Clock,
     limit: Duration,
     work: impl Future<Output = io::Result<T>>,
 ) -> io::Result<T> {
     tokio::select! {
         ended = work => ended,
-        () = SystemClock::new().sleep(limit) => Err(io::ErrorKind::TimedOut.into()),
+        () = clock.sleep(limit) => Err(io::ErrorKind::TimedOut.into()),
     }
 }
 

@@ -12,12 +12,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dl_runtime::{Clock, SystemClock, since_boot, spawn};
+use dl_runtime::{Clock, spawn};
 use libdiesel::agent::MemberId;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc};
 
+use super::events::LinkEvents;
 use super::frame::{Answer, COMES, HEAD, REQUESTS_MAX, Request, invalid_message};
 use super::handshake::{self, JobKey};
 use super::link_state::{Event, Kept, LinkState, Pending, Phase};
@@ -31,24 +32,24 @@ const TRANSFERS: usize = 2;
 const OPEN_MAX: usize = REQUESTS_MAX - 16;
 
 /// Time limit of an attempt to connect.
-const CONNECT: Duration = Duration::from_secs(2);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long the other agent may not know this agent as a member: the servers tell it at once.
 const UNKNOWN_MAX: Duration = Duration::from_secs(2);
 
 /// Interval between attempts to connect, which an agent refuses before its dataset is open, and with
 /// TLS from unknown members.
-const AGAIN_UNKNOWN: Duration = Duration::from_millis(20);
+const RETRY_DELAY_UNKNOWN: Duration = Duration::from_millis(20);
 
 /// Intervals between two attempts to connect.
-const AGAIN_MIN: Duration = Duration::from_millis(500);
-const AGAIN_MAX: Duration = Duration::from_secs(5);
+const RETRY_DELAY_MIN: Duration = Duration::from_millis(500);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(5);
 
 /// Interval between two requests for the list of kept chunks, which also serve as signs of life,
 /// and a shorter interval before the link is up; and the longest accepted silence.
-const LOOK: Duration = Duration::from_secs(1);
-const LOOK_EARLY: Duration = Duration::from_millis(20);
-const SILENCE: Duration = Duration::from_secs(3);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+const POLL_INTERVAL_EARLY: Duration = Duration::from_millis(20);
+const SILENCE_MAX: Duration = Duration::from_secs(3);
 
 /// The configuration of a link.
 #[derive(Debug)]
@@ -62,6 +63,8 @@ pub(super) struct LinkConfig {
     /// The certificate of the other agent, if that agent uses TLS.
     pub(super) fingerprint: Option<Fingerprint>,
     pub(super) descriptors: Descriptors,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) events: Arc<LinkEvents>,
 }
 
 /// The link to another agent.
@@ -69,12 +72,14 @@ pub(super) struct LinkConfig {
 pub(crate) struct Link {
     pub(crate) member: MemberId,
     pub(crate) address: String,
+    pub(super) clock: Arc<dyn Clock>,
     state: Mutex<LinkState>,
     pub(super) transfers: Semaphore,
     /// Permits for unanswered requests.
     pub(super) open: Semaphore,
     /// Notified when an attempt to connect has ended.
     tried: Notify,
+    events: Arc<LinkEvents>,
     pub(crate) counts: LinkCounts,
 }
 
@@ -92,16 +97,27 @@ pub(crate) struct LinkCounts {
 }
 
 impl Link {
-    pub(crate) fn new(member: MemberId, address: String) -> Self {
+    fn new(
+        member: MemberId,
+        address: String,
+        clock: Arc<dyn Clock>,
+        events: Arc<LinkEvents>,
+    ) -> Self {
         Self {
             member,
             address,
-            state: Mutex::new(LinkState::new()),
+            state: Mutex::new(LinkState::new(clock.monotonic())),
+            clock,
             transfers: Semaphore::new(TRANSFERS),
             open: Semaphore::new(OPEN_MAX),
             tried: Notify::new(),
+            events,
             counts: LinkCounts::default(),
         }
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.clock.monotonic()
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, LinkState> {
@@ -115,10 +131,18 @@ impl Link {
     }
 
     /// Whether the other agent keeps a chunk, and whether it has room for more.
-    pub(crate) fn keeps(&self, chunk: u32) -> (bool, bool) {
+    pub(crate) fn kept(&self, chunk: u32) -> (bool, bool) {
         let state = self.state();
-        let can_keep = state.kept.can_keep && since_boot() >= state.avoided_until;
+        let can_keep = state.kept.can_keep && self.now() >= state.avoided_until;
         (state.kept.holds(chunk), can_keep)
+    }
+
+    /// Adds the chunks kept by the other agent, a bit for each.
+    pub(super) fn add_kept(&self, to: &mut [u8]) {
+        let state = self.state();
+        if state.phase == Phase::Up {
+            to.iter_mut().zip(&state.kept.bits).for_each(|(to, bits)| *to |= bits);
+        }
     }
 
     /// Waits until the first attempt to connect has ended, including the first list of kept chunks.
@@ -136,9 +160,9 @@ impl Link {
     }
 
     /// Connects and serves repeatedly, until aborted by the last owner of the link.
-    async fn stay(self: Arc<Self>, way: LinkConfig) {
-        let clock = SystemClock::new();
-        let mut pause = AGAIN_MIN;
+    async fn run(self: Arc<Self>, way: LinkConfig) {
+        let clock = Arc::clone(&self.clock);
+        let mut pause = RETRY_DELAY_MIN;
         loop {
             let descriptor = way.descriptors.take();
             let connected = match &descriptor {
@@ -149,14 +173,14 @@ impl Link {
             };
             let why = match connected {
                 Ok((read, write)) => {
-                    pause = AGAIN_MIN;
-                    self.talk(read, write).await
+                    pause = RETRY_DELAY_MIN;
+                    self.exchange(read, write).await
                 }
                 Err(why) => why,
             };
             drop(descriptor);
             if self.may_be_unknown(&why) {
-                clock.sleep(AGAIN_UNKNOWN).await;
+                clock.sleep(RETRY_DELAY_UNKNOWN).await;
                 continue;
             }
             if self.phase().0 != Phase::Gone {
@@ -164,7 +188,7 @@ impl Link {
             }
             self.end(&why);
             clock.sleep(pause).await;
-            pause = pause.saturating_mul(2).min(AGAIN_MAX);
+            pause = pause.saturating_mul(2).min(RETRY_DELAY_MAX);
         }
     }
 
@@ -176,7 +200,7 @@ impl Link {
             io::ErrorKind::ConnectionReset,
         ];
         let (phase, since) = self.phase();
-        let is_early = since_boot().saturating_sub(since) < UNKNOWN_MAX;
+        let is_early = self.now().saturating_sub(since) < UNKNOWN_MAX;
         phase == Phase::Connecting && is_early && closed.contains(&why.kind())
     }
 
@@ -196,7 +220,7 @@ impl Link {
             stream.set_nodelay(true)?;
             let key = way.key.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let key = key.ok_or(io::ErrorKind::NotConnected)?;
-            handshake::prove(&mut stream, &key, way.me, self.member).await?;
+            handshake::prove(&mut stream, &key, way.me, self.member, &*self.clock).await?;
             match both {
                 Some((identity, fingerprint)) => identity.connect(stream, fingerprint).await,
                 None => {
@@ -207,30 +231,30 @@ impl Link {
         };
         tokio::select! {
             connected = connecting => connected,
-            () = SystemClock::new().sleep(CONNECT) => {
+            () = self.clock.sleep(CONNECT_TIMEOUT) => {
                 Err(io::Error::new(io::ErrorKind::TimedOut, "no answer"))
             }
         }
     }
 
     /// Sends requests and receives answers until the connection ends; returns the reason.
-    async fn talk(&self, read: Reader, write: Writer) -> io::Error {
+    async fn exchange(&self, read: Reader, write: Writer) -> io::Error {
         let (asks, queue) = mpsc::channel(64);
         {
             let mut state = self.state();
             state.asks = Some(asks.clone());
-            (state.heard, state.connected) = (since_boot(), since_boot());
+            (state.heard, state.connected) = (self.now(), self.now());
             state.kept = Kept::default();
         }
         tokio::select! {
             ended = self.listen(read) => ended.err().unwrap_or_else(invalid_message),
             why = send(write, queue) => why,
-            why = self.look(asks) => why,
+            why = self.poll_kept(asks) => why,
         }
     }
 
     /// Requests the list of kept chunks repeatedly, until the other agent falls silent.
-    async fn look(&self, asks: mpsc::Sender<Bytes>) -> io::Error {
+    async fn poll_kept(&self, asks: mpsc::Sender<Bytes>) -> io::Error {
         loop {
             let generation = self.state().kept.generation;
             let request = Bytes::copy_from_slice(&Request::Kept { generation }.to_bytes());
@@ -238,9 +262,9 @@ impl Link {
                 return io::ErrorKind::BrokenPipe.into();
             }
             let is_up = self.phase().0 == Phase::Up;
-            SystemClock::new().sleep(if is_up { LOOK } else { LOOK_EARLY }).await;
-            if since_boot().saturating_sub(self.state().heard) > SILENCE {
-                let why = format!("no sign of life for {} seconds", SILENCE.as_secs());
+            self.clock.sleep(if is_up { POLL_INTERVAL } else { POLL_INTERVAL_EARLY }).await;
+            if self.now().saturating_sub(self.state().heard) > SILENCE_MAX {
+                let why = format!("no sign of life for {} seconds", SILENCE_MAX.as_secs());
                 return io::Error::new(io::ErrorKind::TimedOut, why);
             }
         }
@@ -260,12 +284,14 @@ impl Link {
         let mut state = self.state();
         if length > 0 {
             state.kept.bits = kept.bits;
+            self.events.listed();
         }
         (state.kept.generation, state.kept.can_keep) = (kept.generation, kept.can_keep);
-        let is_late = since_boot().saturating_sub(state.connected) > UNKNOWN_MAX;
+        let is_late = self.now().saturating_sub(state.connected) > UNKNOWN_MAX;
         if state.phase != Phase::Up && (is_known || is_late) {
-            state.turn(Phase::Up);
+            state.turn(Phase::Up, self.now());
             self.tried.notify_waiters();
+            self.events.changed();
         }
         Ok(())
     }
@@ -277,11 +303,12 @@ impl Link {
             state.asks = None;
             state.pending.clear();
             if state.phase != Phase::Gone {
-                state.turn(Phase::Down(why.to_string()));
+                state.turn(Phase::Down(why.to_string()), self.now());
             }
         }
         tracing::debug!(peer = self.address, %why, "no connection to another agent");
         self.tried.notify_waiters();
+        self.events.changed();
     }
 
     async fn listen(&self, mut read: Reader) -> io::Result<()> {
@@ -289,10 +316,10 @@ impl Link {
         loop {
             let mut head = [0; HEAD];
             read.read_exact(&mut head).await?;
-            self.state().heard = since_boot();
+            self.state().heard = self.now();
             match Answer::from_bytes(head)? {
                 Answer::Piece { number, offset, length } => {
-                    self.state().expect(number, offset, length)?;
+                    self.state().expect(number, offset, length, self.now())?;
                     self.take(&mut read, number, length as usize, &mut rest).await?;
                 }
                 Answer::Files { number, length } => {
@@ -307,7 +334,10 @@ impl Link {
                     let kept = Kept { generation, can_keep, bits: Vec::new() };
                     self.receive_kept(&mut read, kept, is_known, length).await?;
                 }
-                Answer::Goodbye => self.state().turn(Phase::Gone),
+                Answer::Goodbye => {
+                    self.state().turn(Phase::Gone, self.now());
+                    self.events.changed();
+                }
             }
         }
     }
@@ -383,8 +413,9 @@ pub(crate) struct LinkTask {
 
 impl LinkTask {
     pub(super) fn new(member: MemberId, address: String, way: LinkConfig) -> Self {
-        let link = Arc::new(Link::new(member, address));
-        let task = spawn(Arc::clone(&link).stay(way));
+        let (clock, events) = (Arc::clone(&way.clock), Arc::clone(&way.events));
+        let link = Arc::new(Link::new(member, address, clock, events));
+        let task = spawn(Arc::clone(&link).run(way));
         Self { link, task }
     }
 }

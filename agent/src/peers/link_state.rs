@@ -7,10 +7,9 @@ use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dl_runtime::since_boot;
 use tokio::sync::mpsc;
 
-use super::frame::invalid_message;
+use super::frame::{Request, invalid_message};
 use super::incoming::{Incoming, IncomingFiles};
 
 /// Number of stored answer times, and the number needed for an estimate.
@@ -36,7 +35,7 @@ pub(crate) enum Phase {
 #[derive(Debug)]
 pub(super) struct LinkState {
     pub(super) phase: Phase,
-    /// Since boot.
+    /// On the agent's clock, as all times here.
     pub(super) since: Duration,
     pub(super) asks: Option<mpsc::Sender<Bytes>>,
     pub(super) pending: HashMap<u32, Pending>,
@@ -48,11 +47,11 @@ pub(super) struct LinkState {
     /// The number of the last cancelled request, and the time until which an answer counts as soon,
     /// since boot.
     pub(super) cancelled: Option<(u32, Duration)>,
-    /// Until then only kept chunks are requested, because the agent's fetches are slow; since boot.
+    /// Until then only kept chunks are requested, because the agent's fetches are slow.
     pub(super) avoided_until: Duration,
-    /// Time of the last message from the other agent, since boot.
+    /// Time of the last message from the other agent.
     pub(super) heard: Duration,
-    /// Begin of the connection, since boot.
+    /// Begin of the connection.
     pub(super) connected: Duration,
     pub(super) kept: Kept,
 }
@@ -117,10 +116,10 @@ pub(super) enum Event {
 
 impl LinkState {
     /// Of a link before its first connection.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(now: Duration) -> Self {
         Self {
             phase: Phase::Connecting,
-            since: since_boot(),
+            since: now,
             asks: None,
             pending: HashMap::new(),
             next: 0,
@@ -128,14 +127,14 @@ impl LinkState {
             least: HEDGE_MIN,
             cancelled: None,
             avoided_until: Duration::ZERO,
-            heard: since_boot(),
-            connected: since_boot(),
+            heard: now,
+            connected: now,
             kept: Kept::default(),
         }
     }
 
-    pub(super) fn turn(&mut self, phase: Phase) {
-        (self.phase, self.since) = (phase, since_boot());
+    pub(super) fn turn(&mut self, phase: Phase, now: Duration) {
+        (self.phase, self.since) = (phase, now);
     }
 
     /// The usual time of a chunk, if known.
@@ -161,10 +160,16 @@ impl LinkState {
 
     /// Checks the head of a piece: the piece continues its chunk, or belongs to a cancelled
     /// request.
-    pub(super) fn expect(&mut self, number: u32, offset: u32, length: u32) -> io::Result<()> {
+    pub(super) fn expect(
+        &mut self,
+        number: u32,
+        offset: u32,
+        length: u32,
+        now: Duration,
+    ) -> io::Result<()> {
         match self.pending.get_mut(&number).map(Pending::coming) {
             None => {
-                self.learn(number);
+                self.learn(number, now);
                 Ok(())
             }
             Some(Some(incoming)) if incoming.expects(offset, length) => Ok(()),
@@ -174,9 +179,9 @@ impl LinkState {
 
     /// Adapts to bytes of a cancelled request: if they come soon, the time limit was too short, for
     /// example on a busy machine.
-    pub(super) fn learn(&mut self, number: u32) {
+    pub(super) fn learn(&mut self, number: u32, now: Duration) {
         if let Some((_, soon)) = self.cancelled.take_if(|(of, _)| *of == number)
-            && since_boot() < soon
+            && now < soon
         {
             self.least = self.least.saturating_mul(2).min(HEDGE_UNKNOWN);
         }
@@ -209,6 +214,17 @@ impl LinkState {
         Ok(())
     }
 
+    /// Cancels an open request.
+    pub(super) fn forget(&mut self, number: u32) -> Option<Pending> {
+        let pending = self.pending.remove(&number)?;
+        if let Some(asks) = &self.asks {
+            let forget = Request::Forget { number }.to_bytes();
+            // A full queue costs only the rest of the answer.
+            let _ = asks.try_send(Bytes::copy_from_slice(&forget));
+        }
+        Some(pending)
+    }
+
     pub(super) fn notify(&self, number: u32, event: Event) {
         if let Some(pending) = self.pending.get(&number) {
             let _ = pending.events.send(event);
@@ -232,7 +248,11 @@ impl LinkState {
             let _ = pending.events.send(Event::Right(right));
         }
         match (is_right, is_whole) {
-            (false, _) => self.close(number, Event::Damaged),
+            (false, _) => {
+                if let Some(pending) = self.forget(number) {
+                    let _ = pending.events.send(Event::Damaged);
+                }
+            }
             (true, true) => self.close(number, Event::Whole),
             (true, false) => {}
         }

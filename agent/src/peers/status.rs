@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use dl_runtime::since_boot;
 use libdiesel::agent::MemberId;
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +43,12 @@ pub struct PeerStatus {
 
 impl PeerStatus {
     /// From a link, and the number of chunks owned by each member.
-    pub(crate) fn of(link: &Link, dataset: &str, owned: &BTreeMap<MemberId, u64>) -> Self {
+    pub(crate) fn of(
+        link: &Link,
+        dataset: &str,
+        owned: &BTreeMap<MemberId, u64>,
+        now: Duration,
+    ) -> Self {
         let (phase, since) = link.phase();
         let (state, reason) = match phase {
             Phase::Connecting => ("connecting", None),
@@ -57,7 +62,7 @@ impl PeerStatus {
             dataset: dataset.to_owned(),
             address: link.address.clone(),
             state: state.to_owned(),
-            seconds: since_boot().saturating_sub(since).as_millis() as f64 / 1e3,
+            seconds: now.saturating_sub(since).as_millis() as f64 / 1e3,
             reason,
             chunks_owned: owned.get(&link.member).copied().unwrap_or(0),
             chunks: count(&link.counts.chunks),

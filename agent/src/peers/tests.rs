@@ -8,7 +8,7 @@ use dl_runtime::{Clock, SystemClock, spawn};
 use libdiesel::FilePlace;
 use libdiesel::agent::{Arena, DatasetId, MemberId, Shape, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
 use super::frame::{Answer, HEAD, Request};
 use super::{ChunkOutcome, Incoming, JobKey, LinkConfig, LinkTask, handshake};
@@ -39,31 +39,37 @@ fn chunk() -> (Vec<u8>, Arc<[(u32, FilePlace)]>) {
     (bytes, files)
 }
 
-/// An agent that answers the first request for a chunk with heads and bytes.
-async fn agent(
-    listener: TcpListener,
-    secret: u8,
-    answers: impl Fn(u32) -> Vec<(Answer, Vec<u8>)>,
-) -> Option<TcpStream> {
+/// An agent that answers requests for chunks with heads and bytes, until one is cancelled.
+async fn agent(listener: TcpListener, secret: u8, answers: impl Fn(u32) -> Vec<(Answer, Vec<u8>)>) {
     let (mut stream, _) = listener.accept().await.unwrap();
-    handshake::authenticate(&mut stream, id(2), || vec![Some(key(secret))]).await.ok()?;
+    let proved = handshake::authenticate(
+        &mut stream,
+        id(2),
+        || vec![Some(key(secret))],
+        &SystemClock::new(),
+    )
+    .await;
+    if proved.is_err() {
+        return;
+    }
     loop {
         let mut head = [0; HEAD];
-        stream.read_exact(&mut head).await.ok()?;
+        if stream.read_exact(&mut head).await.is_err() {
+            return;
+        }
         match Request::from_bytes(head).unwrap() {
             Request::Kept { .. } => {
                 let kept =
                     Answer::Kept { generation: 1, can_keep: true, is_known: true, length: 0 };
-                stream.write_all(&kept.to_bytes()).await.ok()?;
+                let _ = stream.write_all(&kept.to_bytes()).await;
             }
             Request::Chunk { number, .. } => {
                 for (head, bytes) in answers(number) {
-                    stream.write_all(&head.to_bytes()).await.ok()?;
-                    stream.write_all(&bytes).await.ok()?;
+                    let _ = stream.write_all(&head.to_bytes()).await;
+                    let _ = stream.write_all(&bytes).await;
                 }
-                return Some(stream);
             }
-            Request::Files { .. } => return None,
+            Request::Files { .. } | Request::Forget { .. } => return,
         }
     }
 }
@@ -72,26 +78,35 @@ type Answers = fn(u32) -> Vec<(Answer, Vec<u8>)>;
 
 /// The result of a request for a chunk, and the bytes in its slot.
 async fn ask(secret: u8, answers: Answers) -> (ChunkOutcome, Vec<u8>) {
+    let (got, slot, _) = ask_until_end(secret, answers).await;
+    (got, slot)
+}
+
+/// The same, and whether the other agent was told to send no more, or its connection ended.
+async fn ask_until_end(secret: u8, answers: Answers) -> (ChunkOutcome, Vec<u8>, bool) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let other = spawn(agent(listener, secret, answers));
     let key = Arc::new(Mutex::new(Some(key(5))));
     let descriptors = Descriptors::for_one_direction();
-    let way = LinkConfig { key, me: id(1), identity: None, fingerprint: None, descriptors };
+    let (clock, events) = (Arc::new(SystemClock::new()), Arc::default());
+    let (identity, fingerprint) = (None, None);
+    let way = LinkConfig { key, me: id(1), identity, fingerprint, descriptors, clock, events };
     let staying = LinkTask::new(id(2), address, way);
     staying.link.tried().await;
     let (arena, _files) = Arena::create(Shape { slot_bytes: SLOT, slots: 1 }).unwrap();
     let arena = Arc::new(arena);
     let (_, files) = chunk();
-    let incoming = Incoming::new(Arc::clone(&arena), 0, files, Arc::new(Progress::new(false)));
+    let incoming = Incoming::new(Arc::clone(&arena), 0, files, Arc::new(Progress::default()));
     let got = staying.link.chunk(0, incoming, |_| {}).await;
     // Later bytes change nothing.
     let before = arena.written(0, 0, FILE * FILES).unwrap().to_vec();
     SystemClock::new().sleep(Duration::from_millis(200)).await;
     assert!(arena.written(0, 0, FILE * FILES).unwrap() == before, "written after the end");
+    let has_ended = other.is_finished();
     drop(staying);
     other.abort();
-    (got, before)
+    (got, before, has_ended)
 }
 
 fn piece(number: u32, offset: usize, bytes: &[u8]) -> (Answer, Vec<u8>) {
@@ -101,7 +116,7 @@ fn piece(number: u32, offset: usize, bytes: &[u8]) -> (Answer, Vec<u8>) {
 
 #[tokio::test]
 async fn the_right_bytes_come_in_pieces() {
-    let (got, slot) = ask(5, |number| {
+    let (got, slot, has_ended) = ask_until_end(5, |number| {
         let (bytes, _) = chunk();
         let mut at = 0;
         let pieces = bytes.chunks(3_333).map(|bytes| {
@@ -113,7 +128,7 @@ async fn the_right_bytes_come_in_pieces() {
     })
     .await;
     assert_eq!(got, ChunkOutcome::Complete);
-    assert!(slot == chunk().0);
+    assert!(slot == chunk().0 && !has_ended);
 }
 
 #[tokio::test]
@@ -133,8 +148,9 @@ async fn an_answer_that_goes_wrong_ends_after_its_correct_files() {
         (stalled, 2, "it timed out"),
         (withdrawn, 2, "the connection ended"),
     ] {
-        let (got, slot) = ask(5, answers).await;
+        let (got, slot, has_ended) = ask_until_end(5, answers).await;
         assert_eq!(got, ChunkOutcome::Failed { right, why });
+        assert!(has_ended, "the other agent goes on after: {why}");
         assert!(slot.get(..right * FILE) == chunk().0.get(..right * FILE));
     }
 }

@@ -117,7 +117,13 @@ mod tests {
     fn a_member_joins_from_a_runtime_of_its_own() {
         let client = Client::connect(options(&[start(Script::default())])).unwrap();
         let id = MemberId::from_bytes([3; 16]);
-        let member = TaskMember { id, address: "a:1".to_owned(), key_fingerprint: None, memory: 5 };
+        let member = TaskMember {
+            id,
+            address: "a:1".to_owned(),
+            key_fingerprint: None,
+            memory: 5,
+            chunks: None,
+        };
         let request = JoinTask {
             dataset: info().id,
             version: Some(Version::default()),

@@ -279,8 +279,10 @@ impl Diesel for Fake {
         request: Request<pb::JoinTaskRequest>,
     ) -> Result<Response<pb::JoinTaskReply>, Status> {
         let request = request.into_inner();
-        let pb::JoinTaskRequest { version, member, address, key_fingerprint, memory, .. } = request;
-        let members = vec![pb::TaskMember { member, address, key_fingerprint, memory }];
+        let pb::JoinTaskRequest {
+            version, member, address, key_fingerprint, memory, chunks, ..
+        } = request;
+        let members = vec![pb::TaskMember { member, address, key_fingerprint, memory, chunks }];
         Ok(Response::new(pb::JoinTaskReply { version, members, ..Default::default() }))
     }
 

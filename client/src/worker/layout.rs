@@ -308,6 +308,11 @@ pub enum Gauge {
 /// and, after the handover of a chunk, the slot, as in a [`Word`]; 0 without a wait.
 const WAIT: usize = 11 * 8;
 
+/// The pins in a slot's word of a page. The bits above count the uses of the slot, modulo 256: each
+/// pin adds a use in the same step.
+const PINS: u32 = USE - 1;
+const USE: u32 = 1 << 24;
+
 /// The pins of a connection, and the numbers of its reader.
 #[derive(Debug)]
 pub struct PinPage {
@@ -341,7 +346,12 @@ impl PinPage {
     /// Whether the reader pins a slot.
     pub fn holds(&self, slot: u32) -> bool {
         // Acquire: the reads before the unpin have ended.
-        self.count(slot).is_some_and(|pins| pins.load(Ordering::Acquire) != 0)
+        self.count(slot).is_some_and(|pins| pins.load(Ordering::Acquire) & PINS != 0)
+    }
+
+    /// The number of the reader's pins of a slot up to now, modulo 256.
+    pub fn uses(&self, slot: u32) -> u8 {
+        self.count(slot).map_or(0, |pins| (pins.load(Ordering::Relaxed) / USE) as u8)
     }
 
     /// Pins a slot for a wait of the reader; the reader unpins. False without a pin if the wait has
@@ -350,26 +360,26 @@ impl PinPage {
         let (Some(pins), Some(word)) = (self.count(slot), self.memory.word(WAIT)) else {
             return false;
         };
-        pins.fetch_add(1, Ordering::SeqCst);
+        pins.fetch_add(USE | 1, Ordering::SeqCst);
         let (waits, given) = (wait << SLOT_BITS, Word::new(wait, slot).0);
         // Release: the bytes and the pin precede the slot in the reader's view.
         let is_given =
             word.compare_exchange(waits, given, Ordering::Release, Ordering::Relaxed).is_ok();
         if !is_given {
-            pins.fetch_sub(1, Ordering::Release);
+            pins.fetch_sub(USE | 1, Ordering::Release);
         }
         is_given
     }
 
     /// Begins a wait of the reader; waits are numbered from 1.
-    pub(super) fn begin_wait(&self, wait: u64) {
+    pub fn begin_wait(&self, wait: u64) {
         if let Some(word) = self.memory.word(WAIT) {
             word.store(wait << SLOT_BITS, Ordering::Release);
         }
     }
 
     /// Ends the wait of the reader; gives the slot pinned for the wait, if any. No pin follows.
-    pub(super) fn end_wait(&self) -> Option<u32> {
+    pub fn end_wait(&self) -> Option<u32> {
         Word(self.memory.word(WAIT)?.swap(0, Ordering::AcqRel)).slot()
     }
 
@@ -404,8 +414,9 @@ impl PinPage {
         }
     }
 
+    /// Removes a pin of the reader.
     #[inline]
-    pub(super) fn unpin(&self, slot: u32) {
+    pub fn unpin(&self, slot: u32) {
         if let Some(pins) = self.count(slot) {
             // Release: the reads of the slot precede the unpin in the agent's view.
             pins.fetch_sub(1, Ordering::Release);
@@ -477,7 +488,7 @@ impl Maps {
         for _ in 0..LOOKS {
             let word = self.table.load(chunk);
             let slot = word.slot()?;
-            self.pins.count(slot)?.fetch_add(1, Ordering::Relaxed);
+            self.pins.count(slot)?.fetch_add(USE | 1, Ordering::Relaxed);
             let pinned = Pinned { maps: self, pins: &self.pins, slot };
             // Either the agent sees the pin after its withdrawal, or the second load sees the withdrawal.
             fence(Ordering::SeqCst);

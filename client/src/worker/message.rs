@@ -15,7 +15,7 @@ use crate::snapshot::Snapshot;
 
 /// The version of the messages and of the memory layout. A worker of another version reads from the
 /// servers.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// Bytes of a message, at most: less than the default buffer of a socket.
 pub(super) const MESSAGE_BYTES_MAX: usize = 128 << 10;

@@ -36,6 +36,9 @@ enum Violation {
     /// Rule 7.
     WithdrawBeforeFill,
     LookBeforeFill,
+    /// Rule 8.
+    UseOutsideOfPins,
+    LookAtPinsOnly,
 }
 
 const CHUNKS: usize = 2;
@@ -60,6 +63,10 @@ struct Node {
 /// The number of the only wait, and the flag of a handed over slot.
 const WAIT: u64 = 2;
 const GIVEN: u64 = 1;
+
+/// The pins in a word of a page, and the use that each pin adds.
+const PINS: u32 = USE - 1;
+const USE: u32 = 1 << 24;
 
 #[derive(Default)]
 struct Page {
@@ -93,6 +100,11 @@ impl Node {
         self.broken != rule
     }
 
+    /// What a pin adds.
+    fn pin_and_use(&self) -> u32 {
+        if self.keeps(Violation::UseOutsideOfPins) { USE | 1 } else { 2 }
+    }
+
     /// `Table::load`.
     fn load(&self, chunk: usize) -> u64 {
         self.table[chunk].load(self.order(Violation::AcquireOfLoadAndFence, Ordering::Acquire))
@@ -105,7 +117,7 @@ impl Node {
             if word == 0 {
                 return None;
             }
-            self.pages[reader].pins.fetch_add(1, Ordering::Relaxed);
+            self.pages[reader].pins.fetch_add(self.pin_and_use(), Ordering::Relaxed);
             if self.keeps(Violation::ReaderFence) && self.keeps(Violation::AcquireOfLoadAndFence) {
                 fence(Ordering::SeqCst);
             }
@@ -137,7 +149,7 @@ impl Node {
     fn pin_for_reader(&self, reader: usize) {
         let page = &self.pages[reader];
         if self.keeps(Violation::PinForReader) {
-            page.pins.fetch_add(1, Ordering::SeqCst);
+            page.pins.fetch_add(self.pin_and_use(), Ordering::SeqCst);
         }
         if !self.keeps(Violation::EndOfWait) {
             page.wait.store(WAIT | GIVEN, Ordering::Release);
@@ -146,7 +158,7 @@ impl Node {
         let order = self.order(Violation::ReleaseOfHandover, Ordering::Release);
         let given = page.wait.compare_exchange(WAIT, WAIT | GIVEN, order, Ordering::Relaxed);
         if given.is_err() {
-            page.pins.fetch_sub(1, Ordering::Release);
+            page.pins.fetch_sub(self.pin_and_use(), Ordering::Release);
         }
     }
 
@@ -218,6 +230,7 @@ impl Agent {
     /// `PinPage::holds` for all connections.
     fn is_held(&self) -> bool {
         let order = self.node.order(Violation::AcquireOfLook, Ordering::Acquire);
+        let node_looks_at_pins = self.node.keeps(Violation::LookAtPinsOnly);
         self.node.pages.iter().any(|page| {
             let is_dropped = match self.node.broken {
                 Violation::PageOfConnection => true,
@@ -225,7 +238,8 @@ impl Agent {
                 // The kernel ends a process before closing its connection.
                 _ => page.has_ended.load(Ordering::Acquire),
             };
-            !is_dropped && page.pins.load(order) != 0
+            let counted = if node_looks_at_pins { PINS } else { u32::MAX };
+            !is_dropped && page.pins.load(order) & counted != 0
         })
     }
 
@@ -297,7 +311,7 @@ fn handover(broken: Violation) {
     let waiting = agent.spawn(|node| {
         if node.end_wait(0) {
             if !node.keeps(Violation::PinForReader) {
-                node.pages[0].pins.fetch_add(1, Ordering::SeqCst);
+                node.pages[0].pins.fetch_add(node.pin_and_use(), Ordering::SeqCst);
             }
             node.read_file(0, 1);
             node.unpin(0);
@@ -353,7 +367,7 @@ type Case = (fn(Violation), Violation, &'static str);
 #[test]
 fn every_step_of_every_rule_is_needed() {
     let lost = "a slot is lost";
-    let cases: [Case; 15] = [
+    let cases: [Case; 17] = [
         (departure, Violation::ReaderFence, RACE),
         (departure, Violation::AgentFence, RACE),
         (departure, Violation::SecondLook, RACE),
@@ -369,6 +383,8 @@ fn every_step_of_every_rule_is_needed() {
         (handover, Violation::EndOfWait, lost),
         (departure, Violation::WithdrawBeforeFill, RACE),
         (departure, Violation::LookBeforeFill, RACE),
+        (handover, Violation::UseOutsideOfPins, lost),
+        (handover, Violation::LookAtPinsOnly, lost),
     ];
     for (scenario, broken, text) in cases {
         let found = failure(scenario, broken);

@@ -72,6 +72,8 @@ pub struct MemberRecord {
     /// The time of the heartbeat, microseconds since 1970.
     #[prost(uint64, tag = "6")]
     pub heard: u64,
+    #[prost(uint32, optional, tag = "7")]
+    pub chunks: ::core::option::Option<u32>,
 }
 /// A server in the metadata store.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -701,6 +703,9 @@ pub struct JoinTaskRequest {
     pub leaving: bool,
     #[prost(message, optional, tag = "9")]
     pub counters: ::core::option::Option<TaskCounters>,
+    /// Chunks of the dataset that the member can keep; missing: unknown.
+    #[prost(uint32, optional, tag = "10")]
+    pub chunks: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct JoinTaskReply {
@@ -732,6 +737,9 @@ pub struct TaskMember {
     pub key_fingerprint: ::prost::bytes::Bytes,
     #[prost(uint64, tag = "4")]
     pub memory: u64,
+    /// 5 and 6 are fields of a MemberRecord.
+    #[prost(uint32, optional, tag = "7")]
+    pub chunks: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListLeasesRequest {

@@ -68,7 +68,7 @@ async fn beat(rig: &Rig, server: &Server, key: TaskKey, member: u8, counters: Ta
     let now = Stamp::at(rig.clock.now());
     let id = MemberId::from_bytes([member; 16]);
     let address = format!("10.0.0.{member}:7000");
-    let member = TaskMember { id, address, key_fingerprint: None, memory: 100 };
+    let member = TaskMember { id, address, key_fingerprint: None, memory: 100, chunks: None };
     let heartbeat = Heartbeat {
         task: key,
         member: id,

@@ -66,6 +66,7 @@ impl Scene {
                 address: format!("10.0.0.{member}:7000"),
                 key_fingerprint: None,
                 memory: 7,
+                chunks: None,
             },
             leaving: false,
             counters: TaskCounters::default(),

@@ -9,6 +9,7 @@ mod hot;
 pub(super) mod memcached;
 pub(super) mod node;
 mod plain;
+mod policies;
 pub(super) mod reader;
 mod small;
 mod without;
@@ -38,6 +39,8 @@ pub enum AgentPart {
     Small,
     /// Epochs with an agent that can't serve
     Without,
+    /// Reads of the store with each policy of eviction
+    Policies,
 }
 
 pub(super) fn run(part: Option<AgentPart>, settings: &Settings) -> Result<Vec<Bench>> {
@@ -46,6 +49,7 @@ pub(super) fn run(part: Option<AgentPart>, settings: &Settings) -> Result<Vec<Be
         AgentPart::Fill => fill::run(settings),
         AgentPart::Small => small::run(settings),
         AgentPart::Without => without::run(settings),
+        AgentPart::Policies => policies::run(settings),
     })
 }
 

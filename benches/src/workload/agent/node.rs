@@ -66,6 +66,8 @@ pub(crate) struct Start {
     pub(crate) memory: u64,
     /// Time of chunk fetches.
     pub(crate) policy: &'static str,
+    /// Policy of eviction; empty: the usual.
+    pub(crate) evict: &'static str,
     /// True for an agent without peers.
     pub(crate) is_alone: bool,
     /// True for TLS between agents.
@@ -166,6 +168,9 @@ impl Node {
         let mut command = node.dlcmd()?;
         command.args(["start", &format!("dl://{dataset}")]);
         command.args(["--memory", &start.memory.to_string(), "--policy", start.policy]);
+        if !start.evict.is_empty() {
+            command.args(["--evict", start.evict]);
+        }
         // After a kill of the bench, the agent ends soon by itself.
         command.args(["--idle", "5m"]);
         if start.is_alone {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::builder::PossibleValue;
 use clap::{Args, Subcommand, ValueEnum};
-use dl_agent::{Budget, PeerAddress, PeerConfig, PeerTls, Policy, Status};
+use dl_agent::{Budget, Eviction, PeerAddress, PeerConfig, PeerTls, Policy, Status};
 use libdiesel::{TaskOptions, agent};
 
 use super::whole_dataset;
@@ -82,6 +82,11 @@ struct Settings {
     #[arg(long, value_name = "POLICY", value_enum)]
     policy: Option<PolicyName>,
 
+    /// Which kept chunk leaves memory for a chunk that is read in no order: keep (none), lru, lfu or
+    /// fifo. Along an order none leaves [default: keep]
+    #[arg(long, value_name = "WHICH", env = "DIESEL_AGENT_EVICT")]
+    evict: Option<Eviction>,
+
     /// Address for the agents of other machines, as HOST or HOST:PORT; none for no connections
     /// between agents [default: the address of this machine on the route to the servers]
     #[arg(long, value_name = "HOST:PORT", env = "DIESEL_PEER_ADDRESS")]
@@ -124,6 +129,7 @@ struct AgentPlan {
     /// Whether no memory was given.
     is_memory_usual: bool,
     policy: Policy,
+    eviction: Eviction,
     peers: PeerConfig,
     idle: Option<Duration>,
 }
@@ -163,6 +169,7 @@ impl Settings {
             memory,
             is_memory_usual: self.memory.is_none(),
             policy,
+            eviction: self.evict.unwrap_or_default(),
             peers: PeerConfig { address, tls },
             idle: idle.transpose()?,
         })
@@ -174,6 +181,7 @@ impl Settings {
         let policy = self.policy.as_ref().and_then(PolicyName::to_possible_value);
         let given = [
             ("--policy", policy.map(name)),
+            ("--evict", self.evict.map(|eviction| eviction.name().to_owned())),
             ("--peer-tls", self.peer_tls.to_possible_value().map(name)),
             ("--memory", self.memory.clone()),
             ("--idle", idle.map(str::to_owned)),

@@ -76,7 +76,7 @@ fn serve(
 ) -> Result<Ended, Failure> {
     let wrong = |why| Failure::usage(format!("--task {}: {why}", task.name));
     let (task, shutdown) = (task.name.parse().map_err(wrong)?, context.shutdown.clone());
-    let AgentPlan { memory, is_memory_usual, policy, peers, idle: given } = plan;
+    let AgentPlan { memory, is_memory_usual, policy, eviction, peers, idle: given } = plan;
     let idle = given.unwrap_or(idle);
     let log = begin_log(&lock, context);
     let is_guess = is_memory_usual && !is_cgroup_visible();
@@ -86,7 +86,8 @@ fn serve(
         context.notes.note(note);
     });
     let about = About { log, notes };
-    let config = Config { task, listener, lock, memory, policy, peers, idle, shutdown, about };
+    let config =
+        Config { task, listener, lock, memory, policy, eviction, peers, idle, shutdown, about };
     let failed = |why| Failure::local("serve the processes of the task", why);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)

@@ -45,7 +45,11 @@ fn print_memory(status: &Status, out: &mut Output<'_>) -> Result<(), Failure> {
         ))?;
         dataset.notes.iter().try_for_each(|note| out.line(format_args!("note: {note}")))?;
     }
-    out.line(format_args!("policy {}, process {}", status.policy, status.pid))?;
+    let evicted = match status.eviction.as_str() {
+        "keep" => String::new(),
+        name => format!(", eviction {name}: {} so far", counted(status.chunks_evicted, "chunk")),
+    };
+    out.line(format_args!("policy {}{evicted}, process {}", status.policy, status.pid))?;
     if let Some(log) = &status.log {
         out.line(format_args!("log {}", escaped(log.as_bytes())))?;
     }

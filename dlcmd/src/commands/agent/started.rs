@@ -17,6 +17,7 @@ use crate::text::sized;
 struct Line<'a> {
     pid: u32,
     policy: &'a str,
+    eviction: &'a str,
     memory_bytes: u64,
     idle_seconds: u64,
     ignored: &'a [String],
@@ -34,19 +35,21 @@ pub(super) fn report(
     if !ignored.is_empty() {
         context.notes.note(format_args!(
             "the agent of task {} was running before, and keeps its settings: memory {}, policy {}, \
-             idle {} s; without effect: {}. To change them: dlcmd agent stop --task {}, then start again",
+             eviction {}, idle {} s; without effect: {}. To change them: dlcmd agent stop --task {}, then start again",
             task.name,
             sized(status.memory_bytes),
             status.policy,
+            status.eviction,
             status.idle_seconds,
             ignored.join(" "),
             task.name
         ));
     }
     if out.is_json() {
-        let Status { pid, policy, memory_bytes, idle_seconds, .. } = &status;
+        let Status { pid, policy, eviction, memory_bytes, idle_seconds, .. } = &status;
         let (pid, memory_bytes, idle_seconds) = (*pid, *memory_bytes, *idle_seconds);
-        out.json("started", &Line { pid, policy, memory_bytes, idle_seconds, ignored: &ignored })?;
+        let ignored = &ignored[..];
+        out.json("started", &Line { pid, policy, eviction, memory_bytes, idle_seconds, ignored })?;
     }
     Ok(Exit::Done)
 }
@@ -56,11 +59,13 @@ fn ignored(settings: &Settings, status: &Status) -> Result<Vec<String>, Failure>
     let plan = settings.plan()?;
     let memory = settings.memory.as_ref().filter(|_| plan.memory.0 != status.memory_bytes);
     let policy = settings.policy.filter(|_| plan.policy.name() != status.policy);
+    let evict = settings.evict.filter(|evict| evict.name() != status.eviction);
     let idle = settings.idle.as_ref();
     let idle = idle.filter(|_| plan.idle.is_some_and(|idle| idle.as_secs() != status.idle_seconds));
     let given = [
         memory.map(|memory| format!("--memory {memory}")),
         policy.map(|_| format!("--policy {}", plan.policy.name())),
+        evict.map(|evict| format!("--evict {evict}")),
         idle.map(|idle| format!("--idle {idle}")),
     ];
     Ok(given.into_iter().flatten().collect())

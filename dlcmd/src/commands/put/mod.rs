@@ -3,6 +3,7 @@
 //! Must hold: files reported as stored are acknowledged and visible. After an interruption the same
 //! command continues. Nothing is written for conflicting sources.
 
+mod archive;
 mod conflicts;
 mod contents;
 mod list;

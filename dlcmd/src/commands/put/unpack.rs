@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -18,6 +18,7 @@ use libdiesel::StatItem;
 use tar::EntryType;
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::archive::{BUFFER, GZIP, Left, ToEnd, Watched, compressed_by, is_zero, open};
 use super::send::{COMPARED, PutState};
 use crate::exit::Failure;
 use crate::text::shown;
@@ -26,11 +27,8 @@ use crate::text::shown;
 const WHOLE_BYTES: u64 = 1 << 20;
 /// Bytes of members in memory before they are compared with the dataset.
 const BLOCK_BYTES: u64 = 16 << 20;
-/// Bytes read at once from an archive.
-const BUFFER: usize = 1 << 20;
-
-const GZIP: [u8; 2] = [0x1f, 0x8b];
-const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// Maximum bytes of a member's name in a message.
+const NAME_SHOWN: usize = 200;
 
 /// An archive of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,6 +110,13 @@ impl<'a> Unpacker<'a> {
         archives: &[Named],
         stdin: &mut dyn Read,
     ) -> Result<(), Failure> {
+        // A wrong name is noticed before anything is stored.
+        let is_pipe = |archive: &&Named| {
+            fs::metadata(&archive.source).is_ok_and(|metadata| !metadata.is_file())
+        };
+        for archive in archives.iter().filter(|one| one.source != "-" && !is_pipe(one)) {
+            open(&archive.source)?;
+        }
         for archive in archives {
             let name = shown(Path::new(&archive.source)).to_string();
             let unpacked = if archive.source == "-" {
@@ -121,12 +126,7 @@ impl<'a> Unpacker<'a> {
                     &mut BufReader::with_capacity(BUFFER, &mut *stdin),
                 )
             } else {
-                let file = File::open(&archive.source).map_err(|why| match why.kind() {
-                    io::ErrorKind::NotFound => {
-                        Failure::not_found(format!("open {name}: it is not there"))
-                    }
-                    _ => Failure::local(format!("open {name}"), why),
-                })?;
+                let file = open(&archive.source)?;
                 self.unpack_one(&name, &archive.below, &mut BufReader::with_capacity(BUFFER, file))
             };
             // Whole members before a failure are stored.
@@ -143,9 +143,10 @@ impl<'a> Unpacker<'a> {
         bytes: &mut dyn BufRead,
     ) -> Result<(), Failure> {
         let magic = bytes.fill_buf().map_err(|why| damaged(name, None, &why))?;
-        if magic.starts_with(&ZSTD) {
+        if let Some(program) = compressed_by(magic) {
             return Err(Failure::usage(format!(
-                "{name} is compressed by zstd: zstd -dc {name} | dlcmd put --unpack - dl://..."
+                "{name} is compressed by {program}: {program} -dc {name} | dlcmd put --unpack - \
+                 dl://..."
             )));
         }
         if magic.starts_with(&GZIP) {
@@ -160,10 +161,12 @@ impl<'a> Unpacker<'a> {
         below: &[u8],
         bytes: &mut dyn Read,
     ) -> Result<(), Failure> {
-        let mut bytes = ToEnd { bytes, is_over: false };
+        let left = Left::default();
+        let mut bytes = ToEnd::new(bytes, &left);
         let mut archive = tar::Archive::new(&mut bytes);
         let mut last = None;
         for entry in archive.entries().map_err(|why| damaged(name, None, &why))? {
+            left.lift();
             if self.shared.context.shutdown.is_requested() {
                 return Err(Failure::failed("stopped"));
             }
@@ -171,16 +174,28 @@ impl<'a> Unpacker<'a> {
             let member = entry.path_bytes().into_owned();
             self.take(name, below, &member, &mut entry)
                 .map_err(|failure| failure.of(name, last.as_deref(), &member))?;
+            io::copy(&mut entry, &mut io::sink())
+                .map_err(|why| damaged(name, Some(&member), &why))?;
             last = Some(member);
+            left.limit();
         }
+        left.lift();
         if bytes.is_over {
             let cut = io::Error::other("it ends without its end mark, and may be cut");
             return Err(damaged(name, last.as_deref(), &cut));
         }
         // The rest holds the checksum of a compressed archive, and lets the writer of a pipe end.
-        io::copy(&mut bytes, &mut io::sink())
-            .map_err(|why| damaged(name, last.as_deref(), &why))?;
-        Ok(())
+        match is_zero(&mut bytes) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(damaged(
+                name,
+                last.as_deref(),
+                &io::Error::other(
+                    "it goes on behind its end mark, as archives joined by cat do: put each alone",
+                ),
+            )),
+            Err(why) => Err(damaged(name, last.as_deref(), &why)),
+        }
     }
 
     fn take(
@@ -203,7 +218,7 @@ impl<'a> Unpacker<'a> {
             _ => Some("it is no file"),
         };
         if let Some(why) = why {
-            let name = format!("{archive}: {}", shown(Path::new(OsStr::from_bytes(member))));
+            let name = format!("{archive}: {}", shortened(member));
             self.shared.reports.skip(name, why);
             return Ok(());
         }
@@ -242,6 +257,9 @@ impl<'a> Unpacker<'a> {
         }
         let mut path = self.target.as_bytes().to_vec();
         let parts = member.split(|byte| *byte == b'/');
+        if parts.clone().all(|part| matches!(part, b"" | b".")) {
+            return Err(refused("its path names the folder of the archive, not a file"));
+        }
         for part in [below].into_iter().chain(parts) {
             match part {
                 b"" | b"." => {}
@@ -323,7 +341,7 @@ impl<'a> Unpacker<'a> {
             return Ok(());
         }
         let shutdown = &self.shared.context.shutdown;
-        let mut reader = Watched { entry, shutdown, failed: None };
+        let mut reader = Watched::new(entry, shutdown);
         match self.shared.dataset.put_reader(&path, attributes, size, &mut reader) {
             Ok(()) => {
                 self.shared.progress.add(1, size);
@@ -380,7 +398,8 @@ impl<'a> Unpacker<'a> {
 /// The time and mode of a member.
 fn attributes(entry: &mut tar::Entry<'_, impl Read>) -> Result<Attributes, MemberFailure> {
     let mode = entry.header().mode().map_err(MemberFailure::Damaged)?;
-    let seconds = entry.header().mtime().map_err(MemberFailure::Damaged)?;
+    // Times before 1970 are negative numbers of 64 bits in GNU's format.
+    let seconds = entry.header().mtime().map_err(MemberFailure::Damaged)?.cast_signed();
     let mut mtime = i128::from(seconds) * 1_000_000_000;
     for extension in entry.pax_extensions().map_err(MemberFailure::Damaged)?.into_iter().flatten() {
         let extension = extension.map_err(MemberFailure::Damaged)?;
@@ -434,13 +453,13 @@ impl From<Failure> for MemberFailure {
 
 impl MemberFailure {
     fn of(self, archive: &str, last: Option<&[u8]>, member: &[u8]) -> Failure {
-        let name = |member: &[u8]| shown(Path::new(OsStr::from_bytes(member))).to_string();
+        let name = shortened(member);
         match self {
             Self::Damaged(why) => {
-                let why = io::Error::new(why.kind(), format!("its member {}: {why}", name(member)));
+                let why = io::Error::new(why.kind(), format!("its member {name}: {why}"));
                 damaged(archive, last, &why)
             }
-            Self::Refused(why) => Failure::usage(format!("{archive}: {}: {why}", name(member))),
+            Self::Refused(why) => Failure::usage(format!("{archive}: {name}: {why}")),
             Self::Because(failure) => failure,
         }
     }
@@ -449,51 +468,17 @@ impl MemberFailure {
 /// The failure of an archive, with its last whole member.
 fn damaged(archive: &str, last: Option<&[u8]>, why: &io::Error) -> Failure {
     let behind = match last {
-        Some(last) => {
-            let last = shown(Path::new(OsStr::from_bytes(last))).to_string();
-            format!("behind its member {last}")
-        }
+        Some(last) => format!("behind its member {}", shortened(last)),
         None => "at its begin".to_owned(),
     };
     Failure::failed(format!("read the archive {archive} {behind}: {why}"))
 }
 
-/// An archive that notes whether its end was read.
-struct ToEnd<'a> {
-    bytes: &'a mut dyn Read,
-    is_over: bool,
-}
-
-impl Read for ToEnd<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.bytes.read(buffer)?;
-        self.is_over |= read == 0 && !buffer.is_empty();
-        Ok(read)
-    }
-}
-
-/// A member that keeps the failure of its archive, and ends after Ctrl-C.
-struct Watched<'a, R> {
-    entry: &'a mut R,
-    shutdown: &'a dl_runtime::Shutdown,
-    failed: Option<io::Error>,
-}
-
-impl<R: Read> Read for Watched<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.shutdown.is_requested() {
-            return Err(io::Error::other("stopped"));
-        }
-        let read = match self.entry.read(buffer) {
-            Ok(0) if !buffer.is_empty() => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
-            read => read,
-        };
-        read.inspect_err(|why| {
-            if why.kind() != io::ErrorKind::Interrupted {
-                self.failed = Some(io::Error::new(why.kind(), why.to_string()));
-            }
-        })
-    }
+/// The name of a member in a message.
+fn shortened(member: &[u8]) -> String {
+    let begin = member.get(..NAME_SHOWN);
+    let name = shown(Path::new(OsStr::from_bytes(begin.unwrap_or(member))));
+    format!("{name}{}", if begin.is_some() { "..." } else { "" })
 }
 
 #[cfg(test)]

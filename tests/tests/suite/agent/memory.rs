@@ -79,6 +79,39 @@ fn an_agent_without_a_cache_reads_all_through_few_slots() -> Result<()> {
     workers.into_iter().try_for_each(|worker| worker.end().map(drop))
 }
 
+#[test]
+fn a_policy_of_eviction_replaces_chunks_read_in_no_order() -> Result<()> {
+    const FILES: u32 = 2_000;
+    for eviction in ["lru", "lfu", "fifo"] {
+        let scene = Scene::stamped(FILES)?;
+        scene.start_agent(&["--memory", "8MiB", "--evict", eviction])?;
+        let mut worker = scene.worker(1)?;
+        worker.ask("open")?;
+        let evicted = || {
+            let status = scene.status()?;
+            ensure!(status["eviction"] == eviction, "{status}");
+            let number = |field: &str| status[field].as_u64().context("a number");
+            Ok((number("chunks_evicted")?, number("fallbacks")?, number("chunks")?))
+        };
+        // A first pass fills the memory and goes on, a second one needs all chunks again.
+        for _ in 0..2 {
+            let read = worker.ask("all")?;
+            ensure!(read == format!("{FILES} read"), "{read}");
+        }
+        let (before, alone, chunks) = evicted()?;
+        ensure!(before >= chunks, "{eviction}: {before} evicted of {chunks} chunks");
+        ensure!(alone == 0, "{eviction}: {alone} files came without their chunks");
+        // Fetches that began before end in the first epoch.
+        worker.ask("epoch 0")?;
+        let (before, ..) = evicted()?;
+        worker.ask("epoch 1")?;
+        let (after, ..) = evicted()?;
+        ensure!(after == before, "{eviction}: {} evicted along an order", after - before);
+        worker.end()?;
+    }
+    Ok(())
+}
+
 /// The reason why this machine denies huge pages for shared memory; none for a machine with huge pages.
 fn no_huge_pages() -> Option<String> {
     let file = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";

@@ -119,10 +119,11 @@ fn archives_come_compressed_by_pipes_and_below_their_names() -> Result<()> {
 }
 
 /// Hostile and odd archives: members, exit code, and a part of the error.
-const HOSTILE: [(&str, i32, &str); 12] = [
+const HOSTILE: [(&str, i32, &str); 13] = [
     ("one('good', b'x')\none('/etc/passwd', b'x')", 2, "its path is absolute"),
     ("one('good', b'x')\none('a/../../b', b'x')", 2, "leads out of the archive"),
     ("one('good', b'x')\none('..', b'x')", 2, "leads out of the archive"),
+    ("one('good', b'x')\none('.', b'x')", 2, "names the folder of the archive"),
     ("one('good', b'x')\none('good/below', b'x')", 2, "path of a folder above it"),
     ("one('good', b'x')\none('f/x', b'x')\none('f', b'x')", 2, "as below a folder"),
     ("one('good', b'x')\none('./good', b'y')", 2, "has the same path"),
@@ -193,6 +194,66 @@ fn hostile_and_damaged_archives_store_nothing_half() -> Result<()> {
     archive(&at("hides.tar"), "PAX_FORMAT", "one('a/below', b'x')")?;
     let told = run(&mut put(&at("hides.tar"), "there")?)?.code(1)?;
     ensure!(told.stderr.contains("dl://there/a is a file"), "{told:?}");
+    Ok(())
+}
+
+/// Keeps S-88.
+#[test]
+fn unusual_archives_are_stored_right_or_named() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let at = |name: &str| folder.path().join(name);
+    let server = Server::start(&at("data"))?;
+    let put = |tar: &Path, name: &str| -> Result<Command> {
+        let mut command = server.dlcmd()?;
+        command.args(["put", "--unpack"]).arg(tar).arg(format!("dl://{name}"));
+        Ok(command)
+    };
+    for (format, time) in [("GNU_FORMAT", "-7"), ("PAX_FORMAT", "-5.5")] {
+        archive(&at("old.tar"), format, &format!("one('moon', b'x', mtime={time})"))?;
+        run(&mut put(&at("old.tar"), "old")?)?.code(0)?;
+        let stat = run(server.dlcmd()?.args(["stat", "dl://old/moon"]))?.code(0)?;
+        ensure!(stat.text().contains("1969-12-31T23:59:5"), "{stat:?}");
+    }
+    let (first, second) = (at("first.tar"), at("second.tar"));
+    archive(&first, "PAX_FORMAT", "one('good', b'x')")?;
+    archive(&second, "PAX_FORMAT", "one('other', b'x')")?;
+    let joined = at("joined.tar");
+    fs::write(&joined, [fs::read(&first)?, fs::read(&second)?].concat())?;
+    let told = run(&mut put(&joined, "joined")?)?.code(1)?;
+    ensure!(told.stderr.contains("behind its end mark"), "{told:?}");
+    let mut missing = server.dlcmd()?;
+    missing.args(["put", "--unpack"]).arg(&first).arg(at("no.tar")).arg("dl://missing");
+    run(&mut missing)?.code(3)?;
+    run(server.dlcmd()?.args(["ls", "dl://missing/good"]))?.code(3)?;
+    for format in ["GNU_FORMAT", "PAX_FORMAT"] {
+        archive(&at("long.tar"), format, "one('good', b'x')\none('n' * (40 << 20), b'x')")?;
+        let told = run(&mut put(&at("long.tar"), "long")?)?.code(1)?;
+        ensure!(told.stderr.contains("exceed 1 MiB") && told.stderr.len() < 2_000, "{told:?}");
+        archive(&at("long.tar"), format, "one('good', b'x')\none('n' * 70_000, b'x')")?;
+        let told = run(&mut put(&at("long.tar"), "long")?)?.code(2)?;
+        ensure!(told.stderr.contains("nnn...") && told.stderr.len() < 2_000, "{told:?}");
+    }
+    for (program, magic) in [
+        ("zstd", &b"\x28\xb5\x2f\xfd"[..]),
+        ("xz", b"\xfd7zXZ\0"),
+        ("bzip2", b"BZh91AY&SY"),
+        ("lz4", b"\x04\x22\x4d\x18"),
+    ] {
+        fs::write(at("packed"), [magic, &[0; 600]].concat())?;
+        let told = run(&mut put(&at("packed"), "packed")?)?.code(2)?;
+        ensure!(told.stderr.contains(&format!("{program} -dc ")), "{told:?}");
+    }
+    // A failed get leaves no end mark, so no whole archive, and no file.
+    run(&mut put(&first, "cut")?)?.code(0)?;
+    for object in folder::paths(&at("data/chunks"))? {
+        if object.extension().is_some_and(|ending| ending == "c") {
+            fs::remove_file(object)?;
+        }
+    }
+    let got = run(server.dlcmd()?.args(["get", "dl://cut", "--tar", "-"]))?;
+    ensure!(got.code != 0 && !got.stdout.ends_with(&[0; 1024]), "{got:?}");
+    let got = run(server.dlcmd()?.args(["get", "dl://cut", "--tar"]).arg(at("out.tar")))?;
+    ensure!(got.code != 0 && !at("out.tar").exists(), "{got:?}");
     Ok(())
 }
 

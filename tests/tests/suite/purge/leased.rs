@@ -26,6 +26,7 @@ pub(super) async fn beat(client: &Wire, writer: &Writer, leaving: bool) -> Resul
             address: String::new(),
             key_fingerprint: None,
             memory: 1 << 30,
+            chunks: None,
         },
         leaving,
         counters: TaskCounters::default(),

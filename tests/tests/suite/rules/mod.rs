@@ -15,6 +15,7 @@ mod openings;
 mod paths;
 mod promises;
 mod prose;
+mod pure;
 mod sizes;
 mod source;
 mod spans;

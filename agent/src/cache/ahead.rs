@@ -1,0 +1,101 @@
+//! The next chunk worth a fetch before a worker waits for it.
+//!
+//! Must hold: chunks that an order needs soon come first, then prefetches; with `oneshot` all other
+//! chunks follow, in the order of first need where an order is known.
+
+use std::time::Duration;
+
+use super::State;
+use super::wants::Fetch;
+use crate::Policy;
+use crate::place::{ChunkKey, Presence, Retention, Stage};
+
+impl State {
+    /// The fetch to start, if there is a slot for it.
+    pub(crate) fn fetch_ahead(&mut self, policy: Policy, now: Duration) -> Option<Fetch> {
+        if policy != Policy::None {
+            if let Some(key) = self.next_of_readers() {
+                let slot = self.empty_a_slot(key, false, now);
+                // Prefetches wait for the chunks of orders.
+                self.backlog.is_stuck = slot.is_none();
+                return Some(self.begin(key, slot?, None, now));
+            }
+            if let Some(key) = self.next_of_large()
+                && let Some(slot) = self.slots.take(now)
+            {
+                return Some(self.begin(key, slot, None, now));
+            }
+        }
+        if let Some(key) = self.next_of_prefetches() {
+            let slot = self.slot_for_prefetch(key, now);
+            self.backlog.is_stuck = slot.is_none();
+            return Some(self.begin(key, slot?, None, now));
+        }
+        let key = (policy == Policy::OneShot).then(|| self.next_of_all()).flatten()?;
+        let slot = self.slot_to_keep(key, now)?;
+        Some(self.begin(key, slot, None, now))
+    }
+
+    /// The next chunk of the orders, or of the hints of a worker.
+    fn next_of_readers(&mut self) -> Option<ChunkKey> {
+        let staying = self.residency.kept() + self.residency.copies();
+        let workers = self.connections.workers();
+        let room = self.slots.usable().saturating_sub(staying).saturating_sub(workers);
+        let residency = &self.residency;
+        let presence = |key| match residency.get(key).map(|held| held.stage) {
+            None => Presence::Absent,
+            Some(Stage::Full { retention: Retention::Kept | Retention::Copy, .. }) => {
+                Presence::Kept
+            }
+            Some(_) => Presence::Transient,
+        };
+        let next = self.orders.next(room, presence);
+        let (served, orders) = (&self.served, &self.orders);
+        next.or_else(|| {
+            self.connections.next_hint(|key| {
+                served.has(key) && !residency.holds(key) && !orders.is_excluded(key)
+            })
+        })
+    }
+
+    /// The next chunk of an order whose group does not fit into memory.
+    fn next_of_large(&self) -> Option<ChunkKey> {
+        let next = || self.orders.next_of_large(|key| self.residency.holds(key));
+        self.has_room_for_large().then(next).flatten()
+    }
+
+    fn next_of_prefetches(&mut self) -> Option<ChunkKey> {
+        let (residency, orders) = (&self.residency, &self.orders);
+        self.backlog.next_of_prefetches(|key| residency.holds(key) || orders.is_excluded(key))
+    }
+
+    fn slot_for_prefetch(&mut self, key: ChunkKey, now: Duration) -> Option<u32> {
+        let is_own = self.served.owns(key);
+        match self.has_room(is_own) {
+            true if is_own => self.slot_to_keep(key, now),
+            true => self.empty_a_slot(key, false, now),
+            false => None,
+        }
+    }
+
+    /// The next absent chunk that this agent owns: each chunk is fetched by its owner.
+    fn next_of_all(&mut self) -> Option<ChunkKey> {
+        if !self.has_room(true) {
+            return None;
+        }
+        let (residency, served) = (&self.residency, &self.served);
+        let is_there = |key| residency.holds(key) || !served.owns(key);
+        let next = self.orders.beyond(is_there);
+        let orders = &self.orders;
+        next.or_else(|| self.backlog.next_of_all(|key| is_there(key) || orders.is_excluded(key)))
+    }
+
+    /// Notes a prefetch of chunks for the dataset of a connection; false when too many prefetches
+    /// wait.
+    pub(crate) fn prefetch(&mut self, connection: u64, runs: Vec<(u32, u32)>) -> bool {
+        let Some(dataset) = self.connections.get(connection).map(|one| one.dataset) else {
+            return false;
+        };
+        self.backlog.prefetch(dataset, self.served.chunks(dataset), runs)
+    }
+}

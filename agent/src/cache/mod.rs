@@ -1,0 +1,218 @@
+//! The cache: chunks in slots, their readers, and the choice of the chunks to fetch and to drop.
+//!
+//! Must hold: before a slot is filled, its table word is withdrawn and no page shows a pin. A chunk
+//! is fetched once at a time. Every waiter gets one answer. A kept chunk is not dropped for another
+//! chunk while there are slots for transient chunks, unless the policy of eviction says so.
+
+mod ahead;
+mod budget;
+mod closing;
+mod collapsing;
+mod connections;
+mod counts;
+mod emptying;
+mod files;
+mod fill;
+#[cfg(test)]
+mod model;
+mod ownership;
+mod pages;
+mod peer_pins;
+mod peer_requests;
+mod room;
+mod served;
+mod slots;
+mod waiters;
+mod wants;
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dl_runtime::Clock;
+use libdiesel::agent::{Gauge, Table};
+use tokio::sync::Notify;
+
+use crate::Policy;
+use crate::dataset::{Open, Opens};
+use crate::peers::LinkEvents;
+use crate::place::{Backlog, Eviction, Orders, Residency};
+
+pub use budget::{Budget, is_cgroup_visible};
+pub(crate) use closing::Unread;
+pub(crate) use collapsing::collapse_all;
+pub(crate) use connections::{Connection, Connections};
+pub(crate) use counts::Counts;
+pub(crate) use ownership::watch_owners;
+pub use pages::Pages;
+pub(crate) use peer_pins::{ChunkReply, PeerWaiter, PinnedFiles};
+use served::ServedDatasets;
+use slots::Slots;
+pub(crate) use waiters::{Awaited, Waiter, Waiters};
+
+/// Interval between two counts of uses, at least: before an eviction, and each second.
+const COUNT_INTERVAL: Duration = Duration::from_millis(5);
+
+/// The agent's cache.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    state: Mutex<State>,
+    /// Notified when a fetch may begin.
+    pub(crate) moved: Notify,
+    pub(crate) policy: Policy,
+    budget: u64,
+    pub(crate) link_events: Arc<LinkEvents>,
+    /// Fetches under way.
+    fetches: AtomicUsize,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+/// The mutable state.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) slots: Slots,
+    pub(crate) opens: Opens,
+    pub(crate) served: ServedDatasets,
+    pub(crate) connections: Connections,
+    pub(crate) waiters: Waiters,
+    pub(crate) residency: Residency,
+    pub(crate) orders: Orders,
+    pub(crate) backlog: Backlog,
+    /// Indexed by dataset.
+    pub(crate) counts: Vec<Counts>,
+    /// Whether chunks stay in memory without a reader.
+    keeps: bool,
+    /// Whether files come from other agents without their chunks for a worker.
+    has_file_requests: bool,
+    /// When the uses of chunks were counted last.
+    counted_at: Duration,
+}
+
+impl Cache {
+    pub(crate) fn new(
+        policy: Policy,
+        eviction: Eviction,
+        budget: u64,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let state = Mutex::new(State::new(policy, eviction));
+        let (moved, link_events, fetches) = (Notify::new(), Arc::default(), AtomicUsize::new(0));
+        Self { state, moved, policy, budget, link_events, fetches, clock }
+    }
+
+    /// Whether a worker reads along an order, or waits for memory.
+    pub(crate) fn is_followed(&self) -> bool {
+        let state = self.state();
+        state.waiters.is_short() || state.orders.are_read()
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The memory budget in bytes.
+    pub(crate) fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    /// The time of the agent, the same in all processes of the machine.
+    pub(crate) fn now(&self) -> Duration {
+        self.clock.monotonic()
+    }
+}
+
+impl State {
+    fn new(policy: Policy, eviction: Eviction) -> Self {
+        Self {
+            slots: Slots::default(),
+            opens: Opens::default(),
+            served: ServedDatasets::default(),
+            connections: Connections::default(),
+            waiters: Waiters::default(),
+            residency: Residency::new(eviction),
+            orders: Orders::default(),
+            backlog: Backlog::default(),
+            counts: Vec::new(),
+            keeps: policy != Policy::None,
+            has_file_requests: false,
+            counted_at: Duration::ZERO,
+        }
+    }
+
+    /// Adds an open dataset; gives its number.
+    pub(crate) fn add(&mut self, open: Arc<Open>, policy: Policy) -> usize {
+        let (table, owners) = (Arc::clone(&open.table), open.peers.owners());
+        self.opens.push(open);
+        let number = self.serve(table, policy);
+        self.served.set_owners(number, owners);
+        number
+    }
+
+    fn serve(&mut self, table: Arc<Table>, policy: Policy) -> usize {
+        self.orders.slots = self.slots.count();
+        self.counts.push(Counts::default());
+        let chunks = table.chunks();
+        let number = self.served.push(table);
+        if policy == Policy::OneShot {
+            self.backlog.add_all(number, chunks);
+        }
+        number
+    }
+
+    /// Adds a worker's connection; gives its number.
+    pub(crate) fn enter(&mut self, connection: Connection) -> u64 {
+        self.connections.enter(connection, self.slots.count())
+    }
+
+    /// Removes a connection with all its pins.
+    pub(crate) fn leave(&mut self, number: u64) {
+        self.end_order(number);
+        let Some(gone) = self.connections.leave(number, self.slots.count()) else { return };
+        if let Some(counts) = self.counts.get_mut(gone.dataset) {
+            counts.hits += gone.pins.get(Gauge::Hits);
+            counts.misses += gone.pins.get(Gauge::Misses);
+            counts.hit_bytes += gone.pins.get(Gauge::HitBytes);
+            counts.fallbacks += gone.pins.get(Gauge::Fallbacks);
+            counts.fallback_bytes += gone.pins.get(Gauge::FallbackBytes);
+            counts.waited_micros += gone.pins.get(Gauge::WaitedMicros);
+        }
+    }
+
+    /// Ends the order of a connection.
+    pub(crate) fn end_order(&mut self, number: u64) {
+        self.follow();
+        self.orders.leave(number);
+        self.announce_large_groups();
+    }
+
+    /// Reads the position of each reader.
+    pub(crate) fn follow(&mut self) {
+        self.orders.slots = self.slots.usable();
+        let connections = &self.connections;
+        self.orders.follow(|connection| {
+            connections.get(connection).map(|one| one.pins.get(Gauge::Position))
+        });
+    }
+
+    /// Notes the uses of chunks by readers, for a policy of eviction.
+    pub(crate) fn count_uses(&mut self, now: Duration) {
+        let is_needed = self.residency.eviction() != Eviction::Keep;
+        if !is_needed || now.saturating_sub(self.counted_at) < COUNT_INTERVAL {
+            return;
+        }
+        self.counted_at = now;
+        let chunks: Vec<_> = self.residency.iter().map(|(key, held)| (key, held.slot)).collect();
+        for (key, slot) in chunks {
+            let times = self.connections.uses(slot);
+            if times > 0 {
+                self.residency.used(key, times);
+            }
+        }
+    }
+
+    /// Writes a sign of life into all tables.
+    pub(crate) fn beat(&self, now: Duration) {
+        let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        self.served.iter().for_each(|served| served.table.beat(now));
+    }
+}

@@ -1,0 +1,32 @@
+//! The decisions of the agent as plain data: where a chunk is, who owns it, what comes next, and
+//! what leaves.
+//!
+//! Must hold: no lock, no task, no file, and no clock but an argument, so that the same calls give
+//! the same decisions in a simulation.
+
+mod backlog;
+mod epochs;
+mod orders;
+mod owners;
+mod replacement;
+mod residency;
+mod sources;
+mod window;
+
+pub use backlog::Backlog;
+pub use epochs::EpochStatus;
+pub use orders::{Orders, Presence, Progress as EpochProgress};
+pub use owners::{OwnerTable, Owners};
+pub use replacement::{Eviction, InvalidEviction, Replacement};
+pub use residency::{Filling, Held, Residency, Retention, Stage};
+pub use sources::{ASKED_MAX, Candidate, Sources, sources};
+pub use window::{Position, Window};
+
+/// A chunk of a dataset. Numbers behind the chunks mean parts of large files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ChunkKey {
+    /// The number of the dataset in the agent.
+    pub dataset: usize,
+    /// The number of the chunk in the dataset's version.
+    pub chunk: u32,
+}
