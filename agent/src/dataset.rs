@@ -6,12 +6,11 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use dl_format::DatasetName;
+use dl_format::{DatasetId, DatasetName, TaskName, Version};
+use dl_node::{Servers, Table};
+use dl_proto::TaskMembership;
 use dl_runtime::{Shutdown, blocking};
-use libdiesel::agent::{
-    ChunkSource, DatasetId, Servers, Table, TaskMembership, TaskName, Version, at_version,
-    by_descriptor, of_cache, snapshot_file,
-};
+use libdiesel::agent::{ChunkSource, at_version, by_descriptor, of_cache, snapshot_file};
 use libdiesel::{Client, ConnectOptions, Dataset, Error, Kind, Snapshot, SnapshotCache};
 
 use crate::peers::{JobKey, Peers};
@@ -210,7 +209,7 @@ impl Open {
 }
 
 fn options(servers: &Servers) -> ConnectOptions {
-    ConnectOptions { connections_per_server: CONNECTIONS, ..servers.options() }
+    ConnectOptions { connections_per_server: CONNECTIONS, ..ConnectOptions::from(servers) }
 }
 
 /// Runs blocking work on a thread for blocking work.

@@ -10,8 +10,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dl_format::TaskName;
+use dl_node::accept;
 use dl_runtime::{Clock, Shutdown, SystemClock, spawn};
-use libdiesel::agent::{AgentFiles, Owner, TaskName, accept};
+use libdiesel::agent::{AgentFiles, Owner};
 use tokio::io::unix::AsyncFd;
 
 use crate::cache::{Cache, Unread, collapse_all, watch_owners};

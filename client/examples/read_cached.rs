@@ -42,7 +42,7 @@ const KEPT: usize = 8;
 /// Chunks of a group of an epoch.
 const GROUP: u32 = 2;
 /// Time after which a child counts as hanging.
-const CHILD_PATIENCE: Duration = Duration::from_secs(120);
+const CHILD_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn main() -> Result<(), Failed> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -313,7 +313,7 @@ fn is_input_there() -> Result<bool, Failed> {
 
 fn await_child(child: Pid) -> Result<(), Failed> {
     let clock = SystemClock::new();
-    let until = clock.monotonic() + CHILD_PATIENCE;
+    let until = clock.monotonic() + CHILD_TIMEOUT;
     loop {
         match waitpid(Some(child), WaitOptions::NOHANG)? {
             Some((_, status)) if status.exit_status() == Some(0) => return Ok(()),

@@ -6,6 +6,7 @@
 //! call has the effect of one. A forked child has connections, ids and unsent writes of its own.
 
 pub mod admin;
+#[doc(hidden)]
 pub mod agent;
 mod dataset;
 mod environment;

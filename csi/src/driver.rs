@@ -28,7 +28,7 @@ use crate::sessions::if_there;
 use crate::settings::Driver;
 
 /// Time for an answer to a probe.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves the kubelet until a stop is requested.
 ///
@@ -128,7 +128,7 @@ impl Identity for IdentityService {
 pub async fn probe(endpoint: &Path, is_about_life: bool) -> io::Result<bool> {
     let address = format!("unix://{}", endpoint.display());
     let channel = Endpoint::from_shared(address).map_err(io::Error::other)?;
-    let channel = channel.timeout(PATIENCE).connect().await.map_err(io::Error::other)?;
+    let channel = channel.timeout(TIMEOUT).connect().await.map_err(io::Error::other)?;
     let mut driver = IdentityClient::new(channel);
     if is_about_life {
         driver.get_plugin_info(pb::GetPluginInfoRequest {}).await.map_err(io::Error::other)?;

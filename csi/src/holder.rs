@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use dl_fuse::Report;
-use libdiesel::agent::Socket;
+use dl_node::Socket;
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::launcher::LAUNCHER;
@@ -22,8 +22,8 @@ use crate::orphans;
 use crate::sockets::serve;
 
 /// Time for a message of the driver, and for the mount of a dataset.
-const PATIENCE: Duration = Duration::from_secs(5);
-pub(crate) const MOUNT_PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const MOUNT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The settings of a holder.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl Holder {
     }
 
     fn answer(&self, socket: &Socket, spawning: &Mutex<()>) -> io::Result<()> {
-        let Some((message, files)) = socket.receive::<ToHolder>(PATIENCE)? else { return Ok(()) };
+        let Some((message, files)) = socket.receive::<ToHolder>(TIMEOUT)? else { return Ok(()) };
         let answer = match message {
             ToHolder::Greet => FromHolder::Ready,
             ToHolder::Hold(order) => match self.hold(order, files, spawning) {
@@ -57,7 +57,7 @@ impl Holder {
                 Err(why) => FromHolder::Failed { exit: 1, why: why.to_string() },
             },
         };
-        socket.send(&answer, &[], PATIENCE)
+        socket.send(&answer, &[], TIMEOUT)
     }
 
     /// Starts the process of a mount, and waits until files can be read.
@@ -95,7 +95,7 @@ impl Holder {
 
 fn await_ready(own: &Socket) -> FromHolder {
     loop {
-        match own.receive::<Report>(MOUNT_PATIENCE) {
+        match own.receive::<Report>(MOUNT_TIMEOUT) {
             Ok(Some((Report::Note(note), _))) => tracing::info!(note, "a mount"),
             Ok(Some((Report::Ready, _))) => return FromHolder::Ready,
             Ok(Some((Report::Failed { exit, why }, _))) => return FromHolder::Failed { exit, why },
@@ -135,6 +135,6 @@ fn watch(mut child: Child, is_failed: bool) {
 /// For a holder that does not answer.
 pub fn greet_holder(path: &Path) -> io::Result<()> {
     let socket = Socket::connect(path)?;
-    socket.send(&ToHolder::Greet, &[], PATIENCE)?;
-    socket.receive::<FromHolder>(PATIENCE)?.map(drop).ok_or(io::ErrorKind::UnexpectedEof.into())
+    socket.send(&ToHolder::Greet, &[], TIMEOUT)?;
+    socket.receive::<FromHolder>(TIMEOUT)?.map(drop).ok_or(io::ErrorKind::UnexpectedEof.into())
 }

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use dl_node::Socket;
 use dl_runtime::since_boot;
-use libdiesel::agent::Socket;
 
 use crate::messages::{CACHE, FromLauncher, Order, ToLauncher};
 use crate::orphans;
@@ -24,11 +24,11 @@ use crate::sockets::serve;
 /// The variable of a mount whose servers a launcher runs; its value is the socket of the launcher.
 pub const LAUNCHER: &str = "DIESEL_CSI_LAUNCHER";
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time for a launcher to come back, and between two looks.
-const AWAY: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(100);
+const RETURN_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The settings of a launcher.
 #[derive(Debug)]
@@ -48,9 +48,9 @@ impl Launcher {
 }
 
 fn answer(socket: &Socket) -> io::Result<()> {
-    let Some((message, files)) = socket.receive::<ToLauncher>(PATIENCE)? else { return Ok(()) };
+    let Some((message, files)) = socket.receive::<ToLauncher>(TIMEOUT)? else { return Ok(()) };
     let ToLauncher::Launch(order) = message else {
-        return socket.send(&FromLauncher::Ready, &[], PATIENCE);
+        return socket.send(&FromLauncher::Ready, &[], TIMEOUT);
     };
     let mut files = files.into_iter();
     let (Some(stdin), Some(program)) = (files.next(), files.next()) else {
@@ -73,10 +73,10 @@ fn answer(socket: &Socket) -> io::Result<()> {
         if socket.is_closed() {
             child.kill()?;
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     };
     orphans::ended(&child);
-    socket.send(&FromLauncher::Ended(code), &[], PATIENCE)
+    socket.send(&FromLauncher::Ended(code), &[], TIMEOUT)
 }
 
 /// Has a launcher run this process's server, with the own stdin; gives the exit code of the server.
@@ -93,7 +93,7 @@ pub fn launch(path: &Path, arguments: Vec<Vec<u8>>) -> io::Result<i32> {
     let stdin = io::stdin();
     let files = [stdin.as_fd(), program.as_fd()];
     // Connections wait in line while the launcher begins.
-    socket.send(&ToLauncher::Launch(order), &files, PATIENCE)?;
+    socket.send(&ToLauncher::Launch(order), &files, TIMEOUT)?;
     // The end of the server has to be the end of its socket.
     let nothing: OwnedFd = std::fs::File::open("/dev/null")?.into();
     rustix::stdio::dup2_stdin(nothing)?;
@@ -110,12 +110,12 @@ pub fn launch(path: &Path, arguments: Vec<Vec<u8>>) -> io::Result<i32> {
 
 /// Connects to a launcher, which may be about to come back.
 fn connect(path: &Path) -> io::Result<Socket> {
-    let until = since_boot().saturating_add(AWAY);
+    let until = since_boot().saturating_add(RETURN_TIMEOUT);
     loop {
         match Socket::connect(path) {
             Ok(socket) => return Ok(socket),
             Err(why) if since_boot() >= until => return Err(why),
-            Err(_) => thread::sleep(LOOK),
+            Err(_) => thread::sleep(POLL_INTERVAL),
         }
     }
 }
@@ -123,6 +123,6 @@ fn connect(path: &Path) -> io::Result<Socket> {
 /// Asks a launcher whether it lives.
 pub(crate) fn greet_launcher(path: &Path) -> io::Result<()> {
     let socket = Socket::connect(path)?;
-    socket.send(&ToLauncher::Greet, &[], PATIENCE)?;
-    socket.receive::<FromLauncher>(PATIENCE)?.map(drop).ok_or(io::ErrorKind::UnexpectedEof.into())
+    socket.send(&ToLauncher::Greet, &[], TIMEOUT)?;
+    socket.receive::<FromLauncher>(TIMEOUT)?.map(drop).ok_or(io::ErrorKind::UnexpectedEof.into())
 }

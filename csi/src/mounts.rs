@@ -13,7 +13,7 @@ use rustix::fs::StatFs;
 use rustix::io::Errno;
 
 /// Time for an answer of a mount.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a mount answers.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) fn ask(dir: &Path) -> Answer {
     let dir = dir.to_owned();
     // A thread that waits for a silent mount ends with the mount.
     let started = thread::Builder::new().spawn(move || _ = sender.send(rustix::fs::statfs(&dir)));
-    match started.ok().and_then(|_| receiver.recv_timeout(PATIENCE).ok()) {
+    match started.ok().and_then(|_| receiver.recv_timeout(TIMEOUT).ok()) {
         Some(Ok(sizes)) => Answer::Sizes(sizes),
         Some(Err(Errno::NOTCONN | Errno::CONNABORTED)) => Answer::Dead,
         Some(Err(_)) | None => Answer::Silent,

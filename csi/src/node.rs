@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dl_fuse::{Place, mount_at};
+use dl_node::Socket;
 use dl_runtime::blocking;
-use libdiesel::agent::Socket;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Response, Status};
 
-use crate::holder::MOUNT_PATIENCE;
+use crate::holder::MOUNT_TIMEOUT;
 use crate::messages::{FromHolder, ToHolder};
 use crate::mounts::{self, Answer};
 use crate::pb::node_server::Node;
@@ -179,9 +179,9 @@ impl NodeService {
         let descriptor = mount.connect().map_err(|why| internal("mount", &why))?;
         // The holder puts its own number in place of this one.
         let order = volume.order(0);
-        holder.send(&ToHolder::Hold(order), &[descriptor.as_fd()], MOUNT_PATIENCE).map_err(away)?;
+        holder.send(&ToHolder::Hold(order), &[descriptor.as_fd()], MOUNT_TIMEOUT).map_err(away)?;
         drop(descriptor);
-        match holder.receive::<FromHolder>(MOUNT_PATIENCE * 2).map_err(away)? {
+        match holder.receive::<FromHolder>(MOUNT_TIMEOUT * 2).map_err(away)? {
             Some((FromHolder::Ready, _)) => Ok(()),
             Some((FromHolder::Failed { exit, why }, _)) => Err(match exit {
                 2 => Status::invalid_argument(why),

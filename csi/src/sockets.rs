@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use libdiesel::agent::{Socket, accept, bind_at};
+use dl_node::{Socket, accept, bind_at};
 use rustix::fs::Mode;
 
 use crate::orphans;

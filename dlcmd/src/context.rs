@@ -295,7 +295,7 @@ impl Context {
     fn by_snapshot(&self, address: &Address, file: &Path) -> Result<Dataset, Failure> {
         // The staleness check is subtracted, so the total time limit is the same as for other
         // commands.
-        let connect_timeout = self.options.connect_timeout.saturating_sub(LOOK);
+        let connect_timeout = self.options.connect_timeout.saturating_sub(POLL_INTERVAL);
         let client =
             Client::unconnected(ConnectOptions { connect_timeout, ..self.options.clone() });
         let dataset = client.by_snapshot(&address.dataset, file, self.cache.as_ref());
@@ -330,8 +330,8 @@ impl Context {
         dataset: &Dataset,
         subject: &str,
     ) -> Result<(), Failure> {
-        let connect_timeout = self.options.connect_timeout.min(LOOK);
-        let request_timeout = self.options.request_timeout.min(LOOK);
+        let connect_timeout = self.options.connect_timeout.min(POLL_INTERVAL);
+        let request_timeout = self.options.request_timeout.min(POLL_INTERVAL);
         let options = ConnectOptions {
             connect_timeout,
             request_timeout,
@@ -364,4 +364,4 @@ impl Context {
 }
 
 /// Time limit of the staleness check of a snapshot.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);

@@ -21,9 +21,9 @@ use crate::exit::Exit;
 /// Time for a command to notice the request.
 const GRACE: Duration = Duration::from_secs(2);
 /// Time for running work to end by itself, a part of the grace period.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval between two checks of the request.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Runs `work`. If a stop is requested and the work does not end soon, calls `give_up` to end the
 /// work early.
@@ -36,11 +36,11 @@ pub(crate) fn or_given_up<T>(
     thread::scope(|scope| {
         scope.spawn(move || {
             let mut waited = Duration::ZERO;
-            while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            while ended.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 if shutdown.is_requested() {
-                    waited += LOOK;
+                    waited += POLL_INTERVAL;
                 }
-                if waited >= PATIENCE {
+                if waited >= TIMEOUT {
                     return give_up();
                 }
             }

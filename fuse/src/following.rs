@@ -10,7 +10,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use libdiesel::agent::{self, Socket};
+use dl_node::Socket;
+use libdiesel::agent;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -22,13 +23,13 @@ use crate::source::{Refused, Source};
 use crate::tree::{GENERATIONS, TOP};
 
 /// The interval between two looks for a newer version by a mount that stays at its version.
-const LOOK_INTERVAL: Duration = Duration::from_secs(300);
+const POLL_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Time until the names are forgotten once more after a switch.
-const AGAIN: Duration = Duration::from_secs(1);
+const REPEAT_DELAY: Duration = Duration::from_secs(1);
 
 /// Time for a message to the holder, and for its answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Looks for newer versions, and shows them.
 pub(crate) struct Follower {
@@ -57,8 +58,8 @@ impl Follower {
         let mut is_notified = versions.current.shown().generation == 0;
         drop(versions);
         loop {
-            let usual = self.source.follow.unwrap_or(LOOK_INTERVAL);
-            let pause = if is_notified { usual } else { usual.min(AGAIN) };
+            let usual = self.source.follow.unwrap_or(POLL_INTERVAL);
+            let pause = if is_notified { usual } else { usual.min(REPEAT_DELAY) };
             let (is_due, done) = match refreshes.recv_timeout(pause) {
                 Ok(()) => (true, self.refresh()),
                 Err(RecvTimeoutError::Timeout) if !is_notified => {
@@ -76,7 +77,7 @@ impl Follower {
             is_notified &= !matches!(done, Ok(true));
             if is_due {
                 let why = done.err().map(|refused| refused.why);
-                if let Err(why) = self.holder.send(&FromServer::Refreshed(why), &[], PATIENCE) {
+                if let Err(why) = self.holder.send(&FromServer::Refreshed(why), &[], TIMEOUT) {
                     tracing::debug!(%why, "report a refresh");
                 }
             }
@@ -126,9 +127,9 @@ impl Follower {
     fn record(&self, shown: Shown) -> io::Result<()> {
         // The answer to a message that was given up.
         while self.recorded.try_recv().is_ok() {}
-        self.holder.send(&FromServer::Switched(shown), &[], PATIENCE)?;
+        self.holder.send(&FromServer::Switched(shown), &[], TIMEOUT)?;
         let late = |_| io::Error::new(io::ErrorKind::TimedOut, "the holder gives no answer");
-        self.recorded.recv_timeout(PATIENCE).map_err(late)
+        self.recorded.recv_timeout(TIMEOUT).map_err(late)
     }
 
     /// Lets the kernel forget all names, so that programs see the current version.

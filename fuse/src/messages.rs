@@ -3,7 +3,7 @@
 //! Must hold: holder and server are the same program, so their messages need no version. A tool of
 //! another version gets an error.
 
-use libdiesel::agent::{DatasetId, Version};
+use dl_format::{DatasetId, Version};
 use serde::{Deserialize, Serialize};
 use wincode::{SchemaRead, SchemaWrite};
 

@@ -27,7 +27,7 @@ pub const TYPE: &str = "fuse.diesel";
 const HELPER: &str = "fusermount3";
 
 /// Time for the program.
-const HELPER_PATIENCE: Duration = Duration::from_secs(30);
+const HELPER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The place and the rights of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl Place {
             io::Error::new(io::ErrorKind::NotFound, why)
         })?;
         drop(command);
-        own.set_read_timeout(Some(HELPER_PATIENCE))?;
+        own.set_read_timeout(Some(HELPER_TIMEOUT))?;
         let received = receive(&own);
         if received.is_err() {
             // A program without an answer in time. One that has ended needs no kill.

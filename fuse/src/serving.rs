@@ -12,7 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use libdiesel::agent::Socket;
+use dl_node::Socket;
 
 use crate::abi::notice;
 use crate::channel::Channel;
@@ -22,7 +22,7 @@ use crate::server::Served;
 use crate::source::{Refused, Source};
 
 /// Time for a message to the holder.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time without a message of the holder: a mount may stay for months.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3_600);
@@ -33,17 +33,17 @@ const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3_600);
 /// Errors of the connection with the holder and with the kernel. A dataset that can't be opened is
 /// reported to the holder.
 pub fn serve(source: Source, holder: &Arc<Socket>) -> io::Result<()> {
-    let Some((ToServer::Open(wanted), _)) = holder.receive::<ToServer>(PATIENCE)? else {
+    let Some((ToServer::Open(wanted), _)) = holder.receive::<ToServer>(TIMEOUT)? else {
         return Err(io::Error::other("the holder sent no dataset"));
     };
     let versions = match source.open_all(&wanted) {
         Ok(versions) => versions,
         Err(Refused { exit, why }) => {
-            return holder.send(&FromServer::Failed { exit, why }, &[], PATIENCE);
+            return holder.send(&FromServer::Failed { exit, why }, &[], TIMEOUT);
         }
     };
     let (shown, task) = (versions.current.shown(), source.task.clone());
-    holder.send(&FromServer::Opened { shown, task }, &[], PATIENCE)?;
+    holder.send(&FromServer::Opened { shown, task }, &[], TIMEOUT)?;
     let (features, files) = loop {
         match holder.receive::<ToServer>(FOR_EVER)? {
             Some((ToServer::Serve(features), files)) => break (features, files),
@@ -93,7 +93,7 @@ fn report(served: &Served, holder: &Socket, refreshes: &Sender<()>, records: &Se
         match holder.receive::<ToServer>(FOR_EVER) {
             Ok(Some((ToServer::Count, _))) => {
                 let counted = serde_json::to_string(&served.counted()).unwrap_or_default();
-                let sent = holder.send(&FromServer::Counted(counted), &[], PATIENCE);
+                let sent = holder.send(&FromServer::Counted(counted), &[], TIMEOUT);
                 if let Err(why) = sent {
                     tracing::debug!(%why, "answer the holder");
                 }

@@ -6,7 +6,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use libdiesel::agent::{self, DatasetId};
+use dl_format::DatasetId;
+use libdiesel::agent;
 use libdiesel::{Client, Dataset, DatasetName, Error, Snapshot, SnapshotCache};
 
 use crate::messages::{Shown, ids};
@@ -31,7 +32,7 @@ pub struct Source {
     /// Whether the version is that of a job, and not the newest.
     pub has_job: bool,
     /// A version to show in place of the newest.
-    pub at: Option<agent::Version>,
+    pub at: Option<dl_format::Version>,
     /// The interval between two looks for a newer version to show; none to stay at a version.
     pub follow: Option<Duration>,
     /// Time for a read of absent bytes.
@@ -114,7 +115,7 @@ impl Source {
         format!("dl://{}{slash}{folder}", self.name.as_str())
     }
 
-    fn open_version(&self, ids: (DatasetId, agent::Version)) -> Result<Dataset, Error> {
+    fn open_version(&self, ids: (DatasetId, dl_format::Version)) -> Result<Dataset, Error> {
         let kept = self.cache.as_ref();
         let kept = kept.and_then(|cache| agent::of_cache(&self.client, &self.name, ids, cache));
         if let Some(dataset) = kept {
@@ -130,7 +131,7 @@ impl Source {
         self.at_version(ids.1)
     }
 
-    fn at_version(&self, version: agent::Version) -> Result<Dataset, Error> {
+    fn at_version(&self, version: dl_format::Version) -> Result<Dataset, Error> {
         let dataset = agent::at_servers(&self.client, &self.name)?;
         agent::at_version(&dataset, version, self.cache.as_ref())
     }

@@ -6,7 +6,8 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use libdiesel::agent::{Socket, runtime_folder};
+use dl_node::Socket;
+use libdiesel::agent::runtime_folder;
 use serde::{Deserialize, Serialize};
 
 use crate::messages::{Answer, Question};
@@ -14,7 +15,7 @@ use crate::mounting::{Mounted, keepers_of, mounts};
 use crate::server::Counted;
 
 /// Time for an answer of the holder, who asks the server.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time for the end of a holder, after which processes that keep its mount are looked for; and the
 /// number of such times.
@@ -22,7 +23,7 @@ const KEPT_AFTER: Duration = Duration::from_secs(1);
 const WAITS_MAX: u32 = 10;
 
 /// Time for the newest version, whose snapshot of any size may have to come first.
-const REFRESH_PATIENCE: Duration = Duration::from_secs(330);
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(330);
 
 /// The state of a mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,8 +73,8 @@ fn connect(mounted: &Mounted) -> io::Result<Option<Socket>> {
 /// For a holder that gives no answer.
 pub fn status_of(mounted: &Mounted) -> io::Result<Option<MountStatus>> {
     let Some(socket) = connect(mounted)? else { return Ok(None) };
-    socket.send(&Question::Status, &[], PATIENCE)?;
-    match socket.receive::<Answer>(PATIENCE)? {
+    socket.send(&Question::Status, &[], TIMEOUT)?;
+    match socket.receive::<Answer>(TIMEOUT)? {
         Some((Answer::Status(text), _)) => Ok(Some(serde_json::from_str(&text)?)),
         Some(_) | None => Ok(None),
     }
@@ -90,8 +91,8 @@ pub fn refresh(mounted: &Mounted) -> io::Result<Result<String, String>> {
         io::Error::new(io::ErrorKind::NotFound, "the mount has no holder that this user may ask")
     };
     let socket = connect(mounted)?.ok_or_else(none)?;
-    socket.send(&Question::Refresh, &[], PATIENCE)?;
-    match socket.receive::<Answer>(REFRESH_PATIENCE)? {
+    socket.send(&Question::Refresh, &[], TIMEOUT)?;
+    match socket.receive::<Answer>(REFRESH_TIMEOUT)? {
         Some((Answer::Refreshed(refreshed), _)) => Ok(refreshed),
         Some(_) | None => Err(io::Error::other("the mount has ended")),
     }
@@ -109,7 +110,7 @@ pub fn end_of(
     // A mount without a holder of this user ends without a wait.
     let socket = connect(mounted).ok().flatten();
     if let Some(socket) = &socket {
-        socket.send(&Question::Wait, &[], PATIENCE)?;
+        socket.send(&Question::Wait, &[], TIMEOUT)?;
     }
     unmount(&mounted.dir)?;
     let Some(socket) = socket else { return Ok(Vec::new()) };

@@ -73,7 +73,7 @@ pub(crate) fn list(winners: &impl Winners, query: &ListQuery) -> Result<Vec<List
             None => break,
         }
     }
-    page.settle(None)?;
+    page.decide(None)?;
     Ok(page.entries)
 }
 
@@ -110,7 +110,7 @@ impl<W: Winners> Page<'_, W> {
         };
         self.query.steps.step();
         let (record, deleted) = read()?;
-        self.settle(Some((path, deleted)))?;
+        self.decide(Some((path, deleted)))?;
         if !self.has_room() {
             return Ok(ControlFlow::Break(()));
         }
@@ -133,7 +133,7 @@ impl<W: Winners> Page<'_, W> {
     }
 
     /// Decides about the waiting file, by the winner behind the file.
-    fn settle(&mut self, next: Option<(&[u8], bool)>) -> Result<(), Error> {
+    fn decide(&mut self, next: Option<(&[u8], bool)>) -> Result<(), Error> {
         let Some((path, record)) = self.waiting.take() else { return Ok(()) };
         // Paths that start with the file's path sort directly behind the file: most files need no seek.
         let hidden =

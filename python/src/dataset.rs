@@ -28,7 +28,7 @@ use crate::wait::{wait, wait_or};
 use crate::walk::{Walk, all_of, path_of};
 
 /// Files requested together from the agent.
-const TOGETHER: usize = 64;
+const BATCH_SIZE: usize = 64;
 
 /// A dataset on servers, opened by :func:`libdiesel.connect`. Usable from any thread and in any
 /// process: a fork has its own connections, and a pickled handle connects again to the same
@@ -145,7 +145,7 @@ impl Dataset {
             }
             let open = self.open(py)?;
             // Without an agent, few large requests are fastest.
-            let most = if self.target.has_task() { TOGETHER } else { numbers.len() };
+            let most = if self.target.has_task() { BATCH_SIZE } else { numbers.len() };
             let some: Vec<u32> = numbers.drain(..numbers.len().min(most)).collect();
             let views = wait(py, move || open.dataset.view_many(&some))?.or_raise(py)?;
             views.iter().for_each(|view| take(view));

@@ -15,7 +15,7 @@ use crate::view::View;
 use crate::wait::wait;
 
 /// Files read together by an iteration.
-const TOGETHER: usize = 64;
+const BATCH_SIZE: usize = 64;
 
 /// The files of one rank, or of one of its loader's workers, in one epoch. Created by
 /// :meth:`Dataset.shuffle`; iterating gives ``(path, bytes)``.
@@ -95,7 +95,7 @@ impl Epoch {
         let (number, read) = match self.0.next_read() {
             Some(next) => next,
             None => {
-                let mut read = self.next_files(py, TOGETHER)?;
+                let mut read = self.next_files(py, BATCH_SIZE)?;
                 if read.is_empty() {
                     return Ok(None);
                 }

@@ -23,7 +23,7 @@ use crate::target::Open;
 use crate::wait::wait;
 
 /// Files written together, at most, and the bytes in memory after which no further file joins them.
-const TOGETHER: usize = 1024;
+const BATCH_SIZE: usize = 1024;
 const TOGETHER_BYTES: usize = 16 << 20;
 
 /// Threads of a call, at most.
@@ -75,7 +75,7 @@ impl Block {
     }
 
     fn is_full(&self) -> bool {
-        self.files.len() >= TOGETHER || self.bytes >= TOGETHER_BYTES
+        self.files.len() >= BATCH_SIZE || self.bytes >= TOGETHER_BYTES
     }
 
     /// Writes the files by several threads; gives the number of bytes. A path always has the same

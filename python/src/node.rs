@@ -14,7 +14,7 @@ use crate::files::folder_path;
 use crate::wait::wait as wait_for;
 
 /// Interval between two checks of the chunks in memory.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long fetches may make no progress before the wait ends.
 const STILL_MAX: Duration = Duration::from_secs(10);
@@ -49,7 +49,7 @@ impl Dataset {
             }
             let (before, open, asked) = (presence, self.open(py)?, selection.clone());
             let looked = wait_for(py, move || {
-                thread::sleep(LOOK);
+                thread::sleep(POLL_INTERVAL);
                 open.dataset.presence(&asked)
             })?;
             presence = looked.or_raise(py)?;
@@ -58,7 +58,7 @@ impl Dataset {
             if number("prefetch_waiting")? > 0 && !status.get_item("prefetch_stuck")?.is_truthy()? {
                 continue;
             }
-            still = if presence == before { still + LOOK } else { Duration::ZERO };
+            still = if presence == before { still + POLL_INTERVAL } else { Duration::ZERO };
             if number("fetches")? == 0 || still >= STILL_MAX {
                 break;
             }

@@ -2,7 +2,7 @@
 //!
 //! Must hold: no byte is written behind the end of a buffer.
 
-use libdiesel::agent::copy_to_new;
+use dl_node::copy_to_new;
 use pyo3::buffer::PyBuffer;
 use pyo3::ffi;
 use pyo3::prelude::*;

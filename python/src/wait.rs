@@ -13,7 +13,7 @@ use crate::errors::named;
 use crate::log;
 
 /// Interval between two checks for signals.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Runs `work` without the interpreter's lock. Signals reach only the main thread of a Python
 /// program, so `work` of the main thread runs in another thread, which a signal abandons.
@@ -51,7 +51,7 @@ fn watched<T: Send + 'static>(
     started.map_err(|why| named(py, "LocalError", format!("start a thread: {why}")))?;
     loop {
         let receiver = &mut receiver;
-        match py.detach(move || receiver.recv_timeout(LOOK)) {
+        match py.detach(move || receiver.recv_timeout(POLL_INTERVAL)) {
             Ok(done) => return Ok(done),
             Err(RecvTimeoutError::Timeout) => {
                 py.check_signals()?;

@@ -12,11 +12,11 @@ use dl_runtime::masked;
 use serde::Deserialize;
 
 use crate::settings::Live;
-use crate::shared::parts::Limits;
+use crate::shared::context::Limits;
 use crate::source::Source;
 
 /// Pause before the read-back of a create in a bucket, as two servers may create an object at once.
-const SETTLE: Duration = Duration::from_millis(500);
+const READ_BACK_DELAY: Duration = Duration::from_millis(500);
 
 /// The DIESEL server: stores datasets of millions of small files and serves them to training jobs.
 ///
@@ -259,7 +259,7 @@ impl Config {
         let store = store.unwrap_or_else(|| under("chunks"));
         meta_store(&meta)?;
         if chunk_store("store", &store)?.is_none() && store != "memory:" {
-            limits.settle = SETTLE;
+            limits.read_back_delay = READ_BACK_DELAY;
         }
         let quota = flags.fast_store_quota.or(file.fast_store_quota);
         let fast_store = fast_store(flags.fast_store.or(file.fast_store), quota, &store)?;

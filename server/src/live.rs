@@ -1,6 +1,6 @@
 //! Applies live settings: bounds of memory, and the datasets kept in the fast store.
 //!
-//! Must hold: a complete dataset is listed again only every [`AGAIN`], or after a change.
+//! Must hold: a complete dataset is listed again only every [`RELIST_INTERVAL`], or after a change.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -18,14 +18,14 @@ use tokio::sync::Semaphore;
 use crate::datasets::names;
 use crate::error::Error;
 use crate::settings::Settings;
-use crate::shared::parts::{Budget, Limits, Parts, prefix};
+use crate::shared::context::{Budget, Limits, ServerContext, prefix};
 
 /// Pause between searches for new datasets and chunks to keep.
 const PERIOD: Duration = Duration::from_secs(30);
 
 /// Pause before an unchanged dataset is listed again, as copies may be damaged or removed by hand. Incomplete
 /// datasets begin with [`PERIOD`], doubled each time.
-const AGAIN: Duration = Duration::from_secs(15 * 60);
+const RELIST_INTERVAL: Duration = Duration::from_secs(15 * 60);
 
 const DATASETS_AT_ONCE: usize = 4;
 
@@ -57,11 +57,11 @@ pub(crate) async fn bound(
 /// Keeps the configured datasets in the fast store.
 pub(crate) async fn keep(
     mut settings: Settings,
-    parts: Parts,
+    context: ServerContext,
     fast: Option<Arc<TierStore>>,
 ) -> Infallible {
     let Some(fast) = fast else { return std::future::pending().await };
-    let mut keeper = Keeper::new(&parts, &fast);
+    let mut keeper = Keeper::new(&context, &fast);
     loop {
         let live = settings.next();
         let looked = tokio::select! {
@@ -74,7 +74,7 @@ pub(crate) async fn keep(
         if let Err(error) = looked {
             tracing::warn!(why = error.chain(), "the datasets to keep are not known");
         }
-        let mut over = std::pin::pin!(parts.clock.sleep(PERIOD));
+        let mut over = std::pin::pin!(context.clock.sleep(PERIOD));
         loop {
             tokio::select! {
                 () = keeper.arrive() => {
@@ -93,11 +93,11 @@ pub(crate) async fn keep(
     }
 }
 
-async fn wanted(parts: &Parts, keep: &[Pattern]) -> Result<Vec<DatasetId>, Error> {
+async fn wanted(context: &ServerContext, keep: &[Pattern]) -> Result<Vec<DatasetId>, Error> {
     if keep.is_empty() {
         return Ok(Vec::new());
     }
-    let names = names::recent(parts).await?;
+    let names = names::recent(context).await?;
     let is_wanted = |name| keep.iter().any(|pattern| pattern.matches(name));
     Ok(names
         .live()
@@ -108,7 +108,7 @@ async fn wanted(parts: &Parts, keep: &[Pattern]) -> Result<Vec<DatasetId>, Error
 
 /// Copies kept datasets that have changed or are incomplete. A slow dataset delays no other.
 struct Keeper<'a> {
-    parts: &'a Parts,
+    context: &'a ServerContext,
     fast: &'a TierStore,
     seen: HashMap<DatasetId, Seen>,
     /// Datasets in `looked`.
@@ -120,9 +120,9 @@ struct Keeper<'a> {
 }
 
 impl<'a> Keeper<'a> {
-    fn new(parts: &'a Parts, fast: &'a TierStore) -> Self {
+    fn new(context: &'a ServerContext, fast: &'a TierStore) -> Self {
         Self {
-            parts,
+            context,
             fast,
             seen: HashMap::new(),
             under_way: HashSet::new(),
@@ -133,8 +133,8 @@ impl<'a> Keeper<'a> {
     }
 
     async fn look(&mut self, keep: &[Pattern]) -> Result<(), Error> {
-        let (parts, fast) = (self.parts, self.fast);
-        let datasets = wanted(parts, keep).await?;
+        let (context, fast) = (self.context, self.fast);
+        let datasets = wanted(context, keep).await?;
         let below = |id: &DatasetId| prefix(dl_format::dataset_prefix(*id));
         fast.keep(datasets.iter().map(below).collect());
         self.seen.retain(|id, _| datasets.contains(id));
@@ -143,7 +143,7 @@ impl<'a> Keeper<'a> {
                 continue;
             }
             let (before, turns) = (self.seen.get(&id).copied(), Arc::clone(&self.turns));
-            let look = async move { (id, bring(parts, fast, id, before, &turns).await) };
+            let look = async move { (id, bring(context, fast, id, before, &turns).await) };
             self.looked.push(look.boxed());
         }
         Ok(())
@@ -195,17 +195,17 @@ impl<'a> Keeper<'a> {
 
 /// Copies a dataset if it changed or its pause is over; none when it is unknown.
 async fn bring(
-    parts: &Parts,
+    context: &ServerContext,
     fast: &TierStore,
     id: DatasetId,
     before: Option<Seen>,
     turns: &Semaphore,
 ) -> Option<Seen> {
     // Requests for the dataset report the error.
-    let version = parts.meta.outline(id).await.ok()??.version;
+    let version = context.meta.outline(id).await.ok()??.version;
     let before = before.filter(|seen| seen.version == version);
     if let Some(seen) = before
-        && parts.clock.monotonic() < seen.again_at
+        && context.clock.monotonic() < seen.again_at
     {
         return Some(seen);
     }
@@ -214,15 +214,15 @@ async fn bring(
     drop(turn);
     let is_whole = brought.as_ref().is_ok_and(|kept| kept.left_out == 0);
     let wait = match before {
-        _ if is_whole => AGAIN,
-        Some(seen) => AGAIN.min(seen.wait * 2),
+        _ if is_whole => RELIST_INTERVAL,
+        Some(seen) => RELIST_INTERVAL.min(seen.wait * 2),
         None => PERIOD,
     };
     let kept = brought.unwrap_or_else(|error| {
         tracing::warn!(dataset = %id, %error, "what the fast store is to keep can't be listed");
         before.map(|seen| seen.kept).unwrap_or_default()
     });
-    Some(Seen { version, kept, again_at: parts.clock.monotonic() + wait, wait })
+    Some(Seen { version, kept, again_at: context.clock.monotonic() + wait, wait })
 }
 
 #[cfg(test)]

@@ -16,8 +16,8 @@ use dl_meta::{MetaStore, Redis, Stop};
 use dl_runtime::{Clock, Deadline, OsRandom, Shutdown, SystemClock, telemetry};
 use dl_server::config::{self, Config, FastStore, Flags, Http};
 use dl_server::{
-    Certificate, Doors, Followed, HttpPort, Live, NameCache, Parts, People, Replaced, Room,
-    Settings, dataset_of, prepare, start,
+    Certificate, DiskReserve, Doors, Followed, HttpPort, Live, NameCache, People, Replaced,
+    ServerContext, Settings, dataset_of, prepare, start,
 };
 use dl_store::{DeferredStore, Served, Servers, Store, TierStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -146,13 +146,13 @@ async fn run(
         // From now on, as a change may stop work of the preparation.
         dl_runtime::spawn(async move { settings.follow().await })
     });
-    let parts = Parts {
+    let context = ServerContext {
         store,
         meta: Arc::clone(&meta),
         clock: Arc::clone(&clock),
         random: Arc::new(OsRandom),
         limits: config.limits,
-        room: Room::of(config.folders())
+        reserve: DiskReserve::of(config.folders())
             .with_scratch(&config.scratch)
             .with_fast_store(config.fast_folder()),
         replaced: Replaced::default(),
@@ -161,11 +161,11 @@ async fn run(
     };
     starting("comparing the metadata with the chunk store");
     let prepared = tokio::select! {
-        prepared = prepare(&parts, last_stop) => Some(prepared.map_err(anyhow::Error::from)),
+        prepared = prepare(&context, last_stop) => Some(prepared.map_err(anyhow::Error::from)),
         () = shutdown.requested() => None,
     };
     let ended = match prepared {
-        Some(Ok(())) => answer(doors, &config, parts, shutdown).await,
+        Some(Ok(())) => answer(doors, &config, context, shutdown).await,
         // The next start repeats the unfinished check; a clean stop would prevent it.
         unprepared if last_stop == Stop::Unclean => return unprepared.unwrap_or(Ok(())),
         unprepared => unprepared.unwrap_or(Ok(())),
@@ -286,7 +286,7 @@ async fn open_fast_store(
 async fn answer(
     doors: Doors,
     config: &Config,
-    parts: Parts,
+    context: ServerContext,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let address = doors.grpc.local_addr().context("listen")?;
@@ -299,8 +299,8 @@ async fn answer(
             said += &format!("http on {http}\n");
         }
     }
-    tracing::info!(%address, store = %parts.store, meta = %parts.meta, "serving");
-    let serving = Box::pin(Box::pin(start(doors, parts, shutdown)).await?);
+    tracing::info!(%address, store = %context.store, meta = %context.meta, "serving");
+    let serving = Box::pin(Box::pin(start(doors, context, shutdown)).await?);
     // In a single write, as a script may close the pipe after the first line.
     std::io::stdout().write_all(said.as_bytes()).context("say where it listens")?;
     Ok(serving.await?)

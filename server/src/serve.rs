@@ -33,7 +33,7 @@ use crate::net::tls::Certificate;
 use crate::recovery::recover;
 use crate::recovery::watch;
 use crate::settings::{Live, Settings};
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 use crate::snapshot;
 use crate::source::Followed;
 use crate::status::health::HealthProbe;
@@ -45,19 +45,19 @@ use crate::status::{self, Board};
 ///
 /// # Errors
 /// When the stores don't belong together or can't be read.
-pub async fn prepare(parts: &Parts, last_stop: Stop) -> Result<(), Error> {
-    if identity::bind(parts).await? == Bound::Lost {
+pub async fn prepare(context: &ServerContext, last_stop: Stop) -> Result<(), Error> {
+    if identity::bind(context).await? == Bound::Lost {
         tracing::warn!(
             "the metadata is empty and the chunk store is not: run `dlcmd recover --all`"
         );
         return Ok(());
     }
-    catalog::settle_deletions(parts).await?;
+    catalog::finish_deletions(context).await?;
     match last_stop {
         Stop::Clean | Stop::Fresh => {}
         Stop::Unclean => {
             tracing::info!("the last stop was not clean: looking for chunks the metadata lacks");
-            let adopted = recover::recover_unlogged(parts).await?;
+            let adopted = recover::recover_unlogged(context).await?;
             tracing::info!(adopted, "metadata rolled forward from the chunk store");
         }
     }
@@ -109,29 +109,29 @@ impl Doors {
 /// When the service can't be described.
 pub async fn start(
     doors: Doors,
-    parts: Parts,
+    context: ServerContext,
     shutdown: Shutdown,
 ) -> Result<impl Future<Output = Result<(), Error>> + Send + 'static, Error> {
-    let metrics = Arc::new(Metrics::new(Arc::clone(&parts.clock)));
-    let parts = metrics.measure(parts);
+    let metrics = Arc::new(Metrics::new(Arc::clone(&context.clock)));
+    let context = metrics.measure(context);
     let settings = match &doors.settings {
         Some(followed) => Settings::of(Some(&**followed)),
-        None => parts.settings.clone(),
+        None => context.settings.clone(),
     };
-    let parts = Parts { settings: settings.clone(), ..parts };
-    let board = Arc::new(Board::new(parts.clone()));
+    let context = ServerContext { settings: settings.clone(), ..context };
+    let board = Arc::new(Board::new(context.clone()));
     let (snapshots, tasks) = (metrics.snapshots(), metrics.tasks());
-    let service = Service::new(parts.clone(), snapshots, tasks, Arc::clone(&board));
+    let service = Service::new(context.clone(), snapshots, tasks, Arc::clone(&board));
     let (left, rebuild, snapshots) = (service.leftovers(), metrics.rebuild(), metrics.snapshots());
-    let background = background(&doors, &parts, service.gauges());
-    let (clock, patience) = (Arc::clone(&parts.clock), parts.limits.patience);
+    let background = background(&doors, &context, service.gauges());
+    let (clock, patience) = (Arc::clone(&context.clock), context.limits.patience);
     let connections = ConnectionLimiter::new(
         doors.connections_max,
         patience,
         service.answers(),
         Arc::clone(&clock),
     );
-    let health = Arc::new(HealthProbe::new(parts.clone()));
+    let health = Arc::new(HealthProbe::new(context.clone()));
     let sources = board_sources(&doors, &metrics, service.gauges(), &connections, &health);
     let auth = Arc::new(Auth::new(doors.users.clone(), Arc::clone(&clock)));
     if let Some(http) = &doors.http {
@@ -143,7 +143,7 @@ pub async fn start(
             openness: openness(&doors),
         };
         let watched = watched(&doors, service.gauges(), &connections);
-        http.serving(Site::new(parts.clone(), Arc::clone(&metrics), watched, health), web);
+        http.serving(Site::new(context.clone(), Arc::clone(&metrics), watched, health), web);
     }
     let (reporter, methods) = methods(service).await?;
     let requests = RequestLimiter::new(patience, Arc::clone(&clock), auth, settings, metrics);
@@ -161,13 +161,13 @@ pub async fn start(
     });
     Ok(async move {
         tokio::select! {
-            error = watch::watch(&parts, &rebuild) => Err(error),
+            error = watch::watch(&context, &rebuild) => Err(error),
             never = background => match never {},
             never = board.watch(&sources) => match never {},
-            never = snapshot::watch(&parts, &snapshots) => match never {},
-            never = leftovers::watch(&parts, &left) => match never {},
+            never = snapshot::watch(&context, &snapshots) => match never {},
+            never = leftovers::watch(&context, &left) => match never {},
             _http = running => Ok(()),
-            () = shutdown.expired(&*parts.clock) => {
+            () = shutdown.expired(&*context.clock) => {
                 tracing::warn!("stopped before all requests had ended");
                 Ok(())
             }
@@ -178,12 +178,12 @@ pub async fn start(
 /// Follows the changes of an admin, and puts them in force.
 fn background(
     doors: &Doors,
-    parts: &Parts,
+    context: &ServerContext,
     gauges: Gauges,
 ) -> impl Future<Output = Infallible> + Send + use<> {
-    let (settings, fast_store) = (parts.settings.clone(), doors.fast_store.clone());
-    let bounds = live::bound(settings.clone(), gauges.writes, gauges.reads, parts.limits);
-    let kept = live::keep(settings, parts.clone(), fast_store);
+    let (settings, fast_store) = (context.settings.clone(), doors.fast_store.clone());
+    let bounds = live::bound(settings.clone(), gauges.writes, gauges.reads, context.limits);
+    let kept = live::keep(settings, context.clone(), fast_store);
     let users = follow(doors.users.clone());
     let (settings, certificate) = (follow(doors.settings.clone()), follow(doors.tls.clone()));
     async move {

@@ -16,7 +16,7 @@ use dl_runtime::Deadline;
 use crate::auth::Caller;
 use crate::error::{Doing, Error};
 use crate::metrics::TaskMetrics;
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 use crate::snapshot::Snapshots;
 use crate::snapshot::leases::{self, LEASE, Leased};
 use crate::status::{Board, JobName};
@@ -34,7 +34,7 @@ const ACTION: &str = "join task";
 
 /// Registers a member of a job, records its heartbeat, or removes it.
 pub(crate) async fn join(
-    parts: &Parts,
+    context: &ServerContext,
     snapshots: &Snapshots,
     (metrics, board): (&TaskMetrics, &Board),
     caller: &Caller,
@@ -43,7 +43,7 @@ pub(crate) async fn join(
 ) -> Result<TaskMembership, Error> {
     let JoinTask { dataset, version, task: name, member, leaving, counters } = request;
     let key = TaskKey { dataset, task: task_id(caller.user(), &name) };
-    let (id, now) = (member.id, Stamp::at(parts.clock.now()));
+    let (id, now) = (member.id, Stamp::at(context.clock.now()));
     let heartbeat = Heartbeat {
         task: key,
         member: id,
@@ -52,7 +52,7 @@ pub(crate) async fn join(
         dead_after: DEAD_AFTER,
         most: TASK_MEMBERS_MAX,
     };
-    let job = Job { parts, snapshots, name: &name, user: caller.user(), heartbeat: &heartbeat };
+    let job = Job { context, snapshots, name: &name, user: caller.user(), heartbeat: &heartbeat };
     if leaving {
         metrics.left(&key, id, counters);
         board.left(key, id, counters);
@@ -79,19 +79,19 @@ pub(crate) async fn join(
 
 /// The leases on a dataset: all for its admins, else the caller's own.
 pub(crate) async fn leases(
-    parts: &Parts,
+    context: &ServerContext,
     caller: &Caller,
     record: &DatasetRecord,
 ) -> Result<Vec<TaskLease>, Error> {
     let mut found = Vec::new();
-    for (task, leased) in leases::last_of_each(leases::living(parts, record.id).await?) {
-        let Some(lease) = leases::read(parts, record.id, leased).await? else { continue };
+    for (task, leased) in leases::last_of_each(leases::living(context, record.id).await?) {
+        let Some(lease) = leases::read(context, record.id, leased).await? else { continue };
         let (task_name, user) = match lease {
             Ok(lease) => (Some(lease.task), lease.user),
             Err(_) => (None, String::new()),
         };
         let Leased { version, until, .. } = leased;
-        let in_use = has_members(parts, TaskKey { dataset: record.id, task }).await?;
+        let in_use = has_members(context, TaskKey { dataset: record.id, task }).await?;
         let lease = TaskLease { id: task, task: task_name, user, version, until, in_use };
         if is_own(caller, &lease) || caller.may(Role::Admin, &record.name) {
             found.push(lease);
@@ -102,12 +102,12 @@ pub(crate) async fn leases(
 
 /// Ends the leases of a job without living members; returns their number.
 pub(crate) async fn end_leases(
-    parts: &Parts,
+    context: &ServerContext,
     caller: &Caller,
     record: &DatasetRecord,
     task: TaskId,
 ) -> Result<u64, Error> {
-    let visible = leases(parts, caller, record).await?;
+    let visible = leases(context, caller, record).await?;
     let failed = |kind, why| Error::new(kind, "end the lease of", task, why);
     let Some(lease) = visible.into_iter().find(|lease| lease.id == task) else {
         let why = "the task leases no version of the dataset, or belongs to another user";
@@ -118,10 +118,10 @@ pub(crate) async fn end_leases(
         return Err(failed(Kind::Conflict, why));
     }
     let mut ended = 0;
-    for leased in leases::living(parts, record.id).await? {
+    for leased in leases::living(context, record.id).await? {
         // A later lease belongs to a job of the same name that has begun meanwhile.
         if leased.task == task && leased.until <= lease.until {
-            leases::remove(parts, record.id, leased).await?;
+            leases::remove(context, record.id, leased).await?;
             ended += 1;
         }
     }
@@ -134,14 +134,14 @@ fn is_own(caller: &Caller, lease: &TaskLease) -> bool {
 }
 
 /// Whether a job has living members.
-async fn has_members(parts: &Parts, task: TaskKey) -> Result<bool, Error> {
-    let group = parts.meta.group(&task, Stamp::at(parts.clock.now()), DEAD_AFTER).await;
+async fn has_members(context: &ServerContext, task: TaskKey) -> Result<bool, Error> {
+    let group = context.meta.group(&task, Stamp::at(context.clock.now()), DEAD_AFTER).await;
     Ok(group.doing("find the members of task", task.task)?.is_some())
 }
 
 #[derive(Clone, Copy)]
 struct Job<'a> {
-    parts: &'a Parts,
+    context: &'a ServerContext,
     snapshots: &'a Snapshots,
     name: &'a TaskName,
     user: &'a str,
@@ -150,11 +150,11 @@ struct Job<'a> {
 
 impl Job<'_> {
     async fn beat(&self, terms: Option<&TaskTerms>) -> Result<Option<TaskGroup>, Error> {
-        self.parts.meta.join(self.heartbeat, terms).await.doing(ACTION, self.name)
+        self.context.meta.join(self.heartbeat, terms).await.doing(ACTION, self.name)
     }
 
     async fn leave(&self) -> Result<(), Error> {
-        let ended = self.parts.meta.leave(self.heartbeat).await.doing("leave task", self.name)?;
+        let ended = self.context.meta.leave(self.heartbeat).await.doing("leave task", self.name)?;
         let Some(terms) = ended else { return Ok(()) };
         tracing::info!(task = %self.name, user = self.user, "the last member of a training job left");
         self.remove(self.leased(&terms)).await
@@ -164,7 +164,7 @@ impl Job<'_> {
     async fn begin(&self, wanted: Option<Version>) -> Result<TaskGroup, Error> {
         let version = self.version(wanted).await?;
         let mut secret = [0; 32];
-        self.parts.random.fill(&mut secret);
+        self.context.random.fill(&mut secret);
         let terms = TaskTerms { version, secret, leased_until: self.end() };
         self.lease(&terms).await?;
         // The version may have been swept before the lease.
@@ -199,9 +199,9 @@ impl Job<'_> {
 
     /// A version with a snapshot; the newest version's snapshot is built.
     async fn find(&self, wanted: Option<Version>) -> Result<Version, Error> {
-        let (clock, dataset) = (&*self.parts.clock, self.heartbeat.task.dataset);
-        let limit = self.parts.limits.patience / BUILD_WAIT_PART;
-        let found = Box::pin(self.snapshots.find(self.parts, dataset, wanted));
+        let (clock, dataset) = (&*self.context.clock, self.heartbeat.task.dataset);
+        let limit = self.context.limits.patience / BUILD_WAIT_PART;
+        let found = Box::pin(self.snapshots.find(self.context, dataset, wanted));
         match Deadline::after(clock, limit).bound(clock, found).await {
             Ok(found) => Ok(found?.version),
             Err(_) => {
@@ -245,7 +245,7 @@ impl Job<'_> {
     }
 
     async fn leases(&self) -> Result<Vec<Leased>, Error> {
-        let mut leases = leases::living(self.parts, self.heartbeat.task.dataset).await?;
+        let mut leases = leases::living(self.context, self.heartbeat.task.dataset).await?;
         leases.retain(|leased| leased.task == self.heartbeat.task.task);
         Ok(leases)
     }
@@ -260,11 +260,11 @@ impl Job<'_> {
         let TaskTerms { version, leased_until: until, .. } = *terms;
         let (user, name) = (self.user.to_owned(), self.name.clone());
         let lease = Lease { dataset, version, until, user, task: name };
-        leases::create(self.parts, &lease, task).await
+        leases::create(self.context, &lease, task).await
     }
 
     async fn remove(&self, leased: Leased) -> Result<(), Error> {
-        leases::remove(self.parts, self.heartbeat.task.dataset, leased).await
+        leases::remove(self.context, self.heartbeat.task.dataset, leased).await
     }
 
     fn end(&self) -> Stamp {

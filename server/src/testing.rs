@@ -26,9 +26,9 @@ use dl_store::{
 use futures::stream::BoxStream;
 use tokio::sync::mpsc;
 
+use crate::DiskReserve;
 use crate::Limits;
 use crate::NameCache;
-use crate::Room;
 use crate::Settings;
 use crate::answers::answer::Reply;
 use crate::auth::Caller;
@@ -37,11 +37,11 @@ use crate::error::Error;
 use crate::housekeeping::turns::Turns;
 use crate::housekeeping::{purge, verify};
 use crate::recovery::recover;
-use crate::shared::parts::{Budget, Parts, key, object_key};
+use crate::shared::context::{Budget, ServerContext, key, object_key};
 
 /// Parts, and what a test does to them.
 pub(crate) struct Rig {
-    pub(crate) parts: Parts,
+    pub(crate) context: ServerContext,
     pub(crate) clock: Arc<ManualClock>,
     /// Before the chunk store.
     pub(crate) store: Faults<Kind>,
@@ -64,19 +64,19 @@ pub(crate) async fn rig() -> Rig {
         FaultStore::new(Arc::new(counted), Arc::clone(&time), store.clone(), CutPoint::new());
     let inner: Arc<dyn MetaStore> = Arc::<Memory>::clone(&memory);
     let before_meta = FaultMeta::new(inner, Arc::clone(&time), meta.clone(), CutPoint::new());
-    let parts = Parts {
+    let context = ServerContext {
         store: Arc::new(before_store),
         meta: Arc::new(before_meta),
         clock: time,
         random: Arc::new(OsRandom),
         limits: Limits::default(),
-        room: Room::default(),
+        reserve: DiskReserve::default(),
         replaced: crate::Replaced::default(),
         settings: Settings::default(),
         names: NameCache::default(),
     };
-    crate::prepare(&parts, dl_meta::Stop::Fresh).await.unwrap();
-    Rig { parts, clock, store, counters, meta, memory }
+    crate::prepare(&context, dl_meta::Stop::Fresh).await.unwrap();
+    Rig { context, clock, store, counters, meta, memory }
 }
 
 /// The end of long work, and its reports.
@@ -107,19 +107,19 @@ pub(crate) async fn until_met<K: Copy + fmt::Debug>(
 
 /// Commits an object that began to come at `arrived`, as a put does.
 pub(crate) async fn commit(
-    parts: &Parts,
+    context: &ServerContext,
     dataset: DatasetId,
     object: Vec<u8>,
     arrived: SystemTime,
 ) -> Result<Stamp, Error> {
-    let record = crate::datasets::catalog::by_id(parts, dataset).await?;
-    crate::write::commit::put_chunk(parts, &Arc::default(), &record, object, arrived).await
+    let record = crate::datasets::catalog::by_id(context, dataset).await?;
+    crate::write::commit::put_chunk(context, &Arc::default(), &record, object, arrived).await
 }
 
 impl Rig {
     pub(crate) async fn create(&self, name: &str) -> DatasetId {
         let shape = ChunkShape::default();
-        crate::datasets::catalog::create(&self.parts, &dataset(name), shape).await.unwrap().id
+        crate::datasets::catalog::create(&self.context, &dataset(name), shape).await.unwrap().id
     }
 
     /// Recovers a dataset, or all, for everybody.
@@ -133,7 +133,7 @@ impl Rig {
         name: Option<&str>,
     ) -> Told<RecoverProgress> {
         let request = RecoverRequest { dataset: name.map(dataset), since: None };
-        told(async |told| recover::recover(&self.parts, request, caller, told).await).await
+        told(async |told| recover::recover(&self.context, request, caller, told).await).await
     }
 
     pub(crate) async fn purge(&self, request: PurgeRequest) -> Told<PurgeProgress> {
@@ -145,43 +145,43 @@ impl Rig {
         turns: &Turns,
         request: PurgeRequest,
     ) -> Told<PurgeProgress> {
-        let (parts, left, caller) = (&self.parts, Leftovers::default(), &Caller::Everybody);
+        let (context, left, caller) = (&self.context, Leftovers::default(), &Caller::Everybody);
         let purge = async |told: &_| {
-            Box::pin(purge::purge(parts, turns, &left, request, caller, told)).await
+            Box::pin(purge::purge(context, turns, &left, request, caller, told)).await
         };
         told(purge).await
     }
 
     pub(crate) async fn verify(&self, name: &str, checksums: bool) -> Told<VerifyProgress> {
         let request = VerifyRequest { dataset: dataset(name), checksums };
-        let (parts, memory, turns) = (&self.parts, Budget::new(64 << 20, "test"), Turns::new());
+        let (context, memory, turns) = (&self.context, Budget::new(64 << 20, "test"), Turns::new());
         let verify = async |told: &_| {
             let with = (&memory, &turns);
-            Box::pin(verify::verify(parts, with, request, &Caller::Everybody, told)).await
+            Box::pin(verify::verify(context, with, request, &Caller::Everybody, told)).await
         };
         told(verify).await
     }
 
     /// Adopts all objects that the logs lack; gives their number.
     pub(crate) async fn adopt(&self) -> u64 {
-        self.run(recover::recover_unlogged(&self.parts)).await.0.unwrap()
+        self.run(recover::recover_unlogged(&self.context)).await.0.unwrap()
     }
 
     /// Puts other bytes in the place of an object.
     pub(crate) async fn replace(&self, key: &Key, bytes: impl Into<Bytes>) {
-        self.parts.store.delete(key).await.unwrap();
-        self.parts.store.create(key, bytes.into()).await.unwrap();
+        self.context.store.delete(key).await.unwrap();
+        self.context.store.create(key, bytes.into()).await.unwrap();
     }
 
     /// Deletes it, and no job goes on with what is left.
     pub(crate) async fn delete(&self, name: &str, id: DatasetId) -> Result<DeletedDataset, Error> {
         let (left, which) = (Leftovers::default(), (&dataset(name), id));
-        crate::datasets::catalog::delete(&self.parts, &left, which).await
+        crate::datasets::catalog::delete(&self.context, &left, which).await
     }
 
     /// Stores a sealed and stamped chunk behind the metadata's back.
     pub(crate) async fn store_chunk(&self, dataset: DatasetId, number: u8) -> ChunkId {
-        let id = ChunkIdMaker::new([number; 9]).next(self.parts.clock.now());
+        let id = ChunkIdMaker::new([number; 9]).next(self.context.clock.now());
         self.store_file(dataset, id, usize::from(number)).await;
         id
     }
@@ -190,7 +190,7 @@ impl Rig {
     pub(crate) async fn store_chunks(&self, dataset: DatasetId, count: usize) {
         let mut ids = ChunkIdMaker::new([1; 9]);
         for number in 0..count {
-            self.store_file(dataset, ids.next(self.parts.clock.now()), number).await;
+            self.store_file(dataset, ids.next(self.context.clock.now()), number).await;
         }
     }
 
@@ -203,9 +203,9 @@ impl Rig {
         let verified = dl_format::Verified::check(sealed.as_slice().to_vec()).unwrap();
         let header = verified.header();
         let key = object_key(header.dataset(), header.id(), header.kind());
-        let stamp = Stamp::at(self.parts.clock.now());
+        let stamp = Stamp::at(self.context.clock.now());
         let object = Bytes::from(verified.commit(stamp).unwrap().1);
-        self.parts.store.create(&key, object.clone()).await.unwrap();
+        self.context.store.create(&key, object.clone()).await.unwrap();
         (key, object)
     }
 
@@ -294,8 +294,8 @@ impl Store for Careless {
         self.inner.delete(key).await
     }
 
-    async fn settle(&self, keys: &[Key]) -> Result<(), dl_store::Error> {
-        self.inner.settle(keys).await
+    async fn make_durable(&self, keys: &[Key]) -> Result<(), dl_store::Error> {
+        self.inner.make_durable(keys).await
     }
 
     async fn prune(&self, prefix: &Prefix) -> Result<(), dl_store::Error> {

@@ -234,9 +234,9 @@ async fn objects_are_settled_whether_they_are_there_or_not(store: &dyn Store) {
     for key in &keys[..3] {
         store.create(key, "here".into()).await.expect("create a new key");
     }
-    store.settle(&[]).await.expect("settle nothing");
+    store.make_durable(&[]).await.expect("settle nothing");
     for _ in 0..2 {
-        store.settle(&keys).await.expect("settle what is there");
+        store.make_durable(&keys).await.expect("settle what is there");
         let listed = store.list_sorted(&Prefix::ROOT).await.expect("list a store");
         assert_eq!(listed.len(), 3, "{store}: {listed:?}");
     }

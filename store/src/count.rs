@@ -133,8 +133,8 @@ impl Store for CountStore {
         result
     }
 
-    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
-        let result = self.inner.settle(keys).await;
+    async fn make_durable(&self, keys: &[Key]) -> Result<(), Error> {
+        let result = self.inner.make_durable(keys).await;
         if result.is_err() {
             add(&self.counters.errors, 1);
         }

@@ -101,8 +101,8 @@ impl Store for DeferredStore {
         self.inner().await?.delete(key).await
     }
 
-    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
-        self.inner().await?.settle(keys).await
+    async fn make_durable(&self, keys: &[Key]) -> Result<(), Error> {
+        self.inner().await?.make_durable(keys).await
     }
 
     async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {
@@ -153,7 +153,7 @@ mod tests {
                 store.read_all(&key).await.unwrap_err().kind,
                 store.list_sorted(&all).await.unwrap_err().kind,
                 store.delete(&key).await.unwrap_err().kind,
-                store.settle(std::slice::from_ref(&key)).await.unwrap_err().kind,
+                store.make_durable(std::slice::from_ref(&key)).await.unwrap_err().kind,
             ];
             assert_eq!(kinds, [Kind::Unsupported; 6]);
         }

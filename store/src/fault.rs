@@ -71,9 +71,9 @@ impl Store for FaultStore {
         self.layer.write("delete", key, self.inner.delete(key)).await
     }
 
-    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
+    async fn make_durable(&self, keys: &[Key]) -> Result<(), Error> {
         let what = format!("{} objects", keys.len());
-        self.layer.write("settle", &what, self.inner.settle(keys)).await
+        self.layer.write("settle", &what, self.inner.make_durable(keys)).await
     }
 
     async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {

@@ -59,7 +59,7 @@ pub use tier::{COPIES, CopyCounts, Group, Kept, TierStore};
 ///   begins afterwards does not find the object; the key may be created anew.
 /// - `list` gives each object strictly below the prefix once, with its size, in any order. Objects
 ///   created or deleted meanwhile may or may not be listed. After an error the listing ends.
-/// - `settle` makes objects durable that a read or list has found: their creators may have died before
+/// - `make_durable` makes objects durable that a read or list has found: their creators may have died before
 ///   that. Objects of `keys` that exist when the call begins are durable when it returns. A key without
 ///   an object is passed over.
 /// - `prune` changes no object. It removes leftovers of a prefix without objects, such as empty folders.
@@ -92,7 +92,7 @@ pub trait Store: Debug + Display + Send + Sync + 'static {
     ///
     /// # Errors
     /// The failure of the store. A missing object is no error.
-    async fn settle(&self, keys: &[Key]) -> Result<(), Error>;
+    async fn make_durable(&self, keys: &[Key]) -> Result<(), Error>;
 
     /// Removes leftovers of a prefix below which no objects will be created any more.
     ///

@@ -252,7 +252,7 @@ impl Store for RemoteStore {
         }
     }
 
-    async fn settle(&self, _: &[Key]) -> Result<(), Error> {
+    async fn make_durable(&self, _: &[Key]) -> Result<(), Error> {
         // Visible objects are durable.
         Ok(())
     }

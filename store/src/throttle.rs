@@ -137,8 +137,8 @@ impl Store for ThrottleStore {
         self.slowly(0, self.inner.delete(key), |_| 0).await
     }
 
-    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
-        self.slowly(0, self.inner.settle(keys), |_| 0).await
+    async fn make_durable(&self, keys: &[Key]) -> Result<(), Error> {
+        self.slowly(0, self.inner.make_durable(keys), |_| 0).await
     }
 
     async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {

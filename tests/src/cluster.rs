@@ -9,7 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dl_meta::{Memory, MetaStore, Stop};
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
-use dl_server::{Doors, HttpPort, Limits, NameCache, Parts, Room, Settings, prepare};
+use dl_server::{
+    DiskReserve, Doors, HttpPort, Limits, NameCache, ServerContext, Settings, prepare,
+};
 use dl_store::Store;
 use libdiesel::{Client, ConnectOptions};
 use tokio::net::TcpListener;
@@ -32,17 +34,17 @@ impl Running {
     ///
     /// # Errors
     /// When the machine has no free port.
-    pub async fn start(parts: Parts) -> Result<Self> {
-        Self::behind(Doors::open(free().await?), parts).await
+    pub async fn start(context: ServerContext) -> Result<Self> {
+        Self::behind(Doors::open(free().await?), context).await
     }
 
     /// Serves these parts for the first time, with a client.
     ///
     /// # Errors
     /// When the stores fail, or the machine has no free port.
-    pub async fn fresh(parts: Parts) -> Result<(Self, Wire)> {
-        prepare(&parts, Stop::Fresh).await?;
-        let server = Self::start(parts).await?;
+    pub async fn fresh(context: ServerContext) -> Result<(Self, Wire)> {
+        prepare(&context, Stop::Fresh).await?;
+        let server = Self::start(context).await?;
         let client = Wire::connect(server.address()).await?;
         Ok((server, client))
     }
@@ -51,10 +53,10 @@ impl Running {
     ///
     /// # Errors
     /// When a listener has no address.
-    pub async fn behind(doors: Doors, parts: Parts) -> Result<Self> {
+    pub async fn behind(doors: Doors, context: ServerContext) -> Result<Self> {
         let address = doors.grpc.local_addr().context("ask for the port")?;
         let shutdown = Shutdown::new().with_grace(Duration::from_secs(10));
-        let serving = Box::pin(dl_server::start(doors, parts, shutdown.clone())).await?;
+        let serving = Box::pin(dl_server::start(doors, context, shutdown.clone())).await?;
         let task = dl_runtime::spawn(serving);
         Ok(Self { address, shutdown, task })
     }
@@ -87,14 +89,14 @@ async fn free() -> Result<TcpListener> {
 }
 
 /// Parts with default limits over these stores.
-pub fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
-    Parts {
+pub fn context(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> ServerContext {
+    ServerContext {
         store,
         meta,
         clock: Arc::new(SystemClock::new()),
         random: Arc::new(OsRandom),
         limits: Limits::default(),
-        room: Room::default(),
+        reserve: DiskReserve::default(),
         replaced: dl_server::Replaced::default(),
         settings: Settings::default(),
         names: NameCache::default(),
@@ -102,8 +104,8 @@ pub fn parts(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Parts {
 }
 
 /// Parts with empty stores in memory.
-pub fn in_memory(limits: Limits) -> Parts {
-    Parts { limits, ..parts(dl_store::memory(), Arc::new(Memory::new())) }
+pub fn in_memory(limits: Limits) -> ServerContext {
+    ServerContext { limits, ..context(dl_store::memory(), Arc::new(Memory::new())) }
 }
 
 /// The clock for waits on processes and networks.
@@ -144,13 +146,13 @@ impl Cluster {
     ///
     /// # Errors
     /// As [`Running::start`].
-    pub fn start(&mut self, parts: &Parts, count: usize) -> Result<()> {
+    pub fn start(&mut self, context: &ServerContext, count: usize) -> Result<()> {
         for _ in 0..count {
             let start = async {
-                let http = HttpPort::open(free().await?, Arc::clone(&parts.clock), None)?;
+                let http = HttpPort::open(free().await?, Arc::clone(&context.clock), None)?;
                 let address = http.address();
                 let doors = Doors { http: Some(http), ..Doors::open(free().await?) };
-                anyhow::Ok((Running::behind(doors, parts.clone()).await?, address))
+                anyhow::Ok((Running::behind(doors, context.clone()).await?, address))
             };
             let (server, http) = self.runtime.block_on(start)?;
             self.servers.push(server);

@@ -37,7 +37,7 @@ use dl_runtime::Deadline;
 pub use self::skipped::skip;
 
 /// The time limit of [`soon`].
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Prints a measurement or another note of a test. nextest shows the output of a passing test only
 /// if its name contains `heavy`.
@@ -57,9 +57,9 @@ pub fn rounds<T>(short: T, long: T) -> T {
 /// As the condition, or when it does not hold within a minute.
 pub fn soon(what: impl Display, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let clock = cluster::clock();
-    let deadline = Deadline::after(&*clock, PATIENCE);
+    let deadline = Deadline::after(&*clock, TIMEOUT);
     while !is_so()? {
-        ensure!(!deadline.remaining(&*clock).is_zero(), "not within {PATIENCE:?}: {what}");
+        ensure!(!deadline.remaining(&*clock).is_zero(), "not within {TIMEOUT:?}: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())

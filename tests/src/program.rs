@@ -20,7 +20,7 @@ use crate::cluster::clock;
 use crate::{folder, rounds, tell};
 
 /// The time limit for a quick step of a program.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The path of a program of this workspace in the target folder.
 ///
@@ -98,7 +98,7 @@ impl Process {
             status.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with(['T', 'Z']))
         };
         let clock = clock();
-        let until = clock.monotonic() + PATIENCE;
+        let until = clock.monotonic() + TIMEOUT;
         loop {
             let mut threads = fs::read_dir(&tasks)?;
             if threads.all(|thread| thread.is_ok_and(|thread| is_stopped(thread.path()))) {
@@ -236,10 +236,10 @@ impl Server {
             // The receiver is gone when the test is over.
             let _ = said.send(lines);
         });
-        let lines = lines.recv_timeout(PATIENCE).context("wait until dlserver listens")??;
+        let lines = lines.recv_timeout(TIMEOUT).context("wait until dlserver listens")??;
         let told = |what| lines.iter().find_map(|line| line.strip_prefix(what)).map(str::to_owned);
         let Some(address) = told("listening on ") else {
-            process.wait(PATIENCE)?;
+            process.wait(TIMEOUT)?;
             let log = log.map(|log| log.join().unwrap_or_default()).unwrap_or_default();
             bail!("dlserver ended before it listened: {log}");
         };
@@ -309,7 +309,7 @@ impl Server {
     /// When the exit code is not 0, or a task panicked.
     pub fn stop(mut self) -> Result<String> {
         self.process.signal(Signal::TERM)?;
-        let code = self.process.wait(PATIENCE)?;
+        let code = self.process.wait(TIMEOUT)?;
         let log = self.log.take().map(|log| log.join().unwrap_or_default()).unwrap_or_default();
         ensure!(code == 0 && !log.contains("panicked"), "dlserver ended with {code}: {log}");
         Ok(log)
@@ -449,7 +449,7 @@ pub fn peak_of(command: &mut Command) -> Result<u64> {
         ensure!(clock.monotonic() < until, "{command:?} exceeds its time limit");
         std::thread::sleep(Duration::from_millis(2));
     }
-    let code = process.wait(PATIENCE)?;
+    let code = process.wait(TIMEOUT)?;
     ensure!(code == 0, "exit code {code}, not 0");
     Ok(peak)
 }

@@ -85,7 +85,7 @@ impl State {
         }
         let (residency, served) = (&self.residency, &self.served);
         let is_there = |key| residency.holds(key) || !served.owns(key);
-        let next = self.orders.beyond(is_there);
+        let next = self.orders.next_after_window(is_there);
         let orders = &self.orders;
         next.or_else(|| self.backlog.next_of_all(|key| is_there(key) || orders.is_excluded(key)))
     }

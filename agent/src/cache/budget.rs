@@ -67,7 +67,7 @@ impl SpareMemory {
     }
 }
 
-const HUGE_PAGE: u64 = libdiesel::agent::HUGE_PAGE as u64;
+const HUGE_PAGE: u64 = dl_node::HUGE_PAGE as u64;
 
 /// Interval between two readings of the free memory.
 const READ_INTERVAL: Duration = Duration::from_millis(200);

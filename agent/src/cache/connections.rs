@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use libdiesel::agent::{FromAgent, Gauge, PinPage, Socket};
+use dl_node::{FromAgent, Gauge, PinPage, Socket};
 
 use super::waiters::Waiter;
 use crate::place::ChunkKey;

@@ -47,7 +47,7 @@ impl State {
 
     /// An empty slot for files without their chunks.
     pub(super) fn slot_for_files(&mut self, now: Duration) -> Option<u32> {
-        self.slots.reuse_condemned(&self.connections);
+        self.slots.reuse_drained(&self.connections);
         // No chunk has this number.
         self.empty_a_slot(ChunkKey { dataset: usize::MAX, chunk: u32::MAX }, false, now)
     }

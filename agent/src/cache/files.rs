@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dl_format::MemberId;
+use dl_node::{Arena, FromAgent, NO_FILE, WantFiles};
 use dl_runtime::spawn;
 use libdiesel::FilePlace;
-use libdiesel::agent::{Arena, FromAgent, MemberId, NO_FILE, WantFiles};
 
 use super::{Cache, State};
 use crate::dataset::Open;
@@ -89,7 +90,7 @@ impl State {
                 one.send(&FromAgent::HereFiles { id, offsets });
             }
         }
-        slot.into_iter().for_each(|slot| self.slots.condemn(slot));
+        slot.into_iter().for_each(|slot| self.slots.drain(slot));
     }
 }
 

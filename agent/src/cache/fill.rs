@@ -11,9 +11,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dl_format::{ChunkId, Crc32c};
+use dl_node::Arena;
 use dl_proto::ChunkRange;
 use dl_runtime::spawn_on;
-use libdiesel::agent::Arena;
 use libdiesel::{Error, FilePlace, Kind};
 
 use super::Cache;

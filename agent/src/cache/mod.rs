@@ -29,8 +29,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dl_node::{Gauge, Table};
 use dl_runtime::Clock;
-use libdiesel::agent::{Gauge, Table};
 use tokio::sync::Notify;
 
 use crate::Policy;

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use libdiesel::agent::{Begin, FromAgent, Gauge, MemberId, PinPage, Socket, Table, TaskMember};
+use dl_format::MemberId;
+use dl_node::{Begin, FromAgent, Gauge, PinPage, Socket, Table};
+use dl_proto::TaskMember;
 use proptest::prelude::*;
 
 use super::wants::{Fetch, Filled, Origin};
@@ -20,7 +22,7 @@ const SLOT: u32 = 4_096;
 const SLOTS: u32 = 6;
 const CHUNKS: u32 = 10;
 const FILES: u32 = 2;
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -148,7 +150,7 @@ impl World {
     }
 
     fn want(&mut self, index: usize, chunk: u32) {
-        let (id, until, now) = (self.next_wait, self.now + PATIENCE, self.now);
+        let (id, until, now) = (self.next_wait, self.now + TIMEOUT, self.now);
         let Some(reader) = self.reader(index).filter(|reader| reader.wait.is_none()) else {
             return;
         };
@@ -372,11 +374,11 @@ impl World {
 
     /// Ends all fetches and waits: every waiter is answered.
     fn end(&mut self) {
-        self.now += PATIENCE * 2;
+        self.now += TIMEOUT * 2;
         while !self.fetches.is_empty() {
             self.run(Step::Fill(0, Origin::Servers));
         }
-        self.run(Step::Retry(PATIENCE.as_secs() + 1));
+        self.run(Step::Retry(TIMEOUT.as_secs() + 1));
         while !self.fetches.is_empty() {
             self.run(Step::Fail(0, false));
         }
@@ -388,7 +390,7 @@ impl World {
         self.state.retry_queue(self.now);
         self.check();
         let held = self.state.residency.iter().count() as u32;
-        assert_eq!(self.state.slots.empty() + held, SLOTS, "a slot stays condemned");
+        assert_eq!(self.state.slots.empty() + held, SLOTS, "a slot stays draining");
     }
 }
 

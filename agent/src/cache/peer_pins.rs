@@ -6,8 +6,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dl_format::MemberId;
+use dl_node::Arena;
 use libdiesel::FilePlace;
-use libdiesel::agent::{Arena, MemberId};
 use tokio::sync::oneshot;
 
 /// The pinned slots, each with its number of pins.

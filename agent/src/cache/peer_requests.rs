@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dl_format::MemberId;
 use libdiesel::FilePlace;
-use libdiesel::agent::MemberId;
 use tokio::sync::oneshot;
 
 use super::peer_pins::{ChunkReply, PeerWaiter, PinnedFiles};

@@ -2,7 +2,7 @@
 //!
 //! Must hold: transient chunks have slots; a worker is told when its order gets no further chunk.
 
-use libdiesel::agent::Gauge;
+use dl_node::Gauge;
 
 use super::State;
 use crate::place::{ChunkKey, Eviction};

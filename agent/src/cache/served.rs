@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use libdiesel::agent::Table;
+use dl_node::Table;
 
 use crate::place::{ChunkKey, OwnerTable};
 

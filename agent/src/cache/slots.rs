@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dl_node::{Arena, Shape, Table, Word};
 use libdiesel::FilePlace;
-use libdiesel::agent::{Arena, Shape, Table, Word};
 
 use super::budget::SpareMemory;
 use super::connections::Connections;
@@ -26,7 +26,7 @@ pub(crate) struct Slots {
     /// Whether the last request for a slot failed for lack of memory.
     is_out_of_memory: bool,
     /// Slots outside of all tables that a reader may still pin.
-    condemned: Vec<u32>,
+    draining: Vec<u32>,
     /// Slots being sent to other agents.
     peer_pins: Arc<PeerPins>,
     /// The last generation of a table word.
@@ -47,7 +47,7 @@ impl Slots {
                  the chunk size of the task's first dataset: open the dataset first, or in another task"
             ));
         }
-        let slots = (budget / u64::from(chunk)).min(u64::from(libdiesel::agent::SLOTS_MAX));
+        let slots = (budget / u64::from(chunk)).min(u64::from(dl_node::SLOTS_MAX));
         let shape = Shape { slot_bytes: chunk, slots: slots as u32 };
         if shape.slots == 0 {
             return Err(format!(
@@ -122,20 +122,20 @@ impl Slots {
     }
 
     /// Gives back a slot that is in no table, once no reader pins it.
-    pub(crate) fn condemn(&mut self, slot: u32) {
-        self.condemned.push(slot);
+    pub(crate) fn drain(&mut self, slot: u32) {
+        self.draining.push(slot);
     }
 
-    /// Empties condemned slots without readers.
-    pub(crate) fn reuse_condemned(&mut self, connections: &Connections) {
+    /// Empties draining slots without readers.
+    pub(crate) fn reuse_drained(&mut self, connections: &Connections) {
         let is_free = |slot: &mut u32| !connections.pin(*slot);
-        self.empty.extend(self.condemned.extract_if(.., is_free));
+        self.empty.extend(self.draining.extract_if(.., is_free));
     }
 
     /// Slots without a chunk.
     #[cfg(test)]
     pub(super) fn unowned(&self) -> impl Iterator<Item = u32> {
-        self.empty.iter().chain(&self.condemned).copied()
+        self.empty.iter().chain(&self.draining).copied()
     }
 
     /// Shows readers the chunk in a slot.
@@ -183,7 +183,7 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
-    use libdiesel::agent::{PinPage, Socket};
+    use dl_node::{PinPage, Socket};
 
     use super::super::connections::Connection;
     use super::super::waiters::Waiter;
@@ -206,13 +206,13 @@ mod tests {
         connections.hand_over(waiter, 1);
         assert!(!slots.withdraw(&table, 3, 1, &connections));
         assert_eq!(table.load(3).slot(), Some(1), "the chunk is shown again");
-        slots.condemn(1);
-        slots.reuse_condemned(&connections);
+        slots.drain(1);
+        slots.reuse_drained(&connections);
         assert_eq!((slots.empty(), slots.used()), (0, 3));
         connections.get(number).unwrap().pins.unpin(1);
         assert!(slots.withdraw(&table, 3, 1, &connections));
         assert_eq!(table.load(3).slot(), None);
-        slots.reuse_condemned(&connections);
+        slots.reuse_drained(&connections);
         let pinned = slots.pin_chunk(2, (0, 8));
         assert!(slots.is_sent(2) && !slots.withdraw(&table, 0, 2, &connections));
         drop(pinned);

@@ -167,7 +167,7 @@ impl State {
         // Dropping the other agents' waits tells the agents.
         let Some(Awaited { waiters, .. }) = self.waiters.take(key) else { return };
         if let Some((slot, _)) = self.residency.remove(key) {
-            self.slots.condemn(slot);
+            self.slots.drain(slot);
         }
         if let Some(counts) = self.counts.get_mut(key.dataset) {
             counts.failed_fetches += 1;
@@ -178,12 +178,12 @@ impl State {
             self.backlog.is_absent_again(key);
         }
         waiters.into_iter().for_each(|waiter| self.connections.refuse(waiter, why));
-        self.slots.reuse_condemned(&self.connections);
+        self.slots.reuse_drained(&self.connections);
     }
 
     /// Makes chunks above the limit transient, and retries the queue. Returns the fetches to start.
     pub(crate) fn retry_queue(&mut self, now: Duration) -> Vec<Fetch> {
-        self.slots.reuse_condemned(&self.connections);
+        self.slots.reuse_drained(&self.connections);
         self.follow();
         self.count_uses(now);
         self.residency.shrink(self.keep_max());

@@ -9,8 +9,8 @@ use std::io;
 use std::time::Duration;
 
 use aws_lc_rs::hmac::{self, HMAC_SHA256, Key};
+use dl_format::{DatasetId, MemberId, Version};
 use dl_runtime::{Clock, OsRandom, Random};
-use libdiesel::agent::{DatasetId, MemberId, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

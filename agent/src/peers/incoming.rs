@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dl_format::Crc32c;
+use dl_node::Arena;
 use libdiesel::FilePlace;
-use libdiesel::agent::Arena;
 
 use crate::progress::Progress;
 

@@ -22,8 +22,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use dl_format::{DatasetId, MemberId, Version};
+use dl_proto::{TaskMember, TaskMembership};
 use dl_runtime::Clock;
-use libdiesel::agent::{DatasetId, MemberId, TaskMember, TaskMembership, Version};
 use tokio::sync::Notify;
 
 use crate::descriptors::Descriptors;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use libdiesel::agent::MemberId;
+use dl_format::MemberId;
 use serde::{Deserialize, Serialize};
 
 use super::link::Link;

@@ -4,9 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dl_format::Crc32c;
+use dl_format::{DatasetId, MemberId, Version};
+use dl_node::{Arena, Shape};
 use dl_runtime::{Clock, SystemClock, spawn};
 use libdiesel::FilePlace;
-use libdiesel::agent::{Arena, DatasetId, MemberId, Shape, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 

@@ -30,12 +30,11 @@ struct List {
 }
 
 impl List {
-    /// The first unsettled chunk; settled chunks before it leave the list.
-    fn next(&mut self, is_settled: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
+    /// The first absent chunk; chunks that are done before it leave the list.
+    fn next(&mut self, is_done: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
         let dataset = self.dataset;
         while let Some((start, end)) = self.runs.front_mut() {
-            let first =
-                (*start..*end).find(|chunk| !is_settled(ChunkKey { dataset, chunk: *chunk }));
+            let first = (*start..*end).find(|chunk| !is_done(ChunkKey { dataset, chunk: *chunk }));
             if let Some(chunk) = first {
                 *start = chunk;
                 return Some(ChunkKey { dataset, chunk });
@@ -83,13 +82,10 @@ impl Backlog {
         self.all.retain(|list| list.dataset != dataset);
     }
 
-    /// The next unsettled chunk of the prefetches.
-    pub fn next_of_prefetches(
-        &mut self,
-        is_settled: impl Fn(ChunkKey) -> bool,
-    ) -> Option<ChunkKey> {
+    /// The next absent chunk of the prefetches.
+    pub fn next_of_prefetches(&mut self, is_done: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
         while let Some(list) = self.prefetches.front_mut() {
-            if let Some(key) = list.next(&is_settled) {
+            if let Some(key) = list.next(&is_done) {
                 return Some(key);
             }
             self.prefetches.pop_front();
@@ -98,9 +94,9 @@ impl Backlog {
         None
     }
 
-    /// The next unsettled chunk of the whole datasets.
-    pub fn next_of_all(&mut self, is_settled: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
-        self.all.iter_mut().find_map(|list| list.next(&is_settled))
+    /// The next absent chunk of the whole datasets.
+    pub fn next_of_all(&mut self, is_done: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
+        self.all.iter_mut().find_map(|list| list.next(&is_done))
     }
 
     /// Notes that a chunk has left memory, or that its fetch failed for now.

@@ -8,8 +8,8 @@ use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use libdiesel::agent::Begin;
-use libdiesel::order::{OrderError, Selection};
+use dl_node::Begin;
+use libdiesel::order::{OrderError, OrderSettings, Selection};
 
 use super::ChunkKey;
 use super::epochs::Epochs;
@@ -103,7 +103,7 @@ impl Orders {
             None => Selection::all(files),
             Some(runs) => Selection::of(files, runs.iter().flat_map(|(from, to)| *from..*to))?,
         };
-        let (settings, rank) = (begin.settings(), begin.rank);
+        let (settings, rank) = (OrderSettings::from(&begin), begin.rank);
         let window = Window::new(first_files, Arc::new(selection), settings, rank, begin.position)?;
         let readers = HashMap::from([(connection, at)]);
         let order =
@@ -219,12 +219,12 @@ impl Orders {
     }
 
     /// The absent chunk needed first by the next order in turn, however late.
-    pub fn beyond(&mut self, is_there: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
+    pub fn next_after_window(&mut self, is_there: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
         let excluded = &self.excluded;
         take_turns(&mut self.orders, &mut self.turn, |order| {
             let key = |chunk| ChunkKey { dataset: order.key.0, chunk };
-            let is_settled = |chunk| is_there(key(chunk)) || excluded.contains(&key(chunk));
-            order.window.beyond(is_settled).map(key)
+            let is_done = |chunk| is_there(key(chunk)) || excluded.contains(&key(chunk));
+            order.window.next_after_window(is_done).map(key)
         })
     }
 

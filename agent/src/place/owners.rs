@@ -7,7 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use libdiesel::agent::{MemberId, TaskMember};
+use dl_format::MemberId;
+use dl_proto::TaskMember;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The members able to hold chunks for others.

@@ -82,16 +82,16 @@ impl Window {
         Ok(window)
     }
 
-    /// The next unsettled chunk of the epoch, in the order of first need. Settled chunks are
+    /// The next absent chunk of the epoch, in the order of first need. Chunks that are done are
     /// checked only once.
-    pub fn beyond(&mut self, is_settled: impl Fn(u32) -> bool) -> Option<u32> {
+    pub fn next_after_window(&mut self, is_done: impl Fn(u32) -> bool) -> Option<u32> {
         let FarCursor { cursor, chunks } = self.far.get_or_insert_with(|| FarCursor {
             cursor: self.cursor.clone(),
             chunks: VecDeque::new(),
         });
         loop {
             while let Some(chunk) = chunks.front() {
-                if !is_settled(*chunk) {
+                if !is_done(*chunk) {
                     return Some(*chunk);
                 }
                 chunks.pop_front();

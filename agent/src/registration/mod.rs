@@ -9,8 +9,8 @@ mod terms;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dl_format::Stamp;
-use libdiesel::agent::{TaskMembership, TaskName, Version};
+use dl_format::{Stamp, TaskName, Version};
+use dl_proto::TaskMembership;
 
 pub(crate) use record::{FoundName, Record, Records};
 pub(crate) use terms::Terms;
@@ -136,7 +136,8 @@ fn in_words(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use libdiesel::agent::{MemberId, TaskMember};
+    use dl_format::MemberId;
+    use dl_proto::TaskMember;
 
     use super::*;
 

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use dl_format::Stamp;
+use dl_format::{DatasetId, MemberId, Stamp, Version};
+use dl_proto::{TaskMember, TaskMembership};
 use dl_runtime::Clock;
 use libdiesel::SnapshotCache;
-use libdiesel::agent::{DatasetId, MemberId, TaskMember, TaskMembership, Version};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 

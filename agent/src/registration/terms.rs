@@ -3,8 +3,9 @@
 //! Must hold: agents of a task that read the same version register under the same name, and so find
 //! each other. A version that the servers have is leased.
 
+use dl_format::{TaskName, Version};
+use dl_proto::{TaskMembership, task_id};
 use libdiesel::Kind;
-use libdiesel::agent::{TaskMembership, TaskName, Version, task_id};
 
 /// The terms of a version. The servers keep one version for each name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -10,11 +10,11 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dl_format::{MemberId, TaskName};
+use dl_proto::{JoinTask, TaskCounters, TaskMember, TaskMembership};
 use dl_runtime::{OsRandom, Random, Shutdown, blocking, spawn};
 use libdiesel::Dataset;
-use libdiesel::agent::{
-    JoinTask, MemberId, TaskCounters, TaskMember, TaskMembership, TaskName, join_task,
-};
+use libdiesel::agent::join_task;
 use tokio::sync::OnceCell;
 
 use super::peers::PeerListener;

@@ -8,9 +8,10 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dl_format::DatasetName;
+use dl_format::{DatasetId, DatasetName, Version};
+use dl_node::{Hello, Servers};
 use dl_runtime::{Shutdown, spawn};
-use libdiesel::agent::{DatasetId, Hello, Owner, Servers, Version};
+use libdiesel::agent::Owner;
 use libdiesel::{Error, Kind};
 use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;

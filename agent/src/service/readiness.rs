@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use libdiesel::agent::Socket;
+use dl_node::Socket;
 use tokio::io::unix::AsyncFd;
 
 /// The owner of a descriptor. The descriptor stays the same as long as the owner lives.

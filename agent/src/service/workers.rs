@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dl_runtime::{OsRandom, Random, Shutdown, blocking};
-use libdiesel::agent::{
-    Begin, DESCRIPTORS_MAX, FromAgent, Gauge, Hello, Owner, PROTOCOL, PinPage, Socket, ToAgent,
-    Want, Welcome,
+use dl_node::{
+    Begin, DESCRIPTORS_MAX, FromAgent, Gauge, Hello, PROTOCOL, PinPage, Socket, ToAgent, Want,
+    Welcome,
 };
+use dl_runtime::{OsRandom, Random, Shutdown, blocking};
+use libdiesel::agent::Owner;
 use tokio::io::unix::AsyncFd;
 
 use super::member::Member;

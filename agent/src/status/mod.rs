@@ -7,7 +7,9 @@ mod waits;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use libdiesel::agent::{Gauge, TaskCounters, TaskName};
+use dl_format::TaskName;
+use dl_node::Gauge;
+use dl_proto::TaskCounters;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{Cache, Counts, Pages, State};

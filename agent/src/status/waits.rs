@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use libdiesel::agent::Gauge;
+use dl_node::Gauge;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{Awaited, Connection, State};

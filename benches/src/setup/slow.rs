@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result};
 use dl_meta::{Memory, Stop};
 use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
-use dl_server::{Doors, Limits, NameCache, Parts, Room};
+use dl_server::{DiskReserve, Doors, Limits, NameCache, ServerContext};
 use dl_store::{Store, Throttle, ThrottleStore};
 use libdiesel::{Client, ConnectOptions};
 use tokio::net::TcpListener;
@@ -46,22 +46,22 @@ impl SlowServer {
             in_flight,
         );
         let store: Arc<dyn Store> = Arc::new(store);
-        let parts = Parts {
+        let context = ServerContext {
             store: Arc::clone(&store),
             meta: Arc::new(Memory::new()),
             clock,
             random: Arc::new(OsRandom),
             limits: Limits::default(),
-            room: Room::default(),
+            reserve: DiskReserve::default(),
             replaced: dl_server::Replaced::default(),
             settings: dl_server::Settings::default(),
             names: NameCache::default(),
         };
         let address = runtime.block_on(async {
-            dl_server::prepare(&parts, Stop::Fresh).await?;
+            dl_server::prepare(&context, Stop::Fresh).await?;
             let listener = TcpListener::bind((at, 0)).await?;
             let address = listener.local_addr()?;
-            let serving = dl_server::start(Doors::open(listener), parts, Shutdown::new());
+            let serving = dl_server::start(Doors::open(listener), context, Shutdown::new());
             dl_runtime::spawn(Box::pin(serving).await?);
             anyhow::Ok(address)
         })?;

@@ -17,7 +17,7 @@ use crate::setup::{Settings, bytes, runtime};
 
 const CHUNK: u64 = 4 << 20;
 const RANGE: u64 = 4096;
-const TOGETHER: usize = 64;
+const BATCH_SIZE: usize = 64;
 const IN_FLIGHT: usize = 16;
 const SLOW: Throttle = Throttle {
     latency: Duration::from_millis(20),
@@ -48,7 +48,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     let misses = tier.counts().misses - warmed;
     ensure!(misses == 0, "{misses} ranges came from the slow store");
     let settings = format!(
-        "{requests} requests of {TOGETHER} random ranges of 4 KiB in {chunks} chunks of 4 MiB, one \
+        "{requests} requests of {BATCH_SIZE} random ranges of 4 KiB in {chunks} chunks of 4 MiB, one \
          after the other"
     );
     Ok(vec![Bench::new("tier", settings, "ranges/s", sides, Bar::AtLeastTimes(0.9))])
@@ -96,7 +96,7 @@ fn wanted(chunks: u32, requests: u32, seed: u64) -> Result<Vec<Request>> {
         let chunk = u32::try_from(random.u64() % u64::from(chunks))?;
         Ok((chunk, random.u64() % (CHUNK / RANGE) * RANGE))
     };
-    let several = |_| request(&mut (0..TOGETHER).map(|_| one()).collect::<Result<Vec<_>>>()?);
+    let several = |_| request(&mut (0..BATCH_SIZE).map(|_| one()).collect::<Result<Vec<_>>>()?);
     (0..requests).map(several).collect()
 }
 

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dl_format::{DatasetName, TaskName};
+use dl_node::{FromAgent, Servers, Socket, ToAgent};
 use dl_runtime::since_boot;
 use rustix::net::{SocketAddrUnix, getsockname};
 
@@ -19,11 +20,9 @@ use crate::remote::ConnectOptions;
 use crate::task::TaskOptions;
 use crate::worker::Attacher;
 use crate::worker::address::{AgentAddress, is_absence};
-use crate::worker::message::{FromAgent, Servers, ToAgent};
-use crate::worker::socket::Socket;
 
 /// How long an agent may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for an ending agent's process to exit.
 const ENDING: Duration = Duration::from_secs(5);
 
@@ -91,7 +90,7 @@ pub fn start(
 ) -> Result<Vec<String>, Error> {
     let dataset = dataset.as_str().to_owned();
     let (attached, _) =
-        Attacher::new(task.clone(), Servers::of(options), dataset, None).attach()?;
+        Attacher::new(task.clone(), Servers::from(options), dataset, None).attach()?;
     Ok(attached.notes)
 }
 
@@ -117,7 +116,7 @@ pub fn status(options: &ConnectOptions, task: &TaskOptions) -> Result<String, Er
 /// As for [`status`].
 pub fn stop(options: &ConnectOptions, task: &TaskOptions) -> Result<(), Error> {
     let (_, socket) = ask(options, task, &ToAgent::Stop)?;
-    while socket.receive::<FromAgent>(PATIENCE).map_err(|why| failed(task, why))?.is_some() {}
+    while socket.receive::<FromAgent>(TIMEOUT).map_err(|why| failed(task, why))?.is_some() {}
     Ok(())
 }
 
@@ -155,7 +154,7 @@ fn ask_once(
         }
         false => failed(task, why),
     })?;
-    let answer = socket.send(question, &[], PATIENCE).and_then(|()| socket.receive(PATIENCE));
+    let answer = socket.send(question, &[], TIMEOUT).and_then(|()| socket.receive(TIMEOUT));
     match answer {
         Ok(answer) => Ok(answer.map(|(answer, _)| (answer, socket))),
         Err(why) => match why.kind() {
@@ -169,7 +168,7 @@ fn ask_once(
 /// The cause of a missing answer.
 fn silence(process: Option<u32>) -> String {
     let Some(process) = process else {
-        return format!("the agent does not answer within {PATIENCE:?}");
+        return format!("the agent does not answer within {TIMEOUT:?}");
     };
     let status = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     // The program name, in brackets, may hold anything; the state is the next word.
@@ -179,12 +178,12 @@ fn silence(process: Option<u32>) -> String {
             "process {process}, the agent, is stopped: reads of absent chunks go to the servers until \
              kill -CONT {process} lets it go on"
         ),
-        _ => format!("process {process}, the agent, does not answer within {PATIENCE:?}"),
+        _ => format!("process {process}, the agent, does not answer within {TIMEOUT:?}"),
     }
 }
 
 fn address(options: &ConnectOptions, task: &TaskOptions) -> AgentAddress {
-    AgentAddress::of(task, &Servers::of(options))
+    AgentAddress::of(task, &Servers::from(options))
 }
 
 fn failed(task: &TaskOptions, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {

@@ -18,7 +18,7 @@ use crate::snapshot::Snapshot;
 use crate::worker::{AgentOrder, AgentReader, Obstacle};
 
 /// Time between two checks of the agent during reads from the servers.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The files of an order for the current process.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl TaskSource {
         let now = since_boot();
         let is_due = now >= direct.next_look;
         if is_due {
-            direct.next_look = now.saturating_add(LOOK);
+            direct.next_look = now.saturating_add(POLL_INTERVAL);
         }
         drop(direct);
         if is_due && self.order.obstacle().is_none() {
@@ -98,7 +98,7 @@ impl TaskSource {
         let is_elsewhere = Box::new(move |chunk| worker.has(chunk));
         let snapshot = Arc::clone(&self.snapshot);
         let reader = Arc::new(EpochReader::new(&self.remote, snapshot, cursor, is_elsewhere)?);
-        direct.next_look = since_boot().saturating_add(LOOK);
+        direct.next_look = since_boot().saturating_add(POLL_INTERVAL);
         direct.reader = Some(Arc::clone(&reader));
         Ok(Some(reader))
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dl_format::DatasetName;
+use dl_node::{Servers, milliseconds};
 use dl_runtime::since_boot;
 
 use super::Dataset;
@@ -13,7 +14,6 @@ use super::open::info_of;
 use crate::error::{Error, Kind};
 use crate::remote::{Client, ClientCertificate, ConnectOptions, RemoteDataset};
 use crate::snapshot::{Snapshot, SnapshotCache};
-use crate::worker::message::{Servers, milliseconds};
 use crate::worker::{AgentReader, Attached, Attacher};
 
 impl Client {
@@ -62,7 +62,7 @@ pub(super) fn reader_of(
 fn attacher(options: &ConnectOptions, name: &DatasetName) -> Option<Attacher> {
     let task = options.task.clone()?;
     let cache = options.snapshots.clone().or_else(SnapshotCache::of_user);
-    Some(Attacher::new(task, Servers::of(options), name.as_str().to_owned(), cache))
+    Some(Attacher::new(task, Servers::from(options), name.as_str().to_owned(), cache))
 }
 
 /// Attaches to the agent; an error comes with the duration of the attempt.
@@ -86,9 +86,9 @@ fn note_uncached(options: &ConnectOptions, name: &DatasetName, error: &Error) {
     ));
 }
 
-impl Servers {
-    /// The settings of a client that an agent needs.
-    pub fn of(options: &ConnectOptions) -> Self {
+/// The settings of a client that an agent needs.
+impl From<&ConnectOptions> for Servers {
+    fn from(options: &ConnectOptions) -> Self {
         let certificate = options.certificate.as_ref();
         Self {
             user: options.user.clone(),
@@ -101,21 +101,23 @@ impl Servers {
             request_timeout: milliseconds(options.request_timeout),
         }
     }
+}
 
-    /// Options of a client for reads from the servers.
-    pub fn options(&self) -> ConnectOptions {
-        let certificate = self.certificate.clone();
-        ConnectOptions {
-            user: self.user.clone(),
-            key: self.key.clone(),
-            servers: self.addresses.clone(),
-            ca: self.ca.clone(),
+/// Options of a client for reads from the servers.
+impl From<&Servers> for ConnectOptions {
+    fn from(servers: &Servers) -> Self {
+        let certificate = servers.certificate.clone();
+        Self {
+            user: servers.user.clone(),
+            key: servers.key.clone(),
+            servers: servers.addresses.clone(),
+            ca: servers.ca.clone(),
             certificate: certificate
                 .map(|(certificate, key)| ClientCertificate { certificate, key }),
-            plain_text_key: self.plain_text_key,
-            connect_timeout: Duration::from_millis(self.connect_timeout),
-            request_timeout: Duration::from_millis(self.request_timeout),
-            ..ConnectOptions::default()
+            plain_text_key: servers.plain_text_key,
+            connect_timeout: Duration::from_millis(servers.connect_timeout),
+            request_timeout: Duration::from_millis(servers.request_timeout),
+            ..Self::default()
         }
     }
 }

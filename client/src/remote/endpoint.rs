@@ -20,7 +20,7 @@ const DEFAULT_PORT: u16 = 7420;
 /// Silence during a request after which the connection sends a ping.
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(10);
 /// Time for the answer to a ping, which waits behind up to half a MiB on a slow line.
-const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(20);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 const NO_ADDRESS: &str = "not an address; write it as host:port";
 const NO_LOGIN: &str =
@@ -71,7 +71,7 @@ pub(crate) fn endpoint(address: &str, options: &ConnectOptions) -> Result<Endpoi
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CLIENT_WINDOW_BYTES)
         .http2_keep_alive_interval(KEEP_ALIVE_AFTER)
-        .keep_alive_timeout(KEEP_ALIVE_PATIENCE))
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT))
 }
 
 /// The cause of unusable TLS settings.

@@ -18,10 +18,10 @@ use crate::remote::session::Session;
 use crate::snapshot::{Key, Lock, Origin, Snapshot, SnapshotCache, Target, UserFile, room};
 
 /// Time between looks at another process that fetches the same snapshot.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time for which another process may show no sign of life: enough for a server to build the
 /// snapshot.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// Downloads of a version that disappears, or of damaged bytes, at most.
 const TIMES: u32 = 3;
 
@@ -269,22 +269,22 @@ impl RemoteDataset {
 /// Waits for the lock to write snapshots of a dataset into a cache.
 fn lock(dataset: DatasetId, session: &Session, cache: &SnapshotCache) -> Result<Lock, Error> {
     let clock = &session.process.clock;
-    let (mut seen, mut until) = (None, clock.monotonic().saturating_add(PATIENCE));
+    let (mut seen, mut until) = (None, clock.monotonic().saturating_add(TIMEOUT));
     loop {
         if let Some(lock) = cache.lock(dataset).map_err(|why| cache.failed(why))? {
             return Ok(lock);
         }
         let sign = Some(cache.sign_of_life(dataset));
         if sign != seen {
-            (seen, until) = (sign, clock.monotonic().saturating_add(PATIENCE));
+            (seen, until) = (sign, clock.monotonic().saturating_add(TIMEOUT));
         }
         if clock.monotonic() >= until {
-            let why = format!("another process has been fetching the snapshot for {PATIENCE:?}");
+            let why = format!("another process has been fetching the snapshot for {TIMEOUT:?}");
             let folder = cache.folder().display();
             return Err(Error::new(Kind::TimedOut, "keep a snapshot in", folder, why));
         }
         // A sleep must begin within the runtime.
-        session.wait(async { clock.sleep(LOOK).await });
+        session.wait(async { clock.sleep(POLL_INTERVAL).await });
     }
 }
 

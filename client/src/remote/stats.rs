@@ -40,7 +40,7 @@ const LARGE_IN_FLIGHT: usize = 4;
 const LARGE: usize = 512;
 
 /// The longest wait of a question. A request in flight may be at a silent server.
-const PATIENCE: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Yields to threads that are about to ask, at most.
 const YIELDS: usize = 16;
@@ -54,7 +54,7 @@ pub(crate) struct Stats {
 
 impl Default for Stats {
     fn default() -> Self {
-        Self { queue: Arc::default(), patience: PATIENCE }
+        Self { queue: Arc::default(), patience: TIMEOUT }
     }
 }
 

@@ -15,15 +15,15 @@ use dl_format::{
     Attributes, ChunkId, Crc32c, DatasetId, DecodeError, DirPath, EntryVersion, FilePath,
     FileRecord, Stamp, Version,
 };
+use dl_node::{Mapped, Mapping, fetch};
 use dl_proto::{ListEntry, StatItem};
 
 use crate::error::{Error, Kind};
 use crate::order::Selection;
-use crate::snapshot::mapped::{Mapped, Mapping, fetch};
 use crate::snapshot::marker::Marker;
 
 /// Paths looked up as a group, so the records of the group are still in the processor's cache.
-const TOGETHER: usize = 64;
+const BATCH_SIZE: usize = 64;
 
 /// The location of the bytes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -298,8 +298,8 @@ impl Snapshot {
     /// As for [`Snapshot::number`].
     pub fn stat_many(&self, paths: &[FilePath]) -> Result<Vec<StatItem>, Error> {
         let mut items = Vec::with_capacity(paths.len());
-        let mut found = Vec::with_capacity(TOGETHER);
-        for paths in paths.chunks(TOGETHER) {
+        let mut found = Vec::with_capacity(BATCH_SIZE);
+        for paths in paths.chunks(BATCH_SIZE) {
             found.clear();
             let asked = paths.iter().map(FilePath::as_bytes);
             self.format.lookup_many(asked, &mut found, fetch).map_err(self.damaged())?;

@@ -3,13 +3,10 @@
 //! Must hold: a path has at most one lock holder at a time. A lock ends with its process. The file
 //! of a lock is removed with the lock, unless the process was killed.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
-
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 
 use crate::snapshot::file;
 
@@ -27,10 +24,10 @@ impl Lock {
     pub(crate) fn take(path: &Path) -> io::Result<Option<Self>> {
         loop {
             let file = file::open_or_make(path)?;
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            match file.try_lock() {
                 Ok(()) => {}
-                Err(Errno::WOULDBLOCK) => return Ok(None),
-                Err(why) => return Err(why.into()),
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(why)) => return Err(why),
             }
             // The former holder may have removed the file since the opening.
             if file::is_at(&file, path)? {

@@ -102,7 +102,7 @@ struct Join {
 
 impl Join {
     /// A table pays off from this number of pieces on.
-    const FEW: u32 = 40;
+    const TABLE_MIN: u32 = 40;
 
     /// The checksum of what `first` and then `next` are of, the latter with a length.
     fn then(&mut self, first: Crc32c, next: Crc32c, length: u64) -> Crc32c {
@@ -110,7 +110,7 @@ impl Join {
             *self = Self { length, ..Self::default() };
         }
         self.joined += 1;
-        if self.joined < Self::FEW {
+        if self.joined < Self::TABLE_MIN {
             return first.then(next, length);
         }
         let none = Crc32c::from_value(0);

@@ -12,21 +12,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use dl_node::{Servers, Socket, bind_at};
 use dl_runtime::since_boot;
 use rustix::fs::Access;
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::agent_files::{AgentFiles, of};
-use super::message::Servers;
-use super::socket::{Socket, bind_at};
 use crate::task::TaskOptions;
 
 /// Time for the program that starts the agent.
-const SPAWN_PATIENCE: Duration = Duration::from_secs(5);
+const SPAWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time between two checks of the program.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The socket and the lock of the agent of a task and user.
 #[derive(Debug, Clone)]
@@ -210,7 +209,7 @@ fn spawn(task: &TaskOptions, listener: Stdio, lock: Stdio) -> io::Result<()> {
         let why = format!("{program}: {why}; name the program dlcmd in DIESEL_AGENT or PATH");
         io::Error::other(why)
     })?;
-    let until = since_boot().saturating_add(SPAWN_PATIENCE);
+    let until = since_boot().saturating_add(SPAWN_TIMEOUT);
     loop {
         match child.try_wait() {
             Ok(Some(ended)) if ended.success() => return Ok(()),
@@ -231,7 +230,7 @@ fn spawn(task: &TaskOptions, listener: Stdio, lock: Stdio) -> io::Result<()> {
                 let why = "the agent did not start in time; see `dlcmd agent run`";
                 return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
-            Ok(None) => std::thread::sleep(LOOK),
+            Ok(None) => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }

@@ -3,14 +3,14 @@
 //! Must hold: socket and lock are removed only under the lock, so no file of a starting agent is
 //! removed. A lock counts only while its file has its name. Files of the user stay.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::OFlags;
 
 /// Number of stored logs of ended agents; older logs are removed.
 const LOGS_MAX: usize = 16;
@@ -68,9 +68,10 @@ impl AgentFiles {
                 .custom_flags(flags)
                 .open(&self.lock)
                 .map_err(|why| of(&self.lock, &why))?;
-            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-                locked => locked?,
+            match lock.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(why)) => return Err(why),
             }
             // An ending agent may have removed the file in between.
             if self.is_named(&lock) {

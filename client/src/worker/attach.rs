@@ -9,36 +9,37 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::Duration;
 
+use dl_node::{
+    Arena, FromAgent, Gauge, Hello, Maps, PROTOCOL, PinPage, Pinned, Servers, Shape, Socket, Table,
+    ToAgent, WantedVersion, Welcome,
+};
 use dl_runtime::since_boot;
 
 use super::address::{AgentAddress, is_absence};
 use super::handover::snapshot_file;
-use super::layout::{Arena, Gauge, Maps, PinPage, Pinned, Shape, Table};
-use super::message::{FromAgent, Hello, PROTOCOL, Servers, ToAgent, WantedVersion, Welcome};
 use super::recent::RecentFiles;
-use super::socket::Socket;
 use crate::error::{Error, Kind};
 use crate::process::{Owned, PerProcess, locked};
 use crate::snapshot::{Snapshot, SnapshotCache};
 use crate::task::TaskOptions;
 
 /// Time for a new agent to begin to listen.
-const START_PATIENCE: Duration = Duration::from_secs(5);
+const START_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time between two attempts to connect.
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Time for an agent to open a dataset, perhaps with the download of a snapshot.
-const WELCOME_PATIENCE: Duration = Duration::from_secs(330);
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(330);
 
 /// Connections of a process for waits beside the first, at most.
 const BESIDE_MAX: usize = 7;
 
 /// Time for such a connection.
-const BESIDE_PATIENCE: Duration = Duration::from_millis(500);
+const BESIDE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Time between two attempts to attach, at least and at most.
-const AGAIN: Duration = Duration::from_secs(2);
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 const AGAIN_MAX: Duration = Duration::from_secs(60);
 
 /// The pause after a failed attempt, as a multiple of its duration: attempts cost a reader at most
@@ -47,7 +48,7 @@ const PAUSE_FACTOR: u32 = 50;
 
 /// The pause after a failed attempt to attach.
 pub(super) fn pause_after(attempt: Duration) -> Duration {
-    attempt.saturating_mul(PAUSE_FACTOR).clamp(AGAIN, AGAIN_MAX)
+    attempt.saturating_mul(PAUSE_FACTOR).clamp(RETRY_DELAY, AGAIN_MAX)
 }
 
 /// The settings to attach to the agent of a task, for a dataset.
@@ -162,7 +163,7 @@ impl Attacher {
 
     /// Attaches, and starts a missing agent; also gives the snapshot.
     pub(crate) fn attach(&self) -> Result<(Attached, Arc<Snapshot>), Error> {
-        self.attach_within(START_PATIENCE, WELCOME_PATIENCE)
+        self.attach_within(START_TIMEOUT, WELCOME_TIMEOUT)
     }
 
     /// The same within the patience of the task, for a read with another source. A slower agent
@@ -186,7 +187,9 @@ impl Attacher {
             let socket = self.connect(until).map_err(failed)?;
             match self.greet(socket, welcome) {
                 // The agent was ending: the next agent runs, or must be started.
-                Err(why) if is_end(&why) && since_boot() < until => std::thread::sleep(LOOK),
+                Err(why) if is_end(&why) && since_boot() < until => {
+                    std::thread::sleep(POLL_INTERVAL)
+                }
                 greeted => return greeted.map_err(failed)?,
             }
         }
@@ -203,7 +206,7 @@ impl Attacher {
                 return Err(why);
             }
             if !self.address.start(&self.task)? {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
     }
@@ -283,7 +286,7 @@ impl Attacher {
             pid: std::process::id(),
             dataset: self.dataset.clone(),
             servers: self.servers.clone(),
-            version: self.wanted.as_deref().map(WantedVersion::of),
+            version: self.wanted.as_deref().map(wanted),
             is_beside,
         });
         let handed: Vec<BorrowedFd<'_>> = handed.iter().map(AsFd::as_fd).collect();
@@ -347,7 +350,7 @@ impl Attached {
         }
         for place in self.beside.get()? {
             if place.get().is_none() {
-                match self.connect(BESIDE_PATIENCE, true) {
+                match self.connect(BESIDE_TIMEOUT, true) {
                     Ok((pins, socket)) => {
                         let descriptor = socket.as_raw_fd();
                         let channel = Mutex::new(Channel::new(socket));
@@ -501,4 +504,9 @@ fn is_end(why: &io::Error) -> bool {
 
 fn unexpected() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the agent sent an unexpected message")
+}
+
+/// The version of a snapshot, for the agent.
+fn wanted(snapshot: &Snapshot) -> WantedVersion {
+    WantedVersion::new(snapshot.dataset(), snapshot.version())
 }

@@ -3,7 +3,7 @@
 //!
 //! Must hold: the pins of a process end with the process, whatever its children do. An inherited
 //! view stays valid after its parent has dropped the view, or has ended. No handler panics, or
-//! waits longer than [`PATIENCE`] for an agent.
+//! waits longer than [`TIMEOUT`] for an agent.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -15,7 +15,7 @@ use super::attach::{Attached, ChildPins};
 use crate::process::{PerProcess, locked};
 
 /// Time for an agent during a fork.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 
 static ATTACHED: PerProcess<Mutex<Vec<Weak<Attached>>>> = PerProcess::new();
 
@@ -54,7 +54,7 @@ fn all() -> MutexGuard<'static, Vec<Weak<Attached>>> {
 extern "C" fn before() {
     let attached: Vec<_> = all().iter().filter_map(Weak::upgrade).collect();
     let prepare = |attached: Arc<Attached>| {
-        let child_pins = attached.has_views().then(|| attached.pin_for_child(PATIENCE));
+        let child_pins = attached.has_views().then(|| attached.pin_for_child(TIMEOUT));
         let sockets = match child_pins {
             Some(ChildPins::Shared) => attached.beside_descriptors().collect(),
             _ => attached.descriptors(),

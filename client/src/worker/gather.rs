@@ -4,9 +4,9 @@
 
 use std::cell::OnceCell;
 
+use dl_node::{Gauge, Maps, NO_FILE, Pinned};
+
 use super::attach::Attached;
-use super::layout::{Gauge, Maps, Pinned};
-use super::message::NO_FILE;
 use crate::snapshot::FilePlace;
 
 /// A group of files in a read.

@@ -7,8 +7,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use super::memory::{Access, SharedMemory};
-use crate::snapshot::{Advice, Snapshot, SnapshotCache, advise};
+use dl_node::{Access, Advice, SharedMemory, advise};
+
+use crate::snapshot::{Snapshot, SnapshotCache};
 
 /// A descriptor for another process to map a snapshot: of its file in the cache, else of a copy in
 /// memory.

@@ -7,24 +7,16 @@
 pub(crate) mod address;
 pub(crate) mod agent_files;
 mod attach;
-pub(crate) mod copying;
+mod begin;
 mod fork;
 mod gather;
 pub(crate) mod handover;
-pub(crate) mod layout;
-pub(crate) mod memory;
-pub(crate) mod message;
-#[cfg(test)]
-mod model;
 mod obstacle;
 mod prefetch;
 mod range;
 mod read;
 mod recent;
-pub(crate) mod socket;
 mod source;
-#[cfg(test)]
-mod tests;
 mod uncached;
 mod wait;
 

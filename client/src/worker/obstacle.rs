@@ -4,10 +4,9 @@
 
 use std::sync::atomic::Ordering;
 
+use dl_node::{Gauge, milliseconds};
 use dl_runtime::since_boot;
 
-use super::layout::Gauge;
-use super::message::milliseconds;
 use super::read::AgentReader;
 
 /// The reason why the agent gives no absent chunk now.

@@ -4,10 +4,10 @@
 
 use std::io;
 
+use dl_node::{FromAgent, RUNS_MAX, ToAgent};
 use dl_runtime::since_boot;
 
 use super::attach::Attached;
-use super::message::{FromAgent, RUNS_MAX, ToAgent};
 use super::read::AgentReader;
 use crate::error::Error;
 use crate::order::Selection;

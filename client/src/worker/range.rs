@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
+use dl_node::{Gauge, Pinned, copy_bytes};
+
 use super::attach::Attached;
-use super::copying::copy_bytes;
-use super::layout::{Gauge, Pinned};
 use super::read::AgentReader;
 use crate::snapshot::FilePlace;
 

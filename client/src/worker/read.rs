@@ -11,14 +11,12 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwapOption, Guard};
 use bytes::Bytes;
+use dl_node::{Begin, Gauge, Pinned, ToAgent, copy_bytes, copy_of, milliseconds};
 use dl_runtime::since_boot;
 
 use super::attach::{Attached, Attacher, pause_after};
-use super::copying::{copy_bytes, copy_of};
 use super::fork;
 use super::gather::Batch;
-use super::layout::{Gauge, Pinned};
-use super::message::{Begin, ToAgent, milliseconds};
 use crate::error::Error;
 use crate::process::{PerProcess, locked};
 use crate::snapshot::{FilePlace, Snapshot};
@@ -27,7 +25,7 @@ use crate::snapshot::{FilePlace, Snapshot};
 const LARGE_PART: u64 = 4;
 
 /// Files prepared as a group before the first copy.
-const TOGETHER: usize = 64;
+const BATCH_SIZE: usize = 64;
 
 /// Reads files of a dataset version through the agent of the node.
 #[derive(Debug)]
@@ -220,7 +218,7 @@ impl AgentReader {
         let attached = self.attached();
         let Some(attached) = attached.as_ref() else { return 0 };
         let (mut done, mut end) = (0, 0);
-        for together in numbers.chunks(TOGETHER) {
+        for together in numbers.chunks(BATCH_SIZE) {
             let places = self.prepare(attached, together, COPIED);
             let batch = Batch::new(attached, together, &places);
             for (index, (number, place)) in together.iter().zip(places).enumerate() {
@@ -249,7 +247,7 @@ impl AgentReader {
     pub(crate) fn view_many(&self, numbers: &[u32], views: &mut Vec<View>) {
         let attached = self.attached();
         let Some(attached) = attached.as_ref() else { return };
-        for together in numbers.chunks(TOGETHER) {
+        for together in numbers.chunks(BATCH_SIZE) {
             let places = self.prepare(attached, together, VIEWED);
             let batch = Batch::new(attached, together, &places);
             for (index, number) in together.iter().enumerate() {
@@ -300,7 +298,7 @@ impl AgentReader {
             );
         }
         let mut done = 0;
-        for together in numbers.chunks(TOGETHER) {
+        for together in numbers.chunks(BATCH_SIZE) {
             for place in self.prepare(attached, together, lines).into_iter().take(together.len()) {
                 let pinned = attached.maps.pin(place.chunk);
                 if pinned.and_then(|pinned| take(attached, place, pinned)).is_none() {
@@ -346,9 +344,9 @@ impl AgentReader {
         attached: &Attached,
         together: &[u32],
         lines: usize,
-    ) -> [FilePlace; TOGETHER] {
+    ) -> [FilePlace; BATCH_SIZE] {
         self.snapshot.bring(together);
-        let mut places = [FilePlace::NOWHERE; TOGETHER];
+        let mut places = [FilePlace::NOWHERE; BATCH_SIZE];
         for (place, number) in places.iter_mut().zip(together) {
             *place = self.place(*number).unwrap_or(FilePlace::NOWHERE);
             attached.maps.prefetch(place.chunk, place.offset, lines);

@@ -7,8 +7,9 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, Once};
 
 use bytes::Bytes;
+use dl_node::{Begin, HINTS_MAX};
 
-use super::message::{Begin, HINTS_MAX};
+use super::begin::message_of;
 use super::obstacle::Obstacle;
 use super::read::AgentReader;
 use crate::order::{Cursor, Worker};
@@ -34,7 +35,7 @@ impl AgentOrder {
     /// The order of a cursor.
     pub(crate) fn new(worker: Arc<AgentReader>, cursor: &Cursor) -> Self {
         let of = cursor.worker();
-        let begin = Begin::of(cursor.order(), cursor.rank(), of.of_rank(cursor.position()));
+        let begin = message_of(cursor.order(), cursor.rank(), of.of_rank(cursor.position()));
         let ahead = Mutex::new(cursor.clone());
         Self { worker, begin, ahead, begun: Once::new(), of }
     }

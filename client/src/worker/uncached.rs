@@ -3,10 +3,9 @@
 //!
 //! Must hold: the note ends with the read, unless another read of the process goes on.
 
+use dl_node::{Gauge, milliseconds};
 use dl_runtime::since_boot;
 
-use super::layout::Gauge;
-use super::message::milliseconds;
 use super::read::AgentReader;
 
 impl AgentReader {

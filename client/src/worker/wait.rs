@@ -7,14 +7,15 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use dl_node::{
+    FromAgent, Gauge, HINTS_MAX, PinPage, Pinned, ToAgent, Want, WantFiles, milliseconds,
+};
 use dl_runtime::since_boot;
 
 use super::attach::{Attached, Channel, Refusals};
-use super::layout::{Gauge, PinPage, Pinned};
-use super::message::{FromAgent, HINTS_MAX, ToAgent, Want, WantFiles, milliseconds};
 
 /// The pause in waits after a failed wait, and in the requests of orders after refusals.
-const AGAIN: Duration = Duration::from_secs(2);
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 
 /// Refused chunks in a row before the pause: a single chunk may be damaged or gone.
 const REFUSALS_MAX: u32 = 3;
@@ -123,7 +124,7 @@ impl Attached {
 
 /// The end of a pause that begins now.
 fn soon() -> u64 {
-    milliseconds(since_boot().saturating_add(AGAIN))
+    milliseconds(since_boot().saturating_add(RETRY_DELAY))
 }
 
 fn count_wait(pins: &PinPage, began: Duration) {

@@ -19,7 +19,7 @@ use crate::text::{counted, escaped};
 use crate::time;
 
 /// Interval between two looks for a stop.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Clears the terminal.
 const CLEAR: &str = "\x1b[H\x1b[2J";
@@ -82,8 +82,8 @@ pub(crate) fn run(
             if context.shutdown.is_requested() {
                 return Ok(Exit::Done);
             }
-            thread::sleep(LOOK);
-            waited += LOOK;
+            thread::sleep(POLL_INTERVAL);
+            waited += POLL_INTERVAL;
         }
     }
     Ok(Exit::Done)

@@ -81,7 +81,7 @@ impl SnapshotOf {
 const LINE: usize = 64;
 
 /// Paths looked up together: more than the processor's concurrent memory accesses.
-const TOGETHER: usize = 32;
+const BATCH_SIZE: usize = 32;
 
 /// Checks the beginning of a snapshot of `length` bytes; the cursor stands at the counts.
 fn begin(bytes: &[u8], length: u64) -> Result<(SnapshotOf, Cursor<'_>), DecodeError> {
@@ -468,7 +468,7 @@ impl<B: AsRef<[u8]>> Snapshot<B> {
         let (records, blocks) = (SnapshotSection::Records, SnapshotSection::Blocks);
         let [records, blocks] = [records, blocks].map(|section| self.section(section));
         let mut paths = paths.into_iter().map(|path| (path, snapshot_hash(path)));
-        let mut batch = [(&[][..], 0_u64, 0_usize); TOGETHER];
+        let mut batch = [(&[][..], 0_u64, 0_usize); BATCH_SIZE];
         loop {
             let mut count = 0_usize;
             for (place, (path, hash)) in batch.iter_mut().zip(&mut paths) {

@@ -20,7 +20,7 @@ const MINOR_MIN: u32 = 31;
 const MINOR_OF_EPOCHS: u32 = 44;
 
 /// Time for the first request, which follows the mount at once.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pages of a read, at most: 1 MiB.
 const PAGES_MAX: u16 = 256;
@@ -38,7 +38,7 @@ const WANTED: u64 = feature::ASYNC_READ
 
 /// Answers the first request of the kernel.
 pub(crate) fn greet(channel: &Channel) -> io::Result<Features> {
-    if !channel.is_ready(PATIENCE)? {
+    if !channel.is_ready(TIMEOUT)? {
         let why = "the kernel sends no first request: the connection is in use already";
         return Err(io::Error::new(io::ErrorKind::TimedOut, why));
     }

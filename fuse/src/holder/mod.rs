@@ -21,8 +21,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
+use dl_node::{Socket, accept, bind_at};
 use dl_runtime::since_boot;
-use libdiesel::agent::{Socket, accept, bind_at, runtime_folder};
+use libdiesel::agent::runtime_folder;
 
 use crate::channel::Channel;
 use crate::messages::{Answer, Features, FromServer, Question, Report, Shown, ToServer, ids};
@@ -51,13 +52,13 @@ const DENY_AFTER_ELSEWHERE: Duration = Duration::from_secs(300);
 const DENY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Time for an answer of the server, and for a tool.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Versions of a mount: the shown version, and the version before for open files.
 const VERSIONS_MAX: usize = 2;
 
 /// Time for the question of a tool.
-const QUESTION_PATIENCE: Duration = Duration::from_millis(100);
+const QUESTION_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The settings of a mount.
 pub struct Mount {
@@ -291,7 +292,7 @@ impl Holder<'_> {
         self.starts += 1;
         let command = (self.mount.server)();
         let server = ServerProcess::start(command, self.starts, self.sender.clone())?;
-        server.socket.send(&ToServer::Open(self.versions.clone()), &[], PATIENCE)?;
+        server.socket.send(&ToServer::Open(self.versions.clone()), &[], TIMEOUT)?;
         self.server = Some(server);
         Ok(())
     }
@@ -361,7 +362,7 @@ impl Holder<'_> {
                 let sent = self
                     .server
                     .as_ref()
-                    .map(|server| server.socket.send(&ToServer::Recorded, &[], PATIENCE));
+                    .map(|server| server.socket.send(&ToServer::Recorded, &[], TIMEOUT));
                 if let Some(Err(why)) = sent {
                     tracing::debug!(%why, "answer the server");
                 }
@@ -427,10 +428,10 @@ impl Holder<'_> {
         let files: Vec<_> = connected.channels.iter().map(AsFd::as_fd).collect();
         // Reads of the denial would take requests from the server.
         self.denial = None;
-        server.socket.send(&ToServer::Serve(connected.features), &files, PATIENCE)?;
+        server.socket.send(&ToServer::Serve(connected.features), &files, TIMEOUT)?;
         self.refreshing.retain(|tool| !tool.is_closed());
         for _ in &self.refreshing {
-            server.socket.send(&ToServer::Refresh, &[], PATIENCE)?;
+            server.socket.send(&ToServer::Refresh, &[], TIMEOUT)?;
         }
         (self.served, self.problem) = (Some(since_boot()), None);
         Ok(())
@@ -439,13 +440,13 @@ impl Holder<'_> {
     /// Answers a tool.
     fn answer(&mut self, socket: Socket) {
         self.waiting.retain(|socket| !socket.is_closed());
-        match socket.receive::<Question>(QUESTION_PATIENCE) {
+        match socket.receive::<Question>(QUESTION_TIMEOUT) {
             Ok(Some((Question::Wait, _))) => self.waiting.push(socket),
             Ok(Some((Question::Refresh, _))) => self.refresh(socket),
             Ok(Some((Question::Status, _))) => {
                 let counted = self.counted();
                 let text = serde_json::to_string(&self.status(counted)).unwrap_or_default();
-                if let Err(why) = socket.send(&Answer::Status(text), &[], PATIENCE) {
+                if let Err(why) = socket.send(&Answer::Status(text), &[], TIMEOUT) {
                     tracing::debug!(%why, "answer a tool");
                 }
             }
@@ -458,7 +459,7 @@ impl Holder<'_> {
     fn refresh(&mut self, socket: Socket) {
         let server = self.server.as_ref().filter(|_| self.served.is_some());
         if let Some(Err(why)) =
-            server.map(|server| server.socket.send(&ToServer::Refresh, &[], PATIENCE))
+            server.map(|server| server.socket.send(&ToServer::Refresh, &[], TIMEOUT))
         {
             // The end of the server is an event to come.
             tracing::debug!(%why, "ask the server");
@@ -491,8 +492,8 @@ impl Holder<'_> {
     /// The numbers of the server; none without an answer in time.
     fn counted(&mut self) -> Option<Counted> {
         let number = self.server.as_ref()?.number;
-        self.server.as_ref()?.socket.send(&ToServer::Count, &[], PATIENCE).ok()?;
-        let until = since_boot().saturating_add(PATIENCE);
+        self.server.as_ref()?.socket.send(&ToServer::Count, &[], TIMEOUT).ok()?;
+        let until = since_boot().saturating_add(TIMEOUT);
         loop {
             let left = until.saturating_sub(since_boot());
             match self.events.recv_timeout(left) {
@@ -534,7 +535,7 @@ impl Holder<'_> {
         }
         if let Some(server) = self.server.take() {
             server.kill();
-            server.wait(PATIENCE);
+            server.wait(TIMEOUT);
         }
         // Open until the process ends, which tools wait for.
         std::mem::forget(std::mem::take(&mut self.waiting));

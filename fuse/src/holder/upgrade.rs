@@ -18,7 +18,7 @@ use crate::mounting::{inherited, mount_at};
 use crate::source::Refused;
 
 /// Time for the end of a killed server.
-const KILL_PATIENCE: Duration = Duration::from_secs(30);
+const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a holder leaves to the next program.
 #[derive(Debug, Serialize, Deserialize)]
@@ -79,7 +79,7 @@ impl Holder<'_> {
         server.kill();
         self.served = None;
         self.unserved.get_or_insert(since_boot());
-        let until = since_boot().saturating_add(KILL_PATIENCE);
+        let until = since_boot().saturating_add(KILL_TIMEOUT);
         loop {
             match self.events.recv_timeout(until.saturating_sub(since_boot())) {
                 Ok(Event::Ended { server: number, .. }) if number == server.number => return,

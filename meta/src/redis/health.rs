@@ -23,7 +23,7 @@ use crate::types::bound_elsewhere;
 use crate::{Damage, Error, Kind, Rebuild};
 
 /// How long to wait for a mark of a shard that moved: a Redis may refuse writes.
-const MARK_PATIENCE: Duration = Duration::from_millis(500);
+const MARK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What this process knows about the health of Redis.
 #[derive(Debug, Default)]
@@ -253,7 +253,7 @@ impl Shared {
         let due = marks.iter().filter(is_due);
         let due = due.map(|of| (of.shard, "run", of.mark.run.as_str(), of.mark.run.as_str()));
         // Without a new mark, a later loss could not be told from the move.
-        let marked = self.confirm_shards(id, due.collect(), MARK_PATIENCE).await;
+        let marked = self.confirm_shards(id, due.collect(), MARK_TIMEOUT).await;
         marked.map(drop).map_err(|why| {
             let why = format!("slots moved, and Redis takes no marks of their shards: {why}");
             Failure::because(Kind::Unavailable, why)

@@ -17,13 +17,13 @@ use super::rows::Member;
 /// Searches of the process with many rows in a round.
 pub(super) const TURNS: usize = 16;
 /// Rows of such a round.
-const MANY: usize = 8 * PAGE;
+const LARGE_ROUND_ROWS: usize = 8 * PAGE;
 /// Rows of a round of all other searches.
-const FEW: usize = 32 * GLANCE;
+const ROUND_ROWS: usize = 32 * GLANCE;
 /// Most waiting folders of a search with many folders at a time.
 const OPEN_MAX: usize = 2_000;
 /// Folders in a single search: a first round has room for a few rows of each.
-const TOGETHER: usize = MANY / GLANCE;
+const FOLDERS_MAX: usize = LARGE_ROUND_ROWS / GLANCE;
 
 /// Whether a live file lies below each folder; meaningless with a stale reader. Boxed, as mostly unused.
 pub(super) fn hold_live<'a>(
@@ -35,7 +35,7 @@ pub(super) fn hold_live<'a>(
             return Ok(vec![true; paths.len()]);
         }
         let mut are_live = Vec::with_capacity(paths.len());
-        for paths in paths.chunks(TOGETHER) {
+        for paths in paths.chunks(FOLDERS_MAX) {
             are_live.extend(search(reader, paths).await?);
         }
         Ok(are_live)
@@ -52,8 +52,8 @@ async fn search(reader: &mut Reader<'_>, paths: &[Vec<u8>]) -> Result<Vec<bool>,
         if wanted == 0 {
             break;
         }
-        let turn = if wanted > FEW { shared.searches.try_acquire().ok() } else { None };
-        let mut room = if turn.is_some() { MANY } else { FEW };
+        let turn = if wanted > ROUND_ROWS { shared.searches.try_acquire().ok() } else { None };
+        let mut room = if turn.is_some() { LARGE_ROUND_ROWS } else { ROUND_ROWS };
         let (mut owners, mut folders) = (Vec::new(), Vec::new());
         for (owner, search) in searches.iter_mut().enumerate() {
             let next = search.begin(&shares, &mut room);
@@ -72,7 +72,7 @@ async fn search(reader: &mut Reader<'_>, paths: &[Vec<u8>]) -> Result<Vec<bool>,
 
 /// The least and the most rows of a folder in a round. A large folder is read in all of its buckets.
 fn shares(is_large: bool) -> RangeInclusive<usize> {
-    if is_large { 2 * usize::from(BUCKETS)..=MANY } else { GLANCE..=PAGE }
+    if is_large { 2 * usize::from(BUCKETS)..=LARGE_ROUND_ROWS } else { GLANCE..=PAGE }
 }
 
 fn pages(share: usize) -> Pages {
@@ -110,7 +110,7 @@ impl Search {
         let Some(share) = rows.checked_div(count) else { return Vec::new() };
         let share = share.min(*shares.end());
         *room = room.saturating_sub(count * share);
-        self.rows = (self.rows * 2).min(MANY);
+        self.rows = (self.rows * 2).min(LARGE_ROUND_ROWS);
         let mut folders = self.open.split_off(self.open.len() - count);
         for folder in &mut folders {
             folder.set_pages(pages(share));

@@ -17,7 +17,7 @@ use redis::{AsyncConnectionConfig, Value};
 use tempfile::TempDir;
 
 /// How long anything here may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One redis-server.
 #[derive(Debug)]
@@ -157,8 +157,8 @@ impl Server {
         let client = redis::Client::open(format!("redis://{login}127.0.0.1:{}", self.port))?;
         // Far beyond the half second that is usual: what a busy machine takes is no failure.
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(PATIENCE))
-            .set_response_timeout(Some(PATIENCE));
+            .set_connection_timeout(Some(TIMEOUT))
+            .set_response_timeout(Some(TIMEOUT));
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         let mut cmd = redis::Cmd::new();
         cmd.arg(command);
@@ -334,9 +334,9 @@ impl Cluster {
 /// When it doesn't within half a minute.
 pub async fn eventually<Holds: Future<Output = bool>>(what: &str, holds: impl Fn() -> Holds) {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let end = clock.monotonic() + PATIENCE;
+    let end = clock.monotonic() + TIMEOUT;
     while !holds().await {
-        assert!(clock.monotonic() < end, "{what}: not within {PATIENCE:?}");
+        assert!(clock.monotonic() < end, "{what}: not within {TIMEOUT:?}");
         clock.sleep(Duration::from_millis(20)).await;
     }
 }

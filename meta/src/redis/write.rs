@@ -27,7 +27,7 @@ use crate::{Appended, Kind, ObjectRecord};
 /// The age at which other servers write the rows of an object.
 const OVERDUE: Duration = Duration::from_secs(2);
 /// How often to look for objects without rows in a dataset.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Objects whose rows a call writes.
 const ROLLED_AT_ONCE: usize = 64;
 /// How long a reader waits for overdue rows.
@@ -194,7 +194,7 @@ impl Shared {
             let rolled = look.shared.roll_overdue(keys).await;
             match &rolled {
                 Ok(Rolled { count: 0, left: 1.. }) => {}
-                Ok(_) => look.rest = LOOK,
+                Ok(_) => look.rest = POLL_INTERVAL,
                 Err(failure) if matches!(failure.kind, Kind::Full | Kind::Unavailable) => {
                     tracing::debug!(dataset = %keys.dataset, why = %failure, "late rows have to wait");
                 }

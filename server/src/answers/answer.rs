@@ -16,10 +16,10 @@ use tonic::{Response, Status};
 
 use crate::answers::reservation::Reservation;
 use crate::error::Error;
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 
 /// Most time that an answer waits for its first message, to be sent together with the message.
-const TOGETHER: Duration = Duration::from_millis(2);
+const BATCH_DELAY: Duration = Duration::from_millis(2);
 
 /// Most findings of long work in a message, and about how many bytes of them. A message has room for
 /// more, but not for all possible findings of a dataset.
@@ -47,17 +47,17 @@ pub(crate) enum Reply<T> {
 /// [`Kind::Cancelled`] when the client is gone, [`Kind::TimedOut`] when the client took nothing for too
 /// long.
 pub(crate) async fn hand_over<T>(
-    parts: &Parts,
+    context: &ServerContext,
     replies: &mpsc::Sender<Reply<T>>,
     reply: Reply<T>,
 ) -> Result<(), Error> {
-    let patience = parts.limits.patience;
+    let patience = context.limits.patience;
     tokio::select! {
         biased;
         sent = replies.send(reply) => sent.map_err(|_| {
             Error::new(Kind::Cancelled, "send", "an answer", "the client is gone")
         }),
-        () = parts.clock.sleep(patience) => {
+        () = context.clock.sleep(patience) => {
             let why = format!("the client took nothing for {patience:?}; ask again for the rest");
             Err(Error::new(Kind::TimedOut, "send", "an answer", why))
         }
@@ -69,7 +69,7 @@ pub(crate) async fn hand_over<T>(
 /// # Errors
 /// As [`hand_over`].
 pub(crate) async fn hand_over_all<T>(
-    parts: &Parts,
+    context: &ServerContext,
     replies: &mpsc::Sender<Reply<T>>,
     messages: Vec<T>,
     are_last: bool,
@@ -78,7 +78,7 @@ pub(crate) async fn hand_over_all<T>(
     while let Some(message) = messages.next() {
         let is_last = are_last && messages.peek().is_none();
         let reply = if is_last { Reply::Last(message) } else { Reply::More(message) };
-        hand_over(parts, replies, reply).await?;
+        hand_over(context, replies, reply).await?;
     }
     Ok(())
 }
@@ -120,7 +120,7 @@ pub(crate) fn told_together<T>(found: &[T], bytes: impl Fn(&T) -> usize) -> usiz
 
 /// Answers with the messages of `work`, which is a separate task.
 pub(crate) async fn answer<T: Send + 'static, W: Send + 'static>(
-    parts: &Parts,
+    context: &ServerContext,
     work: impl Future<Output = Result<(), Error>> + Send + 'static,
     replies: mpsc::Receiver<Reply<T>>,
     to_wire: impl Fn(T) -> W + Send + 'static,
@@ -141,7 +141,7 @@ pub(crate) async fn answer<T: Send + 'static, W: Send + 'static>(
     let first = tokio::select! {
         biased;
         first = messages.next() => first,
-        () = parts.clock.sleep(TOGETHER) => return Ok(Response::new(messages)),
+        () = context.clock.sleep(BATCH_DELAY) => return Ok(Response::new(messages)),
     };
     match first {
         Some(Ok(first)) => {
@@ -154,7 +154,7 @@ pub(crate) async fn answer<T: Send + 'static, W: Send + 'static>(
 
 /// The same for work with reserved memory, until the whole answer is sent.
 pub(crate) async fn answer_with<T: Send + 'static, W: Send + 'static>(
-    parts: &Parts,
+    context: &ServerContext,
     memory: Arc<Reservation>,
     work: impl Future<Output = Result<(), Error>> + Send + 'static,
     replies: mpsc::Receiver<Reply<T>>,
@@ -166,7 +166,7 @@ pub(crate) async fn answer_with<T: Send + 'static, W: Send + 'static>(
         let _held = &held;
         to_wire(message)
     };
-    let mut response = answer(parts, work, replies, to_wire).await?;
+    let mut response = answer(context, work, replies, to_wire).await?;
     response.extensions_mut().insert(memory);
     Ok(response)
 }

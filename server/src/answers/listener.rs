@@ -11,20 +11,20 @@ use tokio::sync::mpsc;
 
 use crate::answers::answer::{Reply, hand_over, told_together};
 use crate::error::Error;
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 
 /// The receiver of an answer.
 #[derive(Debug)]
 pub(crate) struct Listener<'a, T> {
-    parts: &'a Parts,
+    context: &'a ServerContext,
     to: &'a mpsc::Sender<Reply<T>>,
     /// Whether the last message was not taken in time.
     is_deaf: AtomicBool,
 }
 
 impl<'a, T> Listener<'a, T> {
-    pub(crate) fn new(parts: &'a Parts, to: &'a mpsc::Sender<Reply<T>>) -> Self {
-        Self { parts, to, is_deaf: AtomicBool::new(false) }
+    pub(crate) fn new(context: &'a ServerContext, to: &'a mpsc::Sender<Reply<T>>) -> Self {
+        Self { context, to, is_deaf: AtomicBool::new(false) }
     }
 
     /// Sends a message; false when the client did not take the message. A client that is gone takes all.
@@ -33,7 +33,7 @@ impl<'a, T> Listener<'a, T> {
         let is_told = if self.is_deaf.load(Ordering::Relaxed) {
             !matches!(self.to.try_send(reply), Err(mpsc::error::TrySendError::Full(_)))
         } else {
-            let told = hand_over(self.parts, self.to, reply).await;
+            let told = hand_over(self.context, self.to, reply).await;
             told.is_ok() || self.to.is_closed()
         };
         self.is_deaf.store(!is_told, Ordering::Relaxed);
@@ -78,7 +78,7 @@ impl<'a, T> Listener<'a, T> {
         }
         let why = format!(
             "the work is done, but the client took nothing for {:?}; run it again",
-            self.parts.limits.patience
+            self.context.limits.patience
         );
         Err(Error::new(Kind::TimedOut, "tell", "what was done", why))
     }

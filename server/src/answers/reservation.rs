@@ -10,7 +10,7 @@ use dl_proto::Kind;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::error::Error;
-use crate::shared::parts::{Budget, Parts};
+use crate::shared::context::{Budget, ServerContext};
 
 /// A request with more items does not wait for memory, as its items are in memory meanwhile.
 const PATIENT_ITEMS: usize = 8_192;
@@ -28,14 +28,14 @@ impl Reservation {
     /// # Errors
     /// [`Kind::Unavailable`] when there is none.
     pub(crate) async fn for_items(
-        parts: &Parts,
+        context: &ServerContext,
         budget: &Budget,
         items: usize,
         bytes: usize,
     ) -> Result<Arc<Self>, Error> {
         let bytes = (bytes as u64).min(budget.total_and_used().0);
         let permit = if items <= PATIENT_ITEMS {
-            budget.take_within(parts.limits.patience / WAIT_PART, bytes, parts).await?
+            budget.take_within(context.limits.patience / WAIT_PART, bytes, context).await?
         } else {
             budget.try_take(bytes, 0).ok_or_else(|| {
                 let why = "other requests have its memory; try again, or ask for less at once";
@@ -54,7 +54,7 @@ impl Reservation {
     /// [`Kind::Unavailable`] when there is none for too long.
     pub(crate) async fn reserve(
         &self,
-        parts: &Parts,
+        context: &ServerContext,
         budget: &Budget,
         sizes: &[u64],
     ) -> Result<usize, Error> {
@@ -68,7 +68,7 @@ impl Reservation {
             }
             part *= 2;
         }
-        self.keep(budget.take(*least, parts).await?);
+        self.keep(budget.take(*least, context).await?);
         Ok(more.len())
     }
 
@@ -91,18 +91,18 @@ mod tests {
 
     #[tokio::test]
     async fn requests_take_less_the_less_is_left_and_the_last_request_waits() {
-        let (parts, budget) = (rig().await.parts, Budget::new(48 << 20, "test"));
+        let (context, budget) = (rig().await.context, Budget::new(48 << 20, "test"));
         let sizes = [8 * MIB, 2 * MIB, MIB];
         let mut reserved = Vec::new();
         let mut took = [0; 3];
         while budget.total_and_used().1 < 48 * MIB {
             let next = Reservation::default();
-            took[next.reserve(&parts, &budget, &sizes).await.unwrap()] += 1;
+            took[next.reserve(&context, &budget, &sizes).await.unwrap()] += 1;
             reserved.push(next);
         }
         assert_eq!(took, [3, 6, 12]);
         let next = Reservation::default();
-        let mut waiting = Box::pin(next.reserve(&parts, &budget, &sizes));
+        let mut waiting = Box::pin(next.reserve(&context, &budget, &sizes));
         assert!(futures::poll!(&mut waiting).is_pending());
         reserved.pop();
         assert_eq!(waiting.await.unwrap(), 2);
@@ -110,9 +110,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_budget_that_is_smaller_than_a_request_is_given_as_a_whole() {
-        let (parts, budget) = (rig().await.parts, Budget::new(100, "test"));
+        let (context, budget) = (rig().await.context, Budget::new(100, "test"));
         let reserved = Reservation::default();
-        assert_eq!(reserved.reserve(&parts, &budget, &[800, 400]).await.unwrap(), 1);
+        assert_eq!(reserved.reserve(&context, &budget, &[800, 400]).await.unwrap(), 1);
         assert_eq!(budget.total_and_used(), (100, 100));
         drop(reserved);
         assert_eq!(budget.total_and_used(), (100, 0));

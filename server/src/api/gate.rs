@@ -12,36 +12,40 @@ use crate::api::admission::Admitted;
 use crate::auth::Rule;
 use crate::datasets::catalog;
 use crate::error::{Doing, Error};
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 
 /// The record of a dataset with complete metadata, for a permitted caller; mostly a request's only look-up of
 /// the record.
 pub(crate) async fn by_id(
-    parts: &Parts,
+    context: &ServerContext,
     admitted: &Admitted,
     id: DatasetId,
 ) -> Result<DatasetRecord, Error> {
-    catalog::whole(parts, found(parts, admitted, id).await?).await
+    catalog::whole(context, found(context, admitted, id).await?).await
 }
 
 /// Checks reads of objects by place. Such reads need no index and work while the metadata is rebuilt.
 pub(crate) async fn by_place(
-    parts: &Parts,
+    context: &ServerContext,
     admitted: &Admitted,
     id: DatasetId,
 ) -> Result<(), Error> {
-    let record = found(parts, admitted, id).await?;
+    let record = found(context, admitted, id).await?;
     match record.state {
         DatasetState::Recovering => Ok(()),
         DatasetState::Live | DatasetState::Ending => catalog::trusted(record).map(|_| ()),
     }
 }
 
-async fn found(parts: &Parts, admitted: &Admitted, id: DatasetId) -> Result<DatasetRecord, Error> {
+async fn found(
+    context: &ServerContext,
+    admitted: &Admitted,
+    id: DatasetId,
+) -> Result<DatasetRecord, Error> {
     let caller = &admitted.caller;
-    let record = parts.meta.record(id).await.doing("find dataset", id)?;
+    let record = context.meta.record(id).await.doing("find dataset", id)?;
     let Some(record) = record.filter(|record| caller.may(Role::Read, &record.name)) else {
-        return Err(catalog::not_known(parts, id, caller).await);
+        return Err(catalog::not_known(context, id, caller).await);
     };
     if !caller.may(admitted.role(), &record.name) {
         return Err(admitted.denied(&record.name));

@@ -31,12 +31,12 @@ use crate::metrics::{self, Metrics, Readings, Watched};
 use crate::net::connections::{ConnectionLimiter, FIRST_REQUEST, accept};
 use crate::net::socket::Socket;
 use crate::net::tls::{Certificate, greet_web};
-use crate::shared::parts::Parts;
-use crate::shared::room::Disk;
+use crate::shared::context::ServerContext;
+use crate::shared::disk_reserve::Disk;
 use crate::status::health::{Health, HealthProbe, TOLERATED};
 
 /// Limit for an answer of each store.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Limit for a connection, which has a single request.
 const CONNECTION: Duration = Duration::from_secs(10);
@@ -49,7 +49,7 @@ const TLS_RECORD: u8 = 0x16;
 /// The sources of the pages.
 #[derive(Debug)]
 pub(crate) struct Site {
-    parts: Parts,
+    context: ServerContext,
     metrics: Arc<Metrics>,
     watched: Watched,
     health: Arc<HealthProbe>,
@@ -231,7 +231,7 @@ async fn metrics(State(stage): State<Stage>) -> Response {
     let Some(site) = site else { return unwell(&pending.unwrap_or_default()) };
     let (health, resident, disks) =
         future::join3(site.health.health(), site.resident(), site.disks()).await;
-    let now = site.parts.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let now = site.context.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let readings = Readings {
         loss: health.loss,
         recovering: health.recovering,
@@ -249,25 +249,25 @@ fn unwell(why: &str) -> Response {
 
 impl Site {
     pub(crate) fn new(
-        parts: Parts,
+        context: ServerContext,
         metrics: Arc<Metrics>,
         watched: Watched,
         health: Arc<HealthProbe>,
     ) -> Self {
-        Self { parts, metrics, watched, health }
+        Self { context, metrics, watched, health }
     }
 
     /// Bytes of memory in use; zero while all threads for blocking work wait for disks.
     async fn resident(&self) -> u64 {
-        let clock = &*self.parts.clock;
-        let resident = Deadline::after(clock, PATIENCE).bound(clock, memory::resident());
+        let clock = &*self.context.clock;
+        let resident = Deadline::after(clock, TIMEOUT).bound(clock, memory::resident());
         resident.await.ok().flatten().unwrap_or_default()
     }
 
     /// The room on the disks; none while all threads for blocking work wait for disks.
     async fn disks(&self) -> Vec<Disk> {
-        let clock = &*self.parts.clock;
-        let disks = Deadline::after(clock, PATIENCE).bound(clock, self.parts.room.disks());
+        let clock = &*self.context.clock;
+        let disks = Deadline::after(clock, TIMEOUT).bound(clock, self.context.reserve.disks());
         disks.await.unwrap_or_default()
     }
 }

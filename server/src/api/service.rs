@@ -38,7 +38,7 @@ use crate::read::chunks;
 use crate::read::executor::Executor;
 use crate::read::files;
 use crate::recovery::recover;
-use crate::shared::parts::{Budget, Parts};
+use crate::shared::context::{Budget, ServerContext};
 use crate::snapshot::{self, Snapshots};
 use crate::status::{Board, Viewer};
 use crate::tasks;
@@ -76,7 +76,7 @@ const WRITE_WAIT_PART: u32 = 3;
 /// Answers requests; has no state beside its parts.
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
-    parts: Parts,
+    context: ServerContext,
     executor: Executor,
     writes: Budget,
     buffers: Arc<Buffers>,
@@ -92,16 +92,16 @@ pub(crate) struct Service {
 
 impl Service {
     pub(crate) fn new(
-        parts: Parts,
+        context: ServerContext,
         snapshots: Arc<SnapshotMetrics>,
         tasks: Arc<TaskMetrics>,
         board: Arc<Board>,
     ) -> Self {
         Self {
-            executor: Executor::new(Arc::clone(&parts.store)),
-            writes: Budget::new(parts.limits.write_bytes, "receive a chunk"),
+            executor: Executor::new(Arc::clone(&context.store)),
+            writes: Budget::new(context.limits.write_bytes, "receive a chunk"),
             buffers: Arc::default(),
-            reads: Budget::new(parts.limits.read_bytes, "read files"),
+            reads: Budget::new(context.limits.read_bytes, "read files"),
             items: Budget::new(ITEMS_BYTES, "look files up"),
             listings: Budget::new(LISTING_BYTES, "list files"),
             snapshots: Snapshots::new(snapshots),
@@ -109,7 +109,7 @@ impl Service {
             board,
             turns: Turns::new(),
             leftovers: Leftovers::default(),
-            parts,
+            context,
         }
     }
 
@@ -124,8 +124,8 @@ impl Service {
 
     /// Reads for the status page.
     pub(crate) fn browser(&self) -> Browser {
-        let Self { parts, executor, reads, .. } = self.clone();
-        Browser { parts, executor, reads, turns: Arc::new(Semaphore::new(BROWSED_AT_ONCE)) }
+        let Self { context, executor, reads, .. } = self.clone();
+        Browser { context, executor, reads, turns: Arc::new(Semaphore::new(BROWSED_AT_ONCE)) }
     }
 
     /// Objects left by requests for a later removal.
@@ -219,8 +219,8 @@ impl Diesel for Service {
         let name = dataset_name(wire.name)?;
         admitted.made(&name)?;
         let shape = shape.map_err(|why| Error::new(Kind::Invalid, "create dataset", &name, why))?;
-        let parts = self.parts.clone();
-        let dataset = whole(async move { catalog::create(&parts, &name, shape).await }).await?;
+        let context = self.context.clone();
+        let dataset = whole(async move { catalog::create(&context, &name, shape).await }).await?;
         Ok(Response::new(dataset.into()))
     }
 
@@ -233,7 +233,7 @@ impl Diesel for Service {
         let wire = request.into_inner();
         let name = dataset_name(wire.name)?;
         let detail = if wire.without_counts { Detail::Outline } else { Detail::Counts };
-        let dataset = catalog::by_name(&self.parts, &name, &caller, detail).await?;
+        let dataset = catalog::by_name(&self.context, &name, &caller, detail).await?;
         Ok(Response::new(dataset.into()))
     }
 
@@ -244,7 +244,7 @@ impl Diesel for Service {
     ) -> Result<Response<pb::ListDatasetsReply>, Status> {
         let caller = Admitted::of(&request)?.caller;
         let detail = if request.get_ref().names_only { Detail::Record } else { Detail::Counts };
-        let listed = catalog::list(&self.parts, &caller, detail).await?;
+        let listed = catalog::list(&self.context, &caller, detail).await?;
         Ok(Response::new(listed.into()))
     }
 
@@ -257,8 +257,8 @@ impl Diesel for Service {
         let wire = request.into_inner();
         let (name, id) = (dataset_name(wire.name)?, dataset_id(&wire.id)?);
         admitted.named("delete dataset", &name)?;
-        let Self { parts, leftovers, .. } = self.clone();
-        let deletion = async move { catalog::delete(&parts, &leftovers, (&name, id)).await };
+        let Self { context, leftovers, .. } = self.clone();
+        let deletion = async move { catalog::delete(&context, &leftovers, (&name, id)).await };
         Ok(Response::new(whole(deletion).await?))
     }
 
@@ -271,11 +271,11 @@ impl Diesel for Service {
         let intake = Intake::of(&request)?;
         let mut pieces = request.into_inner();
         let first = pieces.message().await?;
-        let arrived = self.parts.clock.now();
+        let arrived = self.context.clock.now();
         let first = first.ok_or(WireError::Missing("its first message")).map_err(invalid)?;
         let head = PutHead::try_from(&first).map_err(invalid)?;
-        let looked = self.parts.clock.monotonic();
-        let record = gate::by_id(&self.parts, &admitted, head.dataset).await?;
+        let looked = self.context.clock.monotonic();
+        let record = gate::by_id(&self.context, &admitted, head.dataset).await?;
         let span = tracing::Span::current();
         span.record("dataset", tracing::field::display(head.dataset)).record("bytes", head.length);
         commit::admit(&record, head.length)?;
@@ -284,21 +284,21 @@ impl Diesel for Service {
             return Err(Error::new(Kind::Unavailable, "receive", "a chunk", why).into());
         }
         let room = room_of(usize::try_from(head.length).unwrap_or(usize::MAX));
-        let limit = self.parts.limits.patience / WRITE_WAIT_PART;
-        let room = self.writes.take_within(limit, room, &self.parts).await?;
+        let limit = self.context.limits.patience / WRITE_WAIT_PART;
+        let room = self.writes.take_within(limit, room, &self.context).await?;
         let object = self.receive(&mut pieces, head, first.data, &intake).await?;
-        let age = self.parts.clock.monotonic().saturating_sub(looked);
+        let age = self.context.clock.monotonic().saturating_sub(looked);
         // After a slow transfer, the dataset may have ended or be lost.
         let record = if age > RECORD_FRESH {
-            catalog::by_id(&self.parts, head.dataset).await?
+            catalog::by_id(&self.context, head.dataset).await?
         } else {
             record
         };
-        let (parts, buffers) = (self.parts.clone(), Arc::clone(&self.buffers));
+        let (context, buffers) = (self.context.clone(), Arc::clone(&self.buffers));
         let commit = async move {
             // The memory is in use until the commit ends, even without a client.
             let _room = room;
-            commit::put_chunk(&parts, &buffers, &record, object, arrived).await
+            commit::put_chunk(&context, &buffers, &record, object, arrived).await
         };
         let stamp = whole(commit).await?;
         Ok(Response::new(pb::PutChunkReply { stamp: stamp.get() }))
@@ -311,16 +311,16 @@ impl Diesel for Service {
     ) -> Result<Response<pb::DeleteReply>, Status> {
         let admitted = Admitted::of(&request)?;
         let wire = request.into_inner();
-        let limit = self.parts.limits.patience / WRITE_WAIT_PART;
-        let room = self.writes.take_within(limit, room_to_delete(&wire), &self.parts).await?;
+        let limit = self.context.limits.patience / WRITE_WAIT_PART;
+        let room = self.writes.take_within(limit, room_to_delete(&wire), &self.context).await?;
         let request = DeleteRequest::try_from(wire).map_err(invalid)?;
-        gate::by_id(&self.parts, &admitted, request.dataset).await?;
-        let parts = self.parts.clone();
+        gate::by_id(&self.context, &admitted, request.dataset).await?;
+        let context = self.context.clone();
         let commit = async move {
             // As for a chunk.
             let _room = room;
             let DeleteRequest { dataset, tombstone, deletions } = request;
-            commit::put_tombstone(&parts, dataset, tombstone, &deletions).await
+            commit::put_tombstone(&context, dataset, tombstone, &deletions).await
         };
         let stamp = whole(commit).await?;
         Ok(Response::new(pb::DeleteReply { stamp: stamp.get() }))
@@ -336,21 +336,21 @@ impl Diesel for Service {
         // Before any wait, as the request is in memory already.
         let (items, paths) = (request.items.len(), request.path_bytes());
         let bytes = items.saturating_mul(ITEM_BYTES).saturating_add(paths);
-        let memory = Reservation::for_items(&self.parts, &self.items, items, bytes).await?;
+        let memory = Reservation::for_items(&self.context, &self.items, items, bytes).await?;
         if paths > 0 {
-            gate::by_id(&self.parts, &admitted, request.dataset).await?;
+            gate::by_id(&self.context, &admitted, request.dataset).await?;
         } else {
-            gate::by_place(&self.parts, &admitted, request.dataset).await?;
+            gate::by_place(&self.context, &admitted, request.dataset).await?;
         }
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
-        let Self { parts, executor, reads, .. } = self.clone();
+        let Self { context, executor, reads, .. } = self.clone();
         let held = Arc::clone(&memory);
         let work =
-            async move { files::read(&parts, &executor, &reads, &held, request, replies).await };
+            async move { files::read(&context, &executor, &reads, &held, request, replies).await };
         let to_wire = |pieces: files::Pieces| pb::ReadReply {
             pieces: pieces.into_iter().map(Into::into).collect(),
         };
-        answer_with(&self.parts, memory, work, pieces, to_wire).await.map(frames::without_frames)
+        answer_with(&self.context, memory, work, pieces, to_wire).await.map(frames::without_frames)
     }
 
     #[tracing::instrument(name = "get_chunks", skip_all, fields(ranges = request.get_ref().ranges.len()))]
@@ -362,17 +362,18 @@ impl Diesel for Service {
         let request = GetChunksRequest::try_from(request.into_inner()).map_err(invalid)?;
         let ranges = request.ranges.len();
         let bytes = ranges.saturating_mul(ITEM_BYTES);
-        let memory = Reservation::for_items(&self.parts, &self.items, ranges, bytes).await?;
-        gate::by_place(&self.parts, &admitted, request.dataset).await?;
+        let memory = Reservation::for_items(&self.context, &self.items, ranges, bytes).await?;
+        gate::by_place(&self.context, &admitted, request.dataset).await?;
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
-        let Self { parts, executor, reads, .. } = self.clone();
+        let Self { context, executor, reads, .. } = self.clone();
         let held = Arc::clone(&memory);
-        let work =
-            async move { chunks::get(&parts, &executor, (&reads, &held), request, replies).await };
+        let work = async move {
+            chunks::get(&context, &executor, (&reads, &held), request, replies).await
+        };
         let to_wire = |pieces: chunks::Pieces| pb::GetChunksReply {
             pieces: pieces.into_iter().map(Into::into).collect(),
         };
-        answer_with(&self.parts, memory, work, pieces, to_wire).await.map(frames::without_frames)
+        answer_with(&self.context, memory, work, pieces, to_wire).await.map(frames::without_frames)
     }
 
     #[tracing::instrument(name = "join_task", skip_all, fields(task = %Shown(&request.get_ref().task)))]
@@ -382,11 +383,11 @@ impl Diesel for Service {
     ) -> Result<Response<pb::JoinTaskReply>, Status> {
         let admitted = Admitted::of(&request)?;
         let request = JoinTask::try_from(request.into_inner()).map_err(invalid)?;
-        let record = gate::by_id(&self.parts, &admitted, request.dataset).await?;
-        let Self { parts, snapshots, tasks, board, .. } = self.clone();
+        let record = gate::by_id(&self.context, &admitted, request.dataset).await?;
+        let Self { context, snapshots, tasks, board, .. } = self.clone();
         let join = async move {
             let watchers = (&*tasks, &*board);
-            tasks::join(&parts, &snapshots, watchers, &admitted.caller, &record, request).await
+            tasks::join(&context, &snapshots, watchers, &admitted.caller, &record, request).await
         };
         Ok(Response::new(whole(join).await?.into()))
     }
@@ -398,8 +399,8 @@ impl Diesel for Service {
     ) -> Result<Response<pb::ListLeasesReply>, Status> {
         let admitted = Admitted::of(&request)?;
         let id = dataset_id(&request.get_ref().dataset)?;
-        let record = gate::by_id(&self.parts, &admitted, id).await?;
-        let leases = tasks::leases(&self.parts, &admitted.caller, &record).await?;
+        let record = gate::by_id(&self.context, &admitted, id).await?;
+        let leases = tasks::leases(&self.context, &admitted.caller, &record).await?;
         let leases = leases.into_iter().map(Into::into).collect();
         Ok(Response::new(pb::ListLeasesReply { leases }))
     }
@@ -411,9 +412,9 @@ impl Diesel for Service {
     ) -> Result<Response<pb::EndLeasesReply>, Status> {
         let admitted = Admitted::of(&request)?;
         let EndLeases { dataset, task } = request.into_inner().try_into().map_err(invalid)?;
-        let record = gate::by_id(&self.parts, &admitted, dataset).await?;
-        let parts = self.parts.clone();
-        let end = async move { tasks::end_leases(&parts, &admitted.caller, &record, task).await };
+        let record = gate::by_id(&self.context, &admitted, dataset).await?;
+        let context = self.context.clone();
+        let end = async move { tasks::end_leases(&context, &admitted.caller, &record, task).await };
         Ok(Response::new(pb::EndLeasesReply { ended: whole(end).await? }))
     }
 
@@ -433,10 +434,10 @@ impl Diesel for Service {
     ) -> Result<Response<pb::StatReply>, Status> {
         let admitted = Admitted::of(&request)?;
         let request = StatRequest::try_from(request.into_inner()).map_err(invalid)?;
-        gate::by_id(&self.parts, &admitted, request.dataset).await?;
+        gate::by_id(&self.context, &admitted, request.dataset).await?;
         let (paths, bytes) = (request.paths.len(), browse::cost(&request.paths));
-        let memory = Reservation::for_items(&self.parts, &self.items, paths, bytes).await?;
-        let items = browse::stat(&self.parts, &request).await?;
+        let memory = Reservation::for_items(&self.context, &self.items, paths, bytes).await?;
+        let items = browse::stat(&self.context, &request).await?;
         let items = items.into_iter().map(Into::into).collect();
         let mut response = Response::new(pb::StatReply { items });
         response.extensions_mut().insert(memory);
@@ -450,16 +451,16 @@ impl Diesel for Service {
     ) -> Result<Response<Self::ListStream>, Status> {
         let admitted = Admitted::of(&request)?;
         let request = ListRequest::try_from(request.into_inner()).map_err(invalid)?;
-        gate::by_id(&self.parts, &admitted, request.dataset).await?;
+        gate::by_id(&self.context, &admitted, request.dataset).await?;
         let (replies, pages) = mpsc::channel(PAGES_AHEAD);
-        let Self { parts, listings, .. } = self.clone();
+        let Self { context, listings, .. } = self.clone();
         let memory = Arc::<Reservation>::default();
         let held = Arc::clone(&memory);
-        let work = async move { browse::list(&parts, &listings, &held, request, replies).await };
+        let work = async move { browse::list(&context, &listings, &held, request, replies).await };
         let to_wire = |page: Vec<dl_proto::ListEntry>| pb::ListReply {
             entries: page.into_iter().map(Into::into).collect(),
         };
-        answer_with(&self.parts, memory, work, pages, to_wire).await
+        answer_with(&self.context, memory, work, pages, to_wire).await
     }
 
     #[tracing::instrument(name = "get_snapshot", skip_all)]
@@ -469,15 +470,15 @@ impl Diesel for Service {
     ) -> Result<Response<Self::GetSnapshotStream>, Status> {
         let admitted = Admitted::of(&request)?;
         let request = GetSnapshotRequest::try_from(request.into_inner()).map_err(invalid)?;
-        gate::by_id(&self.parts, &admitted, request.dataset).await?;
+        gate::by_id(&self.context, &admitted, request.dataset).await?;
         let (replies, pieces) = mpsc::channel(REPLIES_AHEAD);
-        let Self { parts, snapshots, reads, .. } = self.clone();
+        let Self { context, snapshots, reads, .. } = self.clone();
         let memory = Arc::<Reservation>::default();
         let held = Arc::clone(&memory);
         let work = async move {
-            snapshot::get(&parts, &snapshots, (&reads, &held), request, replies).await
+            snapshot::get(&context, &snapshots, (&reads, &held), request, replies).await
         };
-        answer_with(&self.parts, memory, work, pieces, pb::GetSnapshotReply::from).await
+        answer_with(&self.context, memory, work, pieces, pb::GetSnapshotReply::from).await
     }
 
     #[tracing::instrument(name = "recover", skip_all, fields(dataset = %Shown(&request.get_ref().dataset)))]
@@ -492,13 +493,13 @@ impl Diesel for Service {
             None => admitted.all()?,
         }
         let (progress, told) = mpsc::channel(REPLIES_AHEAD);
-        let parts = self.parts.clone();
+        let context = self.context.clone();
         let (caller, place) = (admitted.caller, self.turns.recovery()?);
         let work = async move {
             let _place = place;
-            recover::recover(&parts, request, &caller, &progress).await
+            recover::recover(&context, request, &caller, &progress).await
         };
-        answer(&self.parts, work, told, |step| step).await
+        answer(&self.context, work, told, |step| step).await
     }
 
     #[tracing::instrument(name = "purge", skip_all, fields(dataset = %Shown(&request.get_ref().dataset)))]
@@ -514,11 +515,11 @@ impl Diesel for Service {
         }
         let caller = admitted.caller;
         let (progress, told) = mpsc::channel(REPLIES_AHEAD);
-        let Self { parts, turns, leftovers, .. } = self.clone();
+        let Self { context, turns, leftovers, .. } = self.clone();
         let work = async move {
-            purge::purge(&parts, &turns, &leftovers, request, &caller, &progress).await
+            purge::purge(&context, &turns, &leftovers, request, &caller, &progress).await
         };
-        answer(&self.parts, work, told, pb::PurgeProgress::from).await
+        answer(&self.context, work, told, pb::PurgeProgress::from).await
     }
 
     #[tracing::instrument(name = "verify", skip_all, fields(dataset = %Shown(&request.get_ref().dataset)))]
@@ -531,11 +532,11 @@ impl Diesel for Service {
         admitted.named("verify dataset", &request.dataset)?;
         let caller = admitted.caller;
         let (progress, found) = mpsc::channel(REPLIES_AHEAD);
-        let Self { parts, reads, turns, .. } = self.clone();
+        let Self { context, reads, turns, .. } = self.clone();
         let work = async move {
-            verify::verify(&parts, (&reads, &turns), request, &caller, &progress).await
+            verify::verify(&context, (&reads, &turns), request, &caller, &progress).await
         };
-        answer(&self.parts, work, found, |step| step).await
+        answer(&self.context, work, found, |step| step).await
     }
 }
 

@@ -63,7 +63,7 @@ fn stores_in_memory_lie_in_no_folder() {
 fn a_chunk_store_is_in_the_folder_that_the_store_opens_for_its_address() {
     let placed = |store: &str| {
         let config = load(&["--meta", "memory:", "--store", store]).unwrap();
-        (config.folders(), config.limits.settle.is_zero())
+        (config.folders(), config.limits.read_back_delay.is_zero())
     };
     // A scheme begins with a letter.
     for folder in ["1:a", "a_b:c", "./a:b", "a b", "/a"] {

@@ -8,31 +8,31 @@ use dl_proto::Kind;
 use dl_store::{ByteRange, Key, ObjectRange, StoreExt};
 
 use crate::error::{Doing, Error};
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 
 /// Enough for the headers of about 700 files; longer ones need a second read.
 pub(crate) const FIRST_READ: u64 = 64 << 10;
 
 /// Reads and checks the header of an object.
-pub(crate) async fn read_header(parts: &Parts, key: &Key) -> Result<Header, Error> {
+pub(crate) async fn read_header(context: &ServerContext, key: &Key) -> Result<Header, Error> {
     let range = ByteRange::up_to(FIRST_READ).expect("more than nothing");
-    let mut head = parts.store.read_one(key, range).await.storing("read header", key)?;
+    let mut head = context.store.read_one(key, range).await.storing("read header", key)?;
     if let Some(length) = longer(&head) {
         // From the beginning: such a read goes to the object, not to a copy.
         let range = ByteRange::up_to(length).expect("more than nothing");
-        head = parts.store.read_one(key, range).await.storing("read header", key)?;
+        head = context.store.read_one(key, range).await.storing("read header", key)?;
     }
     decode(key, &head)
 }
 
 /// Reads and checks headers with a single call, in order; the inner error is a length above [`FIRST_READ`].
 pub(crate) async fn read_headers(
-    parts: &Parts,
+    context: &ServerContext,
     keys: &[Key],
 ) -> Vec<Result<Result<Header, u64>, Error>> {
     let range = ByteRange::up_to(FIRST_READ).expect("more than nothing");
     let wanted: Vec<_> = keys.iter().map(|key| ObjectRange { key: key.clone(), range }).collect();
-    let heads = parts.store.read(&wanted).await;
+    let heads = context.store.read(&wanted).await;
     let header = |(head, key): (Result<Bytes, _>, &Key)| {
         let head = head.storing("read header", key)?;
         match longer(&head) {

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, Semaphore};
 use crate::datasets::identity;
 use crate::datasets::names::{self, Deleted, Past};
 use crate::error::{Doing, Error};
-use crate::shared::parts::{Parts, prefix};
+use crate::shared::context::{ServerContext, prefix};
 
 /// Deleted datasets in work in parallel.
 const DATASETS_AT_ONCE: usize = 8;
@@ -60,14 +60,14 @@ impl Leftovers {
     /// finds the rest by the name, whose last generation is a deletion.
     pub(crate) async fn remove(
         &self,
-        parts: &Parts,
+        context: &ServerContext,
         name: &DatasetName,
         id: DatasetId,
     ) -> DeletedDataset {
         let mut removed = 0;
-        let deadline = Deadline::after(&*parts.clock, ANSWERED_WITHIN);
-        let swept = self.sweep(parts, id, &mut removed);
-        let swept = deadline.bound(&*parts.clock, swept).await;
+        let deadline = Deadline::after(&*context.clock, ANSWERED_WITHIN);
+        let swept = self.sweep(context, id, &mut removed);
+        let swept = deadline.bound(&*context.clock, swept).await;
         let more_left = !matches!(swept, Ok(Ok(())));
         if let Ok(Err(error)) = swept {
             let why = error.chain();
@@ -80,11 +80,15 @@ impl Leftovers {
     }
 
     /// Removes the objects of datasets with deleted names. Gives their number, or the first error.
-    pub(crate) async fn sweep_deleted(&self, parts: &Parts, past: Past) -> Result<u64, Error> {
-        let mut deleted = names::deleted(parts, past).await?.found;
+    pub(crate) async fn sweep_deleted(
+        &self,
+        context: &ServerContext,
+        past: Past,
+    ) -> Result<u64, Error> {
+        let mut deleted = names::deleted(context, past).await?.found;
         if !deleted.is_empty() {
             // Another name may be a copy of an earlier generation: its dataset may have new files.
-            let names = names::all(parts).await?;
+            let names = names::all(context).await?;
             let live: HashSet<DatasetId> =
                 names.live().map(|(_, named)| named.record.dataset).collect();
             deleted.retain(|Deleted { name, named, .. }| {
@@ -97,28 +101,33 @@ impl Leftovers {
         }
         let swept = stream::iter(deleted).map(|deleted| async move {
             let Deleted { name, named, .. } = &deleted;
-            parts.settings.refuse_read_only(ACTION, name)?;
-            settle(parts, &deleted).await?;
+            context.settings.refuse_read_only(ACTION, name)?;
+            finish(context, &deleted).await?;
             let mut removed = 0;
-            let swept = self.sweep(parts, named.record.dataset, &mut removed).await;
+            let swept = self.sweep(context, named.record.dataset, &mut removed).await;
             if removed > 0 {
                 tracing::info!(%name, removed, "removed objects of a deleted dataset");
             }
             swept?;
-            deleted.tidy(parts).await?;
+            deleted.tidy(context).await?;
             Ok(removed)
         });
         all_of(swept).await
     }
 
     /// Removes the objects of a dataset without a name, and counts them.
-    async fn sweep(&self, parts: &Parts, id: DatasetId, removed: &mut u64) -> Result<(), Error> {
+    async fn sweep(
+        &self,
+        context: &ServerContext,
+        id: DatasetId,
+        removed: &mut u64,
+    ) -> Result<(), Error> {
         let objects = prefix(dataset_prefix(id));
-        let removals = parts.store.list(&objects).map(|object| async move {
+        let removals = context.store.list(&objects).map(|object| async move {
             let _place = self.room.acquire().await.expect("the semaphore is never closed");
-            parts.settings.refuse_read_only(ACTION, id)?;
+            context.settings.refuse_read_only(ACTION, id)?;
             let object = object.storing(ACTION, id)?;
-            parts.store.delete(&object.key).await.storing(ACTION, id)?;
+            context.store.delete(&object.key).await.storing(ACTION, id)?;
             Ok(u64::from(parse_snapshot_key(object.key.as_str()).is_none()))
         });
         let mut removals = std::pin::pin!(removals.buffer_unordered(REMOVALS_AT_ONCE));
@@ -139,7 +148,7 @@ impl Leftovers {
             }
         }
         first?;
-        if let Err(error) = parts.store.prune(&objects).await {
+        if let Err(error) = context.store.prune(&objects).await {
             let why = Error::store("remove the folders of dataset", id, error).chain();
             tracing::warn!(why, "empty folders of a deleted dataset are left");
         }
@@ -149,15 +158,15 @@ impl Leftovers {
 
 /// Removes the objects of deleted datasets: of deletions before the start, of deletions whose callers wait no
 /// longer, and of deletions that other servers have not finished.
-pub(crate) async fn watch(parts: &Parts, leftovers: &Leftovers) -> Infallible {
-    let (mut settings, mut failures) = (parts.settings.clone(), 0);
+pub(crate) async fn watch(context: &ServerContext, leftovers: &Leftovers) -> Infallible {
+    let (mut settings, mut failures) = (context.settings.clone(), 0);
     loop {
         let pause = if settings.next().read_only {
             PERIOD
-        } else if let Err(error) = round(parts, leftovers).await {
+        } else if let Err(error) = round(context, leftovers).await {
             let why = error.chain();
             tracing::warn!(why, "objects of deleted datasets are left for later");
-            let pause = BACKOFF.wait(failures, &*parts.random);
+            let pause = BACKOFF.wait(failures, &*context.random);
             failures = failures.saturating_add(1);
             pause
         } else {
@@ -165,16 +174,16 @@ pub(crate) async fn watch(parts: &Parts, leftovers: &Leftovers) -> Infallible {
             PERIOD
         };
         tokio::select! {
-            () = parts.clock.sleep(pause) => {}
+            () = context.clock.sleep(pause) => {}
             () = leftovers.more.notified() => {}
             () = settings.changed() => {}
         }
     }
 }
 
-async fn round(parts: &Parts, leftovers: &Leftovers) -> Result<(), Error> {
-    identity::refuse_damaged(parts, "remove what is left of", "deleted datasets").await?;
-    leftovers.sweep_deleted(parts, Past::Untidied).await.map(drop)
+async fn round(context: &ServerContext, leftovers: &Leftovers) -> Result<(), Error> {
+    identity::refuse_damaged(context, "remove what is left of", "deleted datasets").await?;
+    leftovers.sweep_deleted(context, Past::Untidied).await.map(drop)
 }
 
 async fn all_of(
@@ -189,23 +198,27 @@ async fn all_of(
 }
 
 /// Makes interrupted deletions durable; gives the first error, after the work on all of them.
-pub(crate) async fn settle_all(parts: &Parts) -> Result<(), Error> {
-    let deleted = names::deleted(parts, Past::Untidied).await?.found;
-    let settled = stream::iter(deleted)
-        .map(|deleted| async move { settle(parts, &deleted).await.map(|()| 0) });
-    all_of(settled).await.map(drop)
+pub(crate) async fn finish_all(context: &ServerContext) -> Result<(), Error> {
+    let deleted = names::deleted(context, Past::Untidied).await?.found;
+    let finished = stream::iter(deleted)
+        .map(|deleted| async move { finish(context, &deleted).await.map(|()| 0) });
+    all_of(finished).await.map(drop)
 }
 
 /// Makes a deletion durable, and ends the dataset in the metadata.
-async fn settle(parts: &Parts, deleted: &Deleted) -> Result<(), Error> {
+async fn finish(context: &ServerContext, deleted: &Deleted) -> Result<(), Error> {
     let Deleted { name, named, .. } = deleted;
-    names::settle(parts, name, named.generation).await?;
-    forget(parts, name, named.record.dataset).await
+    names::make_durable(context, name, named.generation).await?;
+    forget(context, name, named.record.dataset).await
 }
 
 /// Takes a deleted dataset out of the metadata.
-pub(crate) async fn forget(parts: &Parts, name: &DatasetName, id: DatasetId) -> Result<(), Error> {
-    parts.meta.drop_dataset(name, id).await.doing("forget dataset", id)
+pub(crate) async fn forget(
+    context: &ServerContext,
+    name: &DatasetName,
+    id: DatasetId,
+) -> Result<(), Error> {
+    context.meta.drop_dataset(name, id).await.doing("forget dataset", id)
 }
 
 #[cfg(test)]

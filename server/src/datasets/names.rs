@@ -20,8 +20,8 @@ use dl_store::{Prefix, StoreExt};
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::error::{Doing, Error, is_created};
+use crate::shared::context::{ServerContext, key, prefix};
 pub(crate) use crate::shared::name_cache::{Named, Names};
-use crate::shared::parts::{Parts, key, prefix};
 
 const READ: &str = "read the name of dataset";
 
@@ -40,31 +40,31 @@ const RECENT: Duration = Duration::from_secs(1);
 
 /// All names as they are now. Concurrent callers share a reading that began after their calls, so that
 /// requests for missing datasets don't keep the chunk store busy.
-pub(crate) async fn shared(parts: &Parts) -> Result<Arc<Names>, Error> {
-    shared_since(parts, parts.clock.monotonic()).await
+pub(crate) async fn shared(context: &ServerContext) -> Result<Arc<Names>, Error> {
+    shared_since(context, context.clock.monotonic()).await
 }
 
 /// All names as they were a moment ago.
-pub(crate) async fn recent(parts: &Parts) -> Result<Arc<Names>, Error> {
-    shared_since(parts, parts.clock.monotonic().saturating_sub(RECENT)).await
+pub(crate) async fn recent(context: &ServerContext) -> Result<Arc<Names>, Error> {
+    shared_since(context, context.clock.monotonic().saturating_sub(RECENT)).await
 }
 
 /// All names by a reading that began after `began`. While the chunk store does not answer, all waiting calls
 /// fail with the reading in progress: no call waits for several time-outs, nor for longer than the patience of
 /// a request.
-async fn shared_since(parts: &Parts, began: Duration) -> Result<Arc<Names>, Error> {
+async fn shared_since(context: &ServerContext, began: Duration) -> Result<Arc<Names>, Error> {
     const ACTION: &str = "read the names of";
-    let patience = parts.limits.patience;
-    let deadline = Deadline::after(&*parts.clock, patience);
+    let patience = context.limits.patience;
+    let deadline = Deadline::after(&*context.clock, patience);
     loop {
-        if let Some(names) = parts.names.since(began) {
+        if let Some(names) = context.names.since(began) {
             return Ok(names);
         }
-        let reading = parts.names.reading(parts.clock.monotonic(), || {
-            let parts = parts.clone();
-            async move { all_but(&parts, parts.names.last().as_deref()).await }
+        let reading = context.names.reading(context.clock.monotonic(), || {
+            let context = context.clone();
+            async move { all_but(&context, context.names.last().as_deref()).await }
         });
-        match deadline.bound(&*parts.clock, reading).await {
+        match deadline.bound(&*context.clock, reading).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 return Err(Error::new(error.kind, ACTION, "datasets", error.chain()));
@@ -79,35 +79,38 @@ async fn shared_since(parts: &Parts, began: Duration) -> Result<Arc<Names>, Erro
 }
 
 /// The newest generation of `name`; none when the name was never used.
-pub(crate) async fn newest(parts: &Parts, name: &DatasetName) -> Result<Option<Named>, Error> {
-    match newest_generation(parts, name).await? {
-        Some(generation) => Ok(Some(read(parts, name, generation).await?)),
+pub(crate) async fn newest(
+    context: &ServerContext,
+    name: &DatasetName,
+) -> Result<Option<Named>, Error> {
+    match newest_generation(context, name).await? {
+        Some(generation) => Ok(Some(read(context, name, generation).await?)),
         None => Ok(None),
     }
 }
 
 /// The number of the newest generation, readable or not; none when the name was never used.
 pub(crate) async fn newest_generation(
-    parts: &Parts,
+    context: &ServerContext,
     name: &DatasetName,
 ) -> Result<Option<u32>, Error> {
-    let found = list(parts, &prefix(name_prefix(name))).await?;
+    let found = list(context, &prefix(name_prefix(name))).await?;
     Ok(found.into_iter().next_back().map(|(_, generation)| generation))
 }
 
 /// All names, read anew.
-pub(crate) async fn all(parts: &Parts) -> Result<Names, Error> {
-    all_but(parts, None).await
+pub(crate) async fn all(context: &ServerContext) -> Result<Names, Error> {
+    all_but(context, None).await
 }
 
 /// All names. A known generation is not read again, as no generation ever changes, and names of deleted
 /// datasets stay for ever. Young live generations are read again: a store with two-step creates may have taken
 /// them from two servers.
-async fn all_but(parts: &Parts, known: Option<&Names>) -> Result<Names, Error> {
-    let found = list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
+async fn all_but(context: &ServerContext, known: Option<&Names>) -> Result<Names, Error> {
+    let found = list(context, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
     // In order: the last generation of a name stays.
     let newest: BTreeMap<_, _> = found.into_iter().collect();
-    let now = parts.clock.now();
+    let now = context.clock.now();
     let is_final = move |named: &Named| {
         let age = now.duration_since(named.record.created.time());
         named.record.state == NameState::Deleted || age.is_ok_and(|age| age > SPENT_AFTER)
@@ -116,7 +119,7 @@ async fn all_but(parts: &Parts, known: Option<&Names>) -> Result<Names, Error> {
         let known = known.and_then(|known| known.of(&name)).filter(|known| is_final(known));
         let named = match known.filter(|known| known.generation == generation) {
             Some(known) => Ok(*known),
-            None => read(parts, &name, generation).await,
+            None => read(context, &name, generation).await,
         };
         (name, named)
     });
@@ -167,12 +170,12 @@ pub(crate) fn changed(name: &DatasetName, generation: u32) -> String {
 
 /// Whether a dataset, called `what` in errors, has objects other than snapshots.
 pub(crate) async fn has_objects(
-    parts: &Parts,
+    context: &ServerContext,
     what: impl Display,
     id: DatasetId,
 ) -> Result<bool, Error> {
     let objects = prefix(dataset_prefix(id));
-    let mut objects = parts.store.list(&objects);
+    let mut objects = context.store.list(&objects);
     loop {
         let next = objects.try_next().await.storing("list the objects of dataset", &what)?;
         match next {
@@ -210,8 +213,8 @@ pub(crate) enum Past {
 }
 
 /// Searches for deletions with objects that may be left.
-pub(crate) async fn deleted(parts: &Parts, past: Past) -> Result<Deletions, Error> {
-    let found = list(parts, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
+pub(crate) async fn deleted(context: &ServerContext, past: Past) -> Result<Deletions, Error> {
+    let found = list(context, &prefix(dl_format::NAMES_PREFIX.to_owned())).await?;
     let mut all: BTreeMap<DatasetName, Vec<u32>> = BTreeMap::new();
     for (name, generation) in found {
         all.entry(name).or_default().push(generation);
@@ -223,7 +226,7 @@ pub(crate) async fn deleted(parts: &Parts, past: Past) -> Result<Deletions, Erro
     let used_again = all.iter().filter_map(newest).collect();
     all.retain(|_, generations| past == Past::All || generations.len() > 1);
     let read = stream::iter(all).map(|(name, generations)| async move {
-        let read = stream::iter(&generations).then(|one| read_patiently(parts, &name, *one));
+        let read = stream::iter(&generations).then(|one| read_patiently(context, &name, *one));
         let read: Vec<_> = read.collect().await;
         of_name(&name, &generations, read)
     });
@@ -261,15 +264,15 @@ fn of_name(
 
 /// Reads a generation; after a failure of the store again, with growing pauses.
 pub(crate) async fn read_patiently(
-    parts: &Parts,
+    context: &ServerContext,
     name: &DatasetName,
     generation: u32,
 ) -> Result<Named, Error> {
     let mut pauses = PAUSES.iter();
     loop {
-        match (read(parts, name, generation).await, pauses.next()) {
+        match (read(context, name, generation).await, pauses.next()) {
             (Err(error), Some(pause)) if error.kind.is_retryable() => {
-                parts.clock.sleep(*pause).await;
+                context.clock.sleep(*pause).await;
             }
             (read, _) => return read,
         }
@@ -278,13 +281,13 @@ pub(crate) async fn read_patiently(
 
 impl Deleted {
     /// Removes the spent generations, once no server can be at work with them.
-    pub(crate) async fn tidy(&self, parts: &Parts) -> Result<(), Error> {
-        let age = parts.clock.now().duration_since(self.named.record.created.time());
+    pub(crate) async fn tidy(&self, context: &ServerContext) -> Result<(), Error> {
+        let age = context.clock.now().duration_since(self.named.record.created.time());
         if age.is_ok_and(|age| age > SPENT_AFTER) {
             // In order: as long as a generation is left, the deletion is found again.
             for generation in &self.spent {
                 let object = key(name_key(&self.name, *generation));
-                parts.store.delete(&object).await.storing("remove a name of", &self.name)?;
+                context.store.delete(&object).await.storing("remove a name of", &self.name)?;
             }
         }
         Ok(())
@@ -293,47 +296,52 @@ impl Deleted {
 
 /// Makes a generation. False when another server was faster.
 pub(crate) async fn create(
-    parts: &Parts,
+    context: &ServerContext,
     name: &DatasetName,
     generation: u32,
     record: &NameRecord,
 ) -> Result<bool, Error> {
     let object = key(name_key(name, generation));
-    let created = parts.store.create(&object, record.encode().into()).await;
+    let created = context.store.create(&object, record.encode().into()).await;
     is_created(created, "write the name of dataset", name)
 }
 
 /// A generation after its creation has settled: a store with two-step creates may take a generation from two
 /// servers, and the last write holds.
 pub(crate) async fn held(
-    parts: &Parts,
+    context: &ServerContext,
     name: &DatasetName,
     generation: u32,
 ) -> Result<Named, Error> {
-    parts.clock.sleep(parts.limits.settle).await;
-    read(parts, name, generation).await
+    context.clock.sleep(context.limits.read_back_delay).await;
+    read(context, name, generation).await
 }
 
 /// Makes a generation durable: its server may have died before.
-pub(crate) async fn settle(
-    parts: &Parts,
+pub(crate) async fn make_durable(
+    context: &ServerContext,
     name: &DatasetName,
     generation: u32,
 ) -> Result<(), Error> {
     let object = key(name_key(name, generation));
-    parts.store.settle(&[object]).await.storing("settle the name of dataset", name)
+    context.store.make_durable(&[object]).await.storing("make durable the name of dataset", name)
 }
 
 /// Names and generations, in order.
-async fn list(parts: &Parts, prefix: &Prefix) -> Result<Vec<(DatasetName, u32)>, Error> {
-    let objects = parts.store.list_sorted(prefix).await.storing("list the names of", "datasets")?;
+async fn list(context: &ServerContext, prefix: &Prefix) -> Result<Vec<(DatasetName, u32)>, Error> {
+    let objects =
+        context.store.list_sorted(prefix).await.storing("list the names of", "datasets")?;
     let generations = objects.iter().filter_map(|object| parse_name_key(object.key.as_str()));
     Ok(generations.collect())
 }
 
-async fn read(parts: &Parts, name: &DatasetName, generation: u32) -> Result<Named, Error> {
+async fn read(
+    context: &ServerContext,
+    name: &DatasetName,
+    generation: u32,
+) -> Result<Named, Error> {
     let object = key(name_key(name, generation));
-    let bytes = parts.store.read_all(&object).await.storing(READ, name)?;
+    let bytes = context.store.read_all(&object).await.storing(READ, name)?;
     let record = NameRecord::decode(&bytes).map_err(|error| {
         let unless = if error.is_unsupported() { "if no newer version wrote it, " } else { "" };
         let why = format!(

@@ -9,7 +9,7 @@ use dl_meta::ObjectRecord;
 use dl_proto::{Counts, Dataset, SmallChunks};
 
 use crate::error::{Doing, Error};
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 
 /// Bytes of an entry in a header that the move to another chunk adds.
 pub(crate) const MOVED_MORE: usize = ORIGIN_LEN + ID_LEN;
@@ -26,7 +26,10 @@ pub(crate) fn fits_twice(bytes: u64, header: u64, size: u64) -> bool {
 }
 
 /// The small chunks of a dataset with counted files. Where the chunks are full on average, the log is not read.
-pub(crate) async fn count(parts: &Parts, dataset: &Dataset) -> Result<SmallChunks, Error> {
+pub(crate) async fn count(
+    context: &ServerContext,
+    dataset: &Dataset,
+) -> Result<SmallChunks, Error> {
     let Counts::Known { bytes, .. } = dataset.counts else { return Ok(SmallChunks::default()) };
     let size = u64::from(dataset.shape.size());
     if dataset.objects.saturating_mul(size / 2) <= bytes {
@@ -34,7 +37,7 @@ pub(crate) async fn count(parts: &Parts, dataset: &Dataset) -> Result<SmallChunk
     }
     let (mut tally, mut after) = (Tally::default(), None);
     loop {
-        let page = parts.meta.objects(dataset.id, after, LOG_PAGE).await;
+        let page = context.meta.objects(dataset.id, after, LOG_PAGE).await;
         let page = page.doing("read the log of dataset", dataset.id)?;
         page.iter().for_each(|object| tally.add(object, size));
         after = page.last().map(|object| object.id);

@@ -24,7 +24,7 @@ use crate::datasets::catalog;
 use crate::datasets::identity;
 use crate::datasets::spill::{Scratch, Sizes};
 use crate::error::Error;
-use crate::shared::parts::{Parts, object_key, prefix};
+use crate::shared::context::{ServerContext, object_key, prefix};
 
 pub(crate) use rows::{Row, Rows, Shares};
 
@@ -136,13 +136,13 @@ impl Away {
     /// The error of the read, where many reads failed and the store does not answer for its identity either.
     pub(crate) async fn note<T>(
         &mut self,
-        parts: &Parts,
+        context: &ServerContext,
         read: Result<T, Error>,
     ) -> Result<Result<T, Error>, Error> {
         let is_away = match &read {
             Err(error) if error.kind.is_retryable() => {
                 self.0 += 1;
-                self.0.is_multiple_of(AWAY_AFTER) && !identity::answers(parts).await
+                self.0.is_multiple_of(AWAY_AFTER) && !identity::answers(context).await
             }
             Ok(_) | Err(_) => {
                 self.0 = 0;
@@ -158,9 +158,9 @@ impl Away {
 
 impl Survey {
     /// Lists the store, reads the log and the tombstones.
-    pub(crate) async fn read(parts: &Parts, dataset: DatasetId) -> Result<Self, Error> {
-        let (stored, strays) = stored(parts, dataset).await?;
-        let objects = log(parts, dataset).await?.into();
+    pub(crate) async fn read(context: &ServerContext, dataset: DatasetId) -> Result<Self, Error> {
+        let (stored, strays) = stored(context, dataset).await?;
+        let objects = log(context, dataset).await?.into();
         let mut survey = Self {
             dataset,
             objects,
@@ -173,7 +173,7 @@ impl Survey {
             sizes: SIZES,
         };
         let mut deleted = DeletedEntries::default();
-        let unread = survey.name(parts, &mut deleted, |id| survey.is_logged(id)).await?;
+        let unread = survey.name(context, &mut deleted, |id| survey.is_logged(id)).await?;
         survey.deleted = deleted;
         survey.unread.extend(unread);
         Ok(survey)
@@ -219,15 +219,15 @@ impl Survey {
     /// Headers of objects by their numbers in the log, in the order of the numbers.
     pub(crate) fn headers<'a>(
         &'a self,
-        parts: &'a Parts,
+        context: &'a ServerContext,
         numbers: Vec<usize>,
     ) -> impl Stream<Item = NumberedHeader> + 'a {
-        self.batches(parts, numbers).flat_map(stream::iter)
+        self.batches(context, numbers).flat_map(stream::iter)
     }
 
     fn batches<'a>(
         &'a self,
-        parts: &'a Parts,
+        context: &'a ServerContext,
         numbers: Vec<usize>,
     ) -> impl Stream<Item = Vec<NumberedHeader>> + 'a {
         let mut numbers = numbers.into_iter().peekable();
@@ -244,11 +244,15 @@ impl Survey {
             }
             Some(batch)
         });
-        let read = move |batch| self.read_batch(parts, batch);
+        let read = move |batch| self.read_batch(context, batch);
         stream::iter(batches).map(read).buffered(BATCHES_AT_ONCE)
     }
 
-    async fn read_batch(&self, parts: &Parts, numbers: Vec<usize>) -> Vec<NumberedHeader> {
+    async fn read_batch(
+        &self,
+        context: &ServerContext,
+        numbers: Vec<usize>,
+    ) -> Vec<NumberedHeader> {
         let objects: Vec<(usize, &ObjectRecord)> = numbers
             .into_iter()
             .filter_map(|number| Some((number, self.objects.get(number)?)))
@@ -262,7 +266,7 @@ impl Survey {
                 ObjectRange { key: self.key(object), range }
             })
             .collect();
-        let heads = parts.store.read(&wanted).await;
+        let heads = context.store.read(&wanted).await;
         objects
             .into_iter()
             .zip(heads)
@@ -306,23 +310,23 @@ impl Survey {
     /// files. `heard` gets the number of checked objects; its error ends the call.
     pub(crate) async fn shares(
         &mut self,
-        parts: &Parts,
+        context: &ServerContext,
         shape: ChunkShape,
         heard: impl Fn(u64) -> Result<(), Error>,
     ) -> Result<Shares, Error> {
-        let scratch = Scratch::new(parts.room.scratch());
+        let scratch = Scratch::new(context.reserve.scratch());
         let mut shares = Shares::new(self.dataset, &self.objects, shape, scratch, self.sizes);
         let (mut unread, mut extents, mut away) = (Vec::new(), Vec::new(), Away::default());
         let (mut origins, mut restamped) = (HashSet::new(), Vec::new());
         let numbers = self.of_kind(ObjectKind::Chunk);
         let (mut looked_at, mut told) = (self.objects.len() - numbers.len(), Duration::ZERO);
         {
-            let mut batches = std::pin::pin!(self.batches(parts, numbers));
+            let mut batches = std::pin::pin!(self.batches(context, numbers));
             while let Some(batch) = batches.next().await {
                 looked_at += batch.len();
                 let mut chunks = Vec::with_capacity(batch.len());
                 for (number, header) in batch {
-                    let chunk = away.note(parts, header).await?.and_then(|header| {
+                    let chunk = away.note(context, header).await?.and_then(|header| {
                         let committed = header.committed();
                         committed.map_err(|error| {
                             Error::new(Kind::Corrupt, "read header of object", number, error)
@@ -343,7 +347,7 @@ impl Survey {
                     }
                 }
                 shares = shares.add(chunks).await?;
-                let now = parts.clock.monotonic();
+                let now = context.clock.monotonic();
                 if now.saturating_sub(told) >= SIGN_OF_LIFE {
                     told = now;
                     heard(looked_at as u64)?;
@@ -353,7 +357,7 @@ impl Survey {
         self.unread.extend(unread);
         self.extents = extents;
         self.take_stamps(restamped);
-        self.name_origins(parts, origins).await?;
+        self.name_origins(context, origins).await?;
         Ok(shares.with_log(&self.objects))
     }
 
@@ -379,14 +383,14 @@ impl Survey {
     /// Reads the deleted entries of known chunks; gives the unreadable tombstones.
     async fn name(
         &self,
-        parts: &Parts,
+        context: &ServerContext,
         deleted: &mut DeletedEntries,
         is_known: impl Fn(&ChunkId) -> bool,
     ) -> Result<Vec<(usize, Error)>, Error> {
         let (mut unread, mut away) = (Vec::new(), Away::default());
-        let mut headers = std::pin::pin!(self.headers(parts, self.tombstones()));
+        let mut headers = std::pin::pin!(self.headers(context, self.tombstones()));
         while let Some((number, header)) = headers.next().await {
-            match away.note(parts, header).await? {
+            match away.note(context, header).await? {
                 Ok(header) => deleted.add(&header, &is_known),
                 Err(error) => unread.push((number, error)),
             }
@@ -396,14 +400,14 @@ impl Survey {
 
     async fn name_origins(
         &mut self,
-        parts: &Parts,
+        context: &ServerContext,
         origins: HashSet<ChunkId>,
     ) -> Result<(), Error> {
         if origins.is_empty() {
             return Ok(());
         }
         let mut deleted = std::mem::take(&mut self.deleted);
-        let unread = self.name(parts, &mut deleted, |id| origins.contains(id)).await?;
+        let unread = self.name(context, &mut deleted, |id| origins.contains(id)).await?;
         self.deleted = deleted;
         self.unread.extend(unread);
         Ok(())
@@ -435,10 +439,10 @@ pub(crate) fn writer(id: ChunkId) -> Writer {
     writer
 }
 
-async fn stored(parts: &Parts, dataset: DatasetId) -> Result<(Stored, Vec<Key>), Error> {
+async fn stored(context: &ServerContext, dataset: DatasetId) -> Result<(Stored, Vec<Key>), Error> {
     let (mut stored, mut strays) = (Vec::new(), Vec::new());
     let all = prefix(dataset_prefix(dataset));
-    let mut objects = parts.store.list(&all);
+    let mut objects = context.store.list(&all);
     loop {
         let object = objects.try_next().await;
         let object =
@@ -457,34 +461,34 @@ async fn stored(parts: &Parts, dataset: DatasetId) -> Result<(Stored, Vec<Key>),
 
 /// Whether the log has an object.
 pub(crate) async fn is_logged(
-    parts: &Parts,
+    context: &ServerContext,
     dataset: DatasetId,
     id: ChunkId,
 ) -> Result<bool, Error> {
-    Ok(logged_from(parts, dataset, id).await?.is_some_and(|object| object.id == id))
+    Ok(logged_from(context, dataset, id).await?.is_some_and(|object| object.id == id))
 }
 
 /// The first object of the log from an id on.
 pub(crate) async fn logged_from(
-    parts: &Parts,
+    context: &ServerContext,
     dataset: DatasetId,
     id: ChunkId,
 ) -> Result<Option<ObjectRecord>, Error> {
-    match parts.meta.objects(dataset, id.before(), 1).await {
+    match context.meta.objects(dataset, id.before(), 1).await {
         Ok(found) => Ok(found.into_iter().next()),
         Err(error) => {
             let error = Error::meta("find object", id, error);
-            Err(catalog::explained(parts, dataset, error).await)
+            Err(catalog::explained(context, dataset, error).await)
         }
     }
 }
 
 /// The whole log of a dataset, by id, from complete metadata.
-async fn log(parts: &Parts, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
+async fn log(context: &ServerContext, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Error> {
     let mut objects: Vec<ObjectRecord> = Vec::new();
     loop {
         let after = objects.last().map(|object| object.id);
-        let page = parts.meta.objects(dataset, after, LOG_PAGE).await;
+        let page = context.meta.objects(dataset, after, LOG_PAGE).await;
         let page = page.map_err(|error| Error::meta("read the log of dataset", dataset, error))?;
         let is_last = page.len() < LOG_PAGE;
         objects.extend(page);
@@ -493,7 +497,7 @@ async fn log(parts: &Parts, dataset: DatasetId) -> Result<Vec<ObjectRecord>, Err
         }
     }
     // Incomplete metadata gives pages, too.
-    identity::refuse_damaged(parts, "read the log of dataset", dataset).await?;
+    identity::refuse_damaged(context, "read the log of dataset", dataset).await?;
     objects.shrink_to_fit();
     Ok(objects)
 }

@@ -9,7 +9,7 @@ use dl_proto::Kind;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::Error;
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 
 /// Parallel purges and verifications: each takes memory for every object.
 const SURVEYS: usize = 2;
@@ -43,10 +43,10 @@ impl Turns {
     /// [`Kind::Unavailable`] when the client is gone.
     pub(crate) async fn survey(
         &self,
-        parts: &Parts,
+        context: &ServerContext,
         tell: impl Fn() -> bool,
     ) -> Result<OwnedSemaphorePermit, Error> {
-        let turn = wait(parts, tell, Arc::clone(&self.surveys).acquire_owned()).await?;
+        let turn = wait(context, tell, Arc::clone(&self.surveys).acquire_owned()).await?;
         Ok(turn.expect("the semaphore is never closed"))
     }
 
@@ -57,13 +57,13 @@ impl Turns {
     /// [`Kind::Unavailable`] when the client is gone.
     pub(crate) async fn rewrite(
         &self,
-        parts: &Parts,
+        context: &ServerContext,
         bytes: u64,
         tell: impl Fn() -> bool,
     ) -> Result<OwnedSemaphorePermit, Error> {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(REWRITE_BYTES);
         let room = Arc::clone(&self.rewrites).acquire_many_owned(bytes);
-        Ok(wait(parts, tell, room).await?.expect("the semaphore is never closed"))
+        Ok(wait(context, tell, room).await?.expect("the semaphore is never closed"))
     }
 
     /// The place of a recovery.
@@ -80,7 +80,7 @@ impl Turns {
 
 /// Waits for `turn`, and calls `tell` at intervals; fails once `tell` gives false.
 async fn wait<T>(
-    parts: &Parts,
+    context: &ServerContext,
     tell: impl Fn() -> bool,
     turn: impl Future<Output = T>,
 ) -> Result<T, Error> {
@@ -89,7 +89,7 @@ async fn wait<T>(
         tokio::select! {
             biased;
             turn = &mut turn => return Ok(turn),
-            () = parts.clock.sleep(SIGN_OF_LIFE) => {
+            () = context.clock.sleep(SIGN_OF_LIFE) => {
                 if !tell() {
                     let why = "nobody waits for it any more";
                     return Err(Error::new(Kind::Unavailable, "look at", "a dataset", why));
@@ -111,27 +111,27 @@ mod tests {
     #[tokio::test]
     async fn who_waits_is_told_and_who_is_gone_takes_no_turn() {
         let (rig, turns, told) = (rig().await, Turns::new(), AtomicU32::new(0));
-        let first = turns.survey(&rig.parts, || true).await.unwrap();
-        let _second = turns.survey(&rig.parts, || true).await.unwrap();
-        let gone = turns.survey(&rig.parts, || told.fetch_add(1, Ordering::Relaxed) < 3);
+        let first = turns.survey(&rig.context, || true).await.unwrap();
+        let _second = turns.survey(&rig.context, || true).await.unwrap();
+        let gone = turns.survey(&rig.context, || told.fetch_add(1, Ordering::Relaxed) < 3);
         let (gone, seconds) = rig.run(gone).await;
         assert_eq!(gone.unwrap_err().kind, Kind::Unavailable);
         assert_eq!((told.into_inner(), seconds), (4, 20));
         drop(first);
-        drop(turns.survey(&rig.parts, || true).await.unwrap());
+        drop(turns.survey(&rig.context, || true).await.unwrap());
     }
 
     #[tokio::test]
     async fn who_has_looked_at_everything_waits_for_memory_for_as_long_as_others_have_it() {
         let (rig, turns, told) = (rig().await, Turns::new(), AtomicU32::new(0));
-        let first = turns.rewrite(&rig.parts, u64::MAX, || true).await.unwrap();
+        let first = turns.rewrite(&rig.context, u64::MAX, || true).await.unwrap();
         assert_eq!(first.num_permits(), REWRITE_BYTES as usize);
         let others = async {
             rig.clock.sleep(Duration::from_secs(120)).await;
             drop(first);
         };
         let tell = || told.fetch_add(1, Ordering::Relaxed) < u32::MAX;
-        let second = turns.rewrite(&rig.parts, 1, tell);
+        let second = turns.rewrite(&rig.context, 1, tell);
         let ((second, ()), seconds) = rig.run(futures::future::join(second, others)).await;
         assert_eq!((second.unwrap().num_permits(), seconds), (1, 120));
         assert!(told.into_inner() >= 20, "it is told every {SIGN_OF_LIFE:?}");

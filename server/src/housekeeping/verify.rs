@@ -25,7 +25,7 @@ use crate::datasets::names;
 use crate::datasets::survey::{Away, Rows, Survey};
 use crate::error::{Doing, Error};
 use crate::housekeeping::turns::Turns;
-use crate::shared::parts::{Budget, Parts};
+use crate::shared::context::{Budget, ServerContext};
 
 /// Paths looked up together.
 const PATHS_AT_ONCE: usize = 4_096;
@@ -42,37 +42,37 @@ type Progress = mpsc::Sender<Reply<VerifyProgress>>;
 
 /// Verifies the dataset of a request; reports findings through `progress`.
 pub(crate) async fn verify(
-    parts: &Parts,
+    context: &ServerContext,
     (memory, turns): (&Budget, &Turns),
     request: VerifyRequest,
     caller: &Caller,
     progress: &Progress,
 ) -> Result<(), Error> {
-    let id = catalog::by_name(parts, &request.dataset, caller, Detail::Record).await?.id;
-    match compare(parts, (memory, turns), request, id, progress).await {
-        Err(error) => Err(catalog::explained(parts, id, error).await),
+    let id = catalog::by_name(context, &request.dataset, caller, Detail::Record).await?.id;
+    match compare(context, (memory, turns), request, id, progress).await {
+        Err(error) => Err(catalog::explained(context, id, error).await),
         done => done,
     }
 }
 
 async fn compare(
-    parts: &Parts,
+    context: &ServerContext,
     (memory, turns): (&Budget, &Turns),
     request: VerifyRequest,
     id: DatasetId,
     progress: &Progress,
 ) -> Result<(), Error> {
-    let shape = catalog::by_id(parts, id).await?.shape;
+    let shape = catalog::by_id(context, id).await?.shape;
     let state = VerifyProgress { dataset: request.dataset.to_string(), ..Default::default() };
     let _turn = turns
-        .survey(parts, || match progress.try_send(Reply::More(state.clone())) {
+        .survey(context, || match progress.try_send(Reply::More(state.clone())) {
             Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => true,
             Err(mpsc::error::TrySendError::Closed(_)) => false,
         })
         .await?;
     let (doubted, lost) = (Vec::new(), HashSet::new());
     let mut verify = Verify {
-        parts,
+        context,
         id,
         progress,
         state,
@@ -83,11 +83,11 @@ async fn compare(
         lost,
     };
     let before = verify.info().await?;
-    let mut survey = Survey::read(parts, id).await?;
+    let mut survey = Survey::read(context, id).await?;
     verify.state.objects = survey.objects.len() as u64;
     let (mut files, mut bytes) = (0u64, 0u64);
     let heard = |checked| verify.mention(checked);
-    let mut shares = survey.shares(parts, shape, heard).await?;
+    let mut shares = survey.shares(context, shape, heard).await?;
     verify.state.checked = verify.state.objects;
     while let Some(rows) = shares.next().await? {
         let (more, more_bytes) = verify.compare(&survey, &rows).await?;
@@ -119,7 +119,7 @@ fn everything() -> ListQuery {
 }
 
 struct Verify<'a> {
-    parts: &'a Parts,
+    context: &'a ServerContext,
     id: DatasetId,
     progress: &'a Progress,
     state: VerifyProgress,
@@ -158,7 +158,7 @@ impl Verify<'_> {
     }
 
     async fn info(&self) -> Result<DatasetInfo, Error> {
-        let info = self.parts.meta.dataset(self.id).await.doing("describe dataset", self.id)?;
+        let info = self.context.meta.dataset(self.id).await.doing("describe dataset", self.id)?;
         let why = "it was deleted meanwhile";
         info.ok_or_else(|| Error::new(Kind::NotFound, "find dataset", self.id, why))
     }
@@ -243,7 +243,7 @@ impl Verify<'_> {
     ) -> Result<(), Error> {
         let paths: Vec<FilePath> = expected.iter().map(|(path, _)| path.clone()).collect();
         let found = self
-            .parts
+            .context
             .meta
             .lookup(self.id, &paths)
             .await
@@ -288,7 +288,7 @@ impl Verify<'_> {
     /// Compares the name with its object in the chunk store.
     async fn named(&mut self, name: &DatasetName) -> Result<(), Error> {
         let again = format!("run `dlcmd verify {}` again then", self.name());
-        let (problem, remedy) = match names::newest(self.parts, name).await {
+        let (problem, remedy) = match names::newest(self.context, name).await {
             Ok(Some(named)) if named.record.dataset != self.id => {
                 (names::changed(name, named.generation), again)
             }
@@ -299,7 +299,7 @@ impl Verify<'_> {
             Err(error) => return Err(error),
         };
         // A deletion that runs meanwhile writes the name first.
-        let record = self.parts.meta.record(self.id).await.doing("find dataset", self.id)?;
+        let record = self.context.meta.record(self.id).await.doing("find dataset", self.id)?;
         match record {
             Some(record) if record.state != DatasetState::Ending => {
                 self.find(problem, remedy).await
@@ -310,7 +310,7 @@ impl Verify<'_> {
 
     /// Reads every byte of every object.
     async fn checksums(&mut self, survey: &Survey, memory: &Budget) -> Result<(), Error> {
-        let parts = self.parts;
+        let context = self.context;
         let stored: Vec<(ObjectRecord, Key)> = survey
             .objects
             .iter()
@@ -321,8 +321,8 @@ impl Verify<'_> {
             .collect();
         let mut checked = stream::iter(stored)
             .map(move |(object, key)| async move {
-                let room = memory.take(object.object_length, parts).await?;
-                let body = parts.store.read_all(&key).await;
+                let room = memory.take(object.object_length, context).await?;
+                let body = context.store.read_all(&key).await;
                 let damaged = body.map(|body| Damaged::of(&body));
                 drop(room);
                 let damaged = damaged.storing("read object", &key);
@@ -335,7 +335,7 @@ impl Verify<'_> {
             let (object, damaged) = one?;
             self.state.checked += 1;
             self.state.bytes = self.state.bytes.saturating_add(object.object_length);
-            match away.note(self.parts, damaged).await? {
+            match away.note(self.context, damaged).await? {
                 Ok(Ok(Damaged::Nothing)) => {}
                 Ok(Ok(Damaged::Part)) => {
                     self.name_damaged_part(survey, object.id).await?;
@@ -368,7 +368,7 @@ impl Verify<'_> {
         let numbers = naming.map(|(number, _)| *number).collect();
         let mut owners = Vec::new();
         {
-            let mut headers = std::pin::pin!(survey.headers(self.parts, numbers));
+            let mut headers = std::pin::pin!(survey.headers(self.context, numbers));
             while let Some((_, header)) = headers.next().await {
                 // An unreadable header was reported before.
                 let Ok(header) = header else { continue };
@@ -392,7 +392,7 @@ impl Verify<'_> {
     ) -> Result<bool, Error> {
         let mut are_any = false;
         let found = self
-            .parts
+            .context
             .meta
             .lookup(self.id, paths)
             .await
@@ -413,7 +413,7 @@ impl Verify<'_> {
         let (mut query, mut files, mut bytes) = (everything(), 0u64, 0u64);
         loop {
             let page =
-                self.parts.meta.list(self.id, &query).await.doing("list dataset", self.id)?;
+                self.context.meta.list(self.id, &query).await.doing("list dataset", self.id)?;
             for entry in &page {
                 if let ListEntry::File(_, record) = entry {
                     files += 1;
@@ -512,7 +512,7 @@ impl Verify<'_> {
             let rest = findings.split_off(told_together(&findings, length));
             let done = self.state.done && rest.is_empty();
             let message = VerifyProgress { findings, done, ..self.state.clone() };
-            hand_over(self.parts, self.progress, Reply::More(message)).await?;
+            hand_over(self.context, self.progress, Reply::More(message)).await?;
             if rest.is_empty() {
                 return Ok(());
             }

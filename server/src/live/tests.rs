@@ -8,9 +8,9 @@ use dl_runtime::{Clock, ManualClock, OsRandom};
 use dl_store::{CountStore, StoreExt};
 
 use super::*;
+use crate::DiskReserve;
 use crate::Limits;
 use crate::NameCache;
-use crate::Room;
 use crate::prepare;
 use crate::testing::{Rig, rig};
 
@@ -28,30 +28,31 @@ impl Keeper<'_> {
 #[tokio::test]
 async fn a_kept_dataset_is_looked_through_when_it_changes_and_not_all_the_time() {
     let (store, counters) = CountStore::new(dl_store::memory());
-    let clock = Arc::new(ManualClock::new(UNIX_EPOCH + AGAIN));
+    let clock = Arc::new(ManualClock::new(UNIX_EPOCH + RELIST_INTERVAL));
     clock.advance(Duration::from_secs(10));
     let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
     let slow: Arc<dyn dl_store::Store> = Arc::new(store);
     let fast = TierStore::new(Arc::clone(&slow), dl_store::memory(), 1 << 30, Arc::clone(&time));
-    let parts = Parts {
+    let context = ServerContext {
         store: slow,
         meta: Arc::new(Memory::new()),
         clock: time,
         random: Arc::new(OsRandom),
         limits: Limits::default(),
-        room: Room::default(),
+        reserve: DiskReserve::default(),
         replaced: crate::Replaced::default(),
         settings: Settings::default(),
         names: NameCache::default(),
     };
-    prepare(&parts, Stop::Fresh).await.unwrap();
+    prepare(&context, Stop::Fresh).await.unwrap();
     let name = dl_format::DatasetName::new("kept").unwrap();
     let shape = ChunkShape::default();
-    let dataset = crate::datasets::catalog::create(&parts, &name, shape).await.unwrap().id;
-    let object = crate::shared::parts::key(format!("{}/00/a", dl_format::dataset_prefix(dataset)));
-    parts.store.create(&object, vec![7; 100].into()).await.unwrap();
+    let dataset = crate::datasets::catalog::create(&context, &name, shape).await.unwrap().id;
+    let object =
+        crate::shared::context::key(format!("{}/00/a", dl_format::dataset_prefix(dataset)));
+    context.store.create(&object, vec![7; 100].into()).await.unwrap();
     let keep = ["kept*".parse::<Pattern>().unwrap()];
-    let mut keeper = Keeper::new(&parts, &fast);
+    let mut keeper = Keeper::new(&context, &fast);
     let look = async |keeper: &mut Keeper<'_>| {
         clock.advance(PERIOD);
         let before = counters.counts().lists;
@@ -63,7 +64,7 @@ async fn a_kept_dataset_is_looked_through_when_it_changes_and_not_all_the_time()
     for _ in 0..5 {
         assert_eq!(look(&mut keeper).await, (Kept { bytes: 100, left_out: 0 }, 1));
     }
-    clock.advance(AGAIN);
+    clock.advance(RELIST_INTERVAL);
     assert_eq!(look(&mut keeper).await.1, 2, "after a long time");
     let range = dl_store::ByteRange::exact(0, 9).unwrap();
     assert_eq!(fast.read_one(&object, range).await.unwrap(), vec![7; 9]);
@@ -74,10 +75,10 @@ async fn a_kept_dataset_is_looked_through_when_it_changes_and_not_all_the_time()
 async fn kept() -> (Rig, TierStore, [Pattern; 1]) {
     let rig = rig().await;
     let fast = TierStore::new(
-        Arc::clone(&rig.parts.store),
+        Arc::clone(&rig.context.store),
         dl_store::memory(),
         1 << 30,
-        Arc::clone(&rig.parts.clock),
+        Arc::clone(&rig.context.clock),
     );
     let id = rig.create("kept").await;
     rig.store_chunk(id, 1).await;
@@ -87,7 +88,7 @@ async fn kept() -> (Rig, TierStore, [Pattern; 1]) {
 #[tokio::test]
 async fn a_kept_dataset_that_could_not_be_listed_is_looked_through_again_soon() {
     let (rig, fast, keep) = kept().await;
-    let mut keeper = Keeper::new(&rig.parts, &fast);
+    let mut keeper = Keeper::new(&rig.context, &fast);
     let refused = dl_runtime::fault::Fault::Before(dl_store::Kind::Unavailable);
     // The names can be listed, and the dataset can't.
     rig.store.script("list", [None, Some(refused)]);
@@ -104,7 +105,7 @@ async fn nothing_is_counted_to_learn_whether_a_kept_dataset_changed() {
     let (rig, fast, keep) = kept().await;
     let counted = dl_runtime::fault::Fault::Before(dl_meta::Kind::Unavailable);
     rig.meta.script("dataset", [Some(counted)]);
-    let mut keeper = Keeper::new(&rig.parts, &fast);
+    let mut keeper = Keeper::new(&rig.context, &fast);
     let (kept, _) = rig.run(keeper.look_after(&keep)).await;
     assert!(kept.bytes > 0 && !rig.meta.is_used_up("dataset"));
 }
@@ -114,7 +115,7 @@ async fn a_dataset_that_takes_long_to_come_holds_up_no_other_one() {
     let (rig, fast, _) = kept().await;
     let keep = ["kept*".parse().unwrap()];
     let hour = dl_runtime::fault::Fault::Delay(Duration::from_secs(3_600));
-    let mut keeper = Keeper::new(&rig.parts, &fast);
+    let mut keeper = Keeper::new(&rig.context, &fast);
     // The names can be read, and the chunk takes long.
     rig.store.script("read", [None, Some(hour)]);
     rig.run(keeper.look(&keep)).await.0.unwrap();

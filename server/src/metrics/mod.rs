@@ -36,8 +36,8 @@ use crate::net::connections::ConnectionLimiter;
 use crate::net::tls::Certificate;
 use crate::read::executor::Executor;
 use crate::settings::Live;
-use crate::shared::parts::{Budget, Parts};
-use crate::shared::room::Disk;
+use crate::shared::context::{Budget, ServerContext};
+use crate::shared::disk_reserve::Disk;
 use crate::source::Followed;
 
 /// All counters of a server.
@@ -129,11 +129,12 @@ impl Metrics {
     }
 
     /// The same parts, with measured stores.
-    pub(crate) fn measure(&self, parts: Parts) -> Parts {
-        let (clock, store) = (Arc::clone(&parts.clock), Arc::clone(&self.store));
-        let store = MeteredStore { inner: parts.store, metrics: store, clock: Arc::clone(&clock) };
-        let meta = MeteredMeta { inner: parts.meta, metrics: Arc::clone(&self.meta), clock };
-        Parts { store: Arc::new(store), meta: Arc::new(meta), ..parts }
+    pub(crate) fn measure(&self, context: ServerContext) -> ServerContext {
+        let (clock, store) = (Arc::clone(&context.clock), Arc::clone(&self.store));
+        let store =
+            MeteredStore { inner: context.store, metrics: store, clock: Arc::clone(&clock) };
+        let meta = MeteredMeta { inner: context.meta, metrics: Arc::clone(&self.meta), clock };
+        ServerContext { store: Arc::new(store), meta: Arc::new(meta), ..context }
     }
 
     /// Begins to measure a request; none for methods outside the service.

@@ -92,8 +92,8 @@ impl Store for MeteredStore {
         self.timed(&self.metrics.delete, self.inner.delete(key)).await
     }
 
-    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
-        self.timed(&self.metrics.settle, self.inner.settle(keys)).await
+    async fn make_durable(&self, keys: &[Key]) -> Result<(), Error> {
+        self.timed(&self.metrics.settle, self.inner.make_durable(keys)).await
     }
 
     async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 
 use crate::net::inflight::{InflightBytes, Share};
 use crate::net::unsent::UnsentAnswers;
-use crate::shared::parts::Budget;
+use crate::shared::context::Budget;
 
 /// How long a connection may be open without a valid request.
 pub(crate) const FIRST_REQUEST: Duration = Duration::from_secs(20);
@@ -225,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const TIMEOUT: Duration = Duration::from_secs(30);
 
     struct Rig {
         limiter: ConnectionLimiter,
@@ -235,14 +235,14 @@ mod tests {
     fn rig(places: usize, memory: Vec<Budget>) -> Rig {
         let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
         let time: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
-        Rig { limiter: ConnectionLimiter::new(places, PATIENCE, memory, time), clock }
+        Rig { limiter: ConnectionLimiter::new(places, TIMEOUT, memory, time), clock }
     }
 
     impl Rig {
         /// Whether a connection with a request that is never answered ends while the time passes.
         fn ends_within(&self, connection: &Connection, time: Duration) -> bool {
             let mut served = Box::pin(self.limiter.bound(connection, future::pending()));
-            let look = PATIENCE / LOOKS;
+            let look = TIMEOUT / LOOKS;
             for _ in 0..time.as_secs() / look.as_secs() {
                 if (&mut served).now_or_never().is_some() {
                     return true;
@@ -293,9 +293,9 @@ mod tests {
         let body = Body::new(Full::new(Bytes::from_static(b"answer")));
         let mut body = stuck.unsent.hold(body, Arc::default());
         let _piece = body.frame().await.unwrap().unwrap();
-        assert!(!rig.ends_within(&stuck, 3 * PATIENCE));
+        assert!(!rig.ends_within(&stuck, 3 * TIMEOUT));
         let _memory = budget.try_take(51, 0).unwrap();
-        assert!(rig.ends_within(&stuck, PATIENCE));
-        assert!(!rig.ends_within(&other, 3 * PATIENCE));
+        assert!(rig.ends_within(&stuck, TIMEOUT));
+        assert!(!rig.ends_within(&other, 3 * TIMEOUT));
     }
 }

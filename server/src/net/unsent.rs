@@ -110,9 +110,9 @@ mod tests {
     use tonic::Status;
 
     use super::*;
-    use crate::shared::parts::Budget;
+    use crate::shared::context::Budget;
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const TIMEOUT: Duration = Duration::from_secs(30);
 
     #[tokio::test]
     async fn memory_is_in_use_until_the_last_piece_is_sent_and_a_stuck_answer_is_found() {
@@ -125,20 +125,20 @@ mod tests {
             [b"one", b"two"].map(|bytes| Ok::<_, Status>(Frame::data(Bytes::from(&bytes[..]))));
         let body = Body::new(StreamBody::new(stream::iter(frames)));
         let mut body = unsent.hold(body, memory);
-        clock.advance(PATIENCE);
-        assert!(!unsent.is_stuck(PATIENCE), "it waits for the server");
+        clock.advance(TIMEOUT);
+        assert!(!unsent.is_stuck(TIMEOUT), "it waits for the server");
         let first = body.frame().await.unwrap().unwrap();
-        clock.advance(PATIENCE / 2);
+        clock.advance(TIMEOUT / 2);
         drop(first);
         let second = body.frame().await.unwrap().unwrap();
-        clock.advance(PATIENCE / 2);
-        assert!(!unsent.is_stuck(PATIENCE), "it moves");
+        clock.advance(TIMEOUT / 2);
+        assert!(!unsent.is_stuck(TIMEOUT), "it moves");
         drop(body);
-        clock.advance(PATIENCE / 2);
-        assert!(unsent.is_stuck(PATIENCE));
+        clock.advance(TIMEOUT / 2);
+        assert!(unsent.is_stuck(TIMEOUT));
         assert_eq!(budget.total_and_used(), (100, 60));
         drop(second);
-        assert!(!unsent.is_stuck(PATIENCE));
+        assert!(!unsent.is_stuck(TIMEOUT));
         assert_eq!(budget.total_and_used(), (100, 0));
     }
 }

@@ -15,7 +15,7 @@ use crate::answers::answer::{Reply, hand_over};
 use crate::answers::reservation::Reservation;
 use crate::datasets::catalog;
 use crate::error::Error;
-use crate::shared::parts::{Budget, Parts};
+use crate::shared::context::{Budget, ServerContext};
 
 /// Entries of one page of a listing.
 const PAGE_ENTRIES: usize = 1_024;
@@ -53,27 +53,30 @@ pub(crate) fn cost(paths: &[FilePath]) -> usize {
     paths.iter().map(|path| STAT_BYTES + path.as_bytes().len()).sum()
 }
 
-pub(crate) async fn stat(parts: &Parts, request: &StatRequest) -> Result<Vec<StatItem>, Error> {
-    let found = look_up(parts, request.dataset, &request.paths).await?;
+pub(crate) async fn stat(
+    context: &ServerContext,
+    request: &StatRequest,
+) -> Result<Vec<StatItem>, Error> {
+    let found = look_up(context, request.dataset, &request.paths).await?;
     Ok(found.into_iter().map(item).collect())
 }
 
 /// The files and folders at paths. A path counts as missing only while the metadata of the dataset is complete.
 pub(crate) async fn look_up(
-    parts: &Parts,
+    context: &ServerContext,
     dataset: DatasetId,
     paths: &[FilePath],
 ) -> Result<Vec<Found>, Error> {
-    match parts.meta.lookup(dataset, paths).await {
+    match context.meta.lookup(dataset, paths).await {
         Ok(found) => {
             if found.contains(&Found::Missing) {
-                catalog::by_id(parts, dataset).await?;
+                catalog::by_id(context, dataset).await?;
             }
             Ok(found)
         }
         Err(error) => {
             let error = Error::meta("look up files of dataset", dataset, error);
-            Err(catalog::explained(parts, dataset, error).await)
+            Err(catalog::explained(context, dataset, error).await)
         }
     }
 }
@@ -88,14 +91,14 @@ fn item(found: Found) -> StatItem {
 
 /// Sends pages through `replies` until the listing ends.
 pub(crate) async fn list(
-    parts: &Parts,
+    context: &ServerContext,
     listings: &Budget,
     memory: &Reservation,
     request: ListRequest,
     replies: mpsc::Sender<Reply<Vec<ListEntry>>>,
 ) -> Result<(), Error> {
     let ListRequest { dataset, dir, recursive, after, names_only } = request;
-    let is_small = memory.reserve(parts, listings, &LIST_COSTS).await? > 0;
+    let is_small = memory.reserve(context, listings, &LIST_COSTS).await? > 0;
     let (limit, bytes) = match is_small {
         true => (PAGE_ENTRIES / SMALLER, PAGE_BYTES / SMALLER),
         false => (PAGE_ENTRIES, PAGE_BYTES),
@@ -103,18 +106,18 @@ pub(crate) async fn list(
     let steps = Steps::default();
     let mut query = ListQuery { dir, recursive, after, limit, bytes, steps: steps.clone() };
     loop {
-        let page = parts.meta.list(dataset, &query);
-        let page = match heard(parts, page, &steps, &replies).await? {
+        let page = context.meta.list(dataset, &query);
+        let page = match heard(context, page, &steps, &replies).await? {
             Ok(page) => page,
             Err(error) => {
                 let error = Error::meta("list dataset", dataset, error);
-                return Err(catalog::explained(parts, dataset, error).await);
+                return Err(catalog::explained(context, dataset, error).await);
             }
         };
         // A page may come long after the page before. The metadata may be incomplete by now.
-        catalog::by_id(parts, dataset).await?;
+        catalog::by_id(context, dataset).await?;
         if page.is_empty() && query.after.is_none() && !query.dir.is_root() {
-            return Err(not_a_folder(parts, &query.dir, dataset).await?);
+            return Err(not_a_folder(context, &query.dir, dataset).await?);
         }
         let is_last = query.is_last(&page);
         query.after = page.last().map(dl_meta::ListEntry::key);
@@ -126,15 +129,15 @@ pub(crate) async fn list(
         });
         let entries = entries.collect();
         if is_last {
-            return hand_over(parts, &replies, Reply::Last(entries)).await;
+            return hand_over(context, &replies, Reply::Last(entries)).await;
         }
-        hand_over(parts, &replies, Reply::More(entries)).await?;
+        hand_over(context, &replies, Reply::More(entries)).await?;
     }
 }
 
 /// The result of work; the client gets empty pages meanwhile, as long as the work makes progress.
 async fn heard<T, E>(
-    parts: &Parts,
+    context: &ServerContext,
     mut work: impl Future<Output = T> + Unpin,
     steps: &Steps,
     replies: &mpsc::Sender<Reply<Vec<E>>>,
@@ -144,20 +147,24 @@ async fn heard<T, E>(
         tokio::select! {
             biased;
             done = &mut work => return Ok(done),
-            () = parts.clock.sleep(HEARD) => {}
+            () = context.clock.sleep(HEARD) => {}
         }
         if told != steps.count() {
             told = steps.count();
-            hand_over(parts, replies, Reply::More(Vec::new())).await?;
+            hand_over(context, replies, Reply::More(Vec::new())).await?;
         }
     }
 }
 
-async fn not_a_folder(parts: &Parts, dir: &DirPath, dataset: DatasetId) -> Result<Error, Error> {
+async fn not_a_folder(
+    context: &ServerContext,
+    dir: &DirPath,
+    dataset: DatasetId,
+) -> Result<Error, Error> {
     let bytes = Bytes::copy_from_slice(dir.as_bytes());
     let path =
         FilePath::new(bytes).map_err(|error| Error::new(Kind::Invalid, "list", dir, error))?;
-    let found = look_up(parts, dataset, std::slice::from_ref(&path)).await?;
+    let found = look_up(context, dataset, std::slice::from_ref(&path)).await?;
     Ok(match found.first() {
         Some(Found::File(_)) => Error::new(Kind::Invalid, "list", dir, "it is a file"),
         _ => Error::new(Kind::NotFound, "list", dir, "there is no such folder"),
@@ -184,7 +191,7 @@ mod tests {
     async fn of_a_page_that_takes_long_is_heard_as_long_as_it_gets_on() {
         let rig = rig().await;
         let (steps, (replies, mut pages)) = (Steps::default(), mpsc::channel(8));
-        let clock = Arc::clone(&rig.parts.clock);
+        let clock = Arc::clone(&rig.context.clock);
         let work = Box::pin(async {
             for _ in 0..7 {
                 clock.sleep(Duration::from_secs(5)).await;
@@ -192,7 +199,7 @@ mod tests {
             }
             clock.sleep(Duration::from_secs(120)).await;
         });
-        rig.run(heard(&rig.parts, work, &steps, &replies)).await.0.unwrap();
+        rig.run(heard(&rig.context, work, &steps, &replies)).await.0.unwrap();
         drop(replies);
         let mut count = 0;
         while let Some(Reply::<Vec<ListEntry>>::More(none)) = pages.recv().await {
@@ -207,7 +214,7 @@ mod tests {
         let budget = Budget::new(64 << 20, "test");
         let memory = Reservation::default();
         rig.meta.script("list", [Some(Fault::Delay(Duration::from_secs(35)))]);
-        rig.run(list(&rig.parts, &budget, &memory, everything(id), replies)).await.0.unwrap();
+        rig.run(list(&rig.context, &budget, &memory, everything(id), replies)).await.0.unwrap();
         assert!(matches!(pages.recv().await, Some(Reply::More(none)) if none.is_empty()));
         assert!(matches!(pages.recv().await, Some(Reply::Last(all)) if all.len() == 1));
     }
@@ -230,7 +237,8 @@ mod tests {
             let memory = Reservation::default();
             // The dataset is looked for before, and takes a while.
             rig.meta.script("list", [Some(Fault::Delay(Duration::from_secs(1)))]);
-            let mut listed = Box::pin(list(&rig.parts, &budget, &memory, everything(id), replies));
+            let mut listed =
+                Box::pin(list(&rig.context, &budget, &memory, everything(id), replies));
             until_met(&rig.meta, "list", &mut listed).await;
             if is_lost {
                 rig.memory.put_dataset(&rebuilt).await.unwrap();
@@ -241,9 +249,9 @@ mod tests {
         }
         for (name, is_told) in [("file-1", true), ("file-9", false)] {
             rig.memory.put_dataset(&live).await.unwrap();
-            look_up(&rig.parts, id, &[path(name)]).await.unwrap();
+            look_up(&rig.context, id, &[path(name)]).await.unwrap();
             rig.memory.put_dataset(&rebuilt).await.unwrap();
-            let found = look_up(&rig.parts, id, &[path(name)]).await;
+            let found = look_up(&rig.context, id, &[path(name)]).await;
             assert_eq!(found.is_ok(), is_told, "{name}: {found:?}");
         }
     }

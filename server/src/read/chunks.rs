@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::read::executor::{Executor, Failure, Span, cost};
 use crate::read::files::{COST_MAX, WAVES, memory, shared};
 use crate::read::plan::WaveSize;
-use crate::shared::parts::{Budget, Parts, object_key};
+use crate::shared::context::{Budget, ServerContext, object_key};
 
 /// Most bytes of a piece, which must fit a processor's cache.
 const PIECE_BYTES: u64 = 128 << 10;
@@ -42,7 +42,7 @@ struct UnreadRanges(VecDeque<UnreadRange>);
 
 /// Answers a request through `replies`, with its memory in `reserved`.
 pub(crate) async fn get(
-    parts: &Parts,
+    context: &ServerContext,
     executor: &Executor,
     (budget, reserved): (&Budget, &Reservation),
     request: GetChunksRequest,
@@ -50,13 +50,13 @@ pub(crate) async fn get(
 ) -> Result<(), Error> {
     let mut unread = UnreadRanges::of(request.dataset, &request.ranges);
     let cost = unread.cost();
-    let taken = reserved.reserve(parts, budget, &WAVES.map(|wave| memory(cost, wave))).await?;
+    let taken = reserved.reserve(context, budget, &WAVES.map(|wave| memory(cost, wave))).await?;
     let size = WaveSize::of(WAVES.get(taken).copied().unwrap_or(WAVES[0]));
     while !unread.0.is_empty() {
         let (numbers, wanted) = unread.next(size);
         if request.pass_copies {
             for (key, _) in wanted.chunk_by(|(a, _), (b, _)| a == b).filter_map(<[_]>::first) {
-                parts.store.invalidate(key);
+                context.store.invalidate(key);
             }
         }
         let bodies = executor.read(&wanted).await;
@@ -78,7 +78,7 @@ pub(crate) async fn get(
         let said =
             |piece: &ChunkPiece| piece.data.as_ref().map_or_else(|(_, w)| w.len(), Bytes::len);
         let messages = in_messages(pieces, said, size.piece as usize);
-        hand_over_all(parts, &replies, messages, unread.0.is_empty()).await?;
+        hand_over_all(context, &replies, messages, unread.0.is_empty()).await?;
     }
     Ok(())
 }

@@ -122,7 +122,7 @@ impl Executor {
             let fetched = self.fetch(wanted).await;
             // Errors of the reads concern no other caller.
             leading.pass_on();
-            return self.settled(wanted, fetched).await.0;
+            return self.retried(wanted, fetched).await.0;
         }
         let mut results: Answer = vec![Err(unanswered()); wanted.len()];
         let own: Vec<_> = led
@@ -133,7 +133,7 @@ impl Executor {
         let fetched = self.fetch(&own).await;
         // Before the wait: leaders of the awaited objects may wait for the led objects.
         leading.pass_on();
-        let (answers, _) = self.settled(&own, fetched).await;
+        let (answers, _) = self.retried(&own, fetched).await;
         for (index, answer) in led.into_iter().flatten().zip(answers) {
             put(&mut results, index, answer);
         }
@@ -217,14 +217,14 @@ impl Executor {
     async fn answer_alone(self, key: Key, want: Want) {
         let wanted: Vec<_> = want.spans.iter().map(|span| (key.clone(), *span)).collect();
         let fetched = self.fetch(&wanted).await;
-        let (mut answer, read) = self.settled(&wanted, fetched).await;
+        let (mut answer, read) = self.retried(&wanted, fetched).await;
         set_apart(&mut answer, read);
         // The caller may be gone.
         let _ = want.answer.send(answer);
     }
 
     /// Retries ranges whose shared read failed. Gives also the bytes of all reads: a range may keep all.
-    async fn settled(&self, wanted: &[(Key, Span)], fetched: (Answer, u64)) -> (Answer, u64) {
+    async fn retried(&self, wanted: &[(Key, Span)], fetched: (Answer, u64)) -> (Answer, u64) {
         let failed = failed_together(&fetched.0);
         if failed.is_empty() {
             return fetched;

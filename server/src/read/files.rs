@@ -17,7 +17,7 @@ use crate::read::executor::{Executor, Failure};
 use crate::read::moved::{Again, Next};
 pub(crate) use crate::read::plan::Pieces;
 use crate::read::plan::{Plan, Segment, Wave, WaveSize, problem};
-use crate::shared::parts::{Budget, Parts};
+use crate::shared::context::{Budget, ServerContext};
 
 /// Bytes of a wave; smaller when memory is short. A request has two waves in memory: a wave being read, and the
 /// earlier wave being sent.
@@ -36,7 +36,7 @@ pub(crate) fn memory(cost: u64, wave: u64) -> u64 {
 
 /// Answers a request through `replies`, with its memory in `reserved`.
 pub(crate) async fn read(
-    parts: &Parts,
+    context: &ServerContext,
     executor: &Executor,
     budget: &Budget,
     reserved: &Reservation,
@@ -44,20 +44,20 @@ pub(crate) async fn read(
     replies: mpsc::Sender<Reply<Pieces>>,
 ) -> Result<(), Error> {
     let dataset = request.dataset;
-    let mut plan = Plan::new(parts, request).await?;
+    let mut plan = Plan::new(context, request).await?;
     let mut cost = plan.cost(COST_MAX);
-    let taken = reserved.reserve(parts, budget, &WAVES.map(|wave| memory(cost, wave))).await?;
+    let taken = reserved.reserve(context, budget, &WAVES.map(|wave| memory(cost, wave))).await?;
     let size = WaveSize::of(WAVES.get(taken).copied().unwrap_or(WAVES[0]));
     let mut again = Again::default();
     while !plan.is_empty() {
-        let mut wave = plan.next(parts, budget, size).await;
+        let mut wave = plan.next(context, budget, size).await;
         let segments = std::mem::take(&mut wave.segments);
-        read_segments(parts, executor, &mut plan, &mut wave, segments).await;
+        read_segments(context, executor, &mut plan, &mut wave, segments).await;
         let Wave { done: mut pieces, begun, missing, .. } = wave;
         if !missing.is_empty() {
             let mut numbers = Vec::new();
             let has_path = |item| plan.is_named(item);
-            for next in again.next(parts, dataset, missing, has_path, begun).await? {
+            for next in again.next(context, dataset, missing, has_path, begun).await? {
                 match next {
                     Next::LookUp(number) => numbers.push(number),
                     Next::Tell(number, kind, why) => pieces.push(problem(number, kind, why)),
@@ -72,20 +72,20 @@ pub(crate) async fn read(
                 }
                 has_room
             };
-            if !plan.look_up_again(parts, &numbers, COST_MAX, has_room).await? {
+            if !plan.look_up_again(context, &numbers, COST_MAX, has_room).await? {
                 let why = "it was moved or replaced meanwhile, and memory is short; try again";
                 let told = |number| problem(number, Kind::Unavailable, why.to_owned());
                 pieces.extend(numbers.into_iter().map(told));
             }
         }
-        send(parts, &replies, pieces, size, plan.is_empty()).await?;
+        send(context, &replies, pieces, size, plan.is_empty()).await?;
     }
     Ok(())
 }
 
 /// Reads the segments of a wave; adds their pieces, and items whose object is missing, to the wave.
 async fn read_segments(
-    parts: &Parts,
+    context: &ServerContext,
     executor: &Executor,
     plan: &mut Plan,
     wave: &mut Wave,
@@ -97,7 +97,7 @@ async fn read_segments(
     let wanted: Vec<_> =
         segments.iter().map(|segment| (segment.key.clone(), segment.span)).collect();
     for (key, _) in wanted.chunk_by(|(a, _), (b, _)| a == b).filter_map(<[_]>::first) {
-        plan.pass_copy(parts, key);
+        plan.pass_copy(context, key);
     }
     let bodies = executor.read(&wanted).await;
     let mut failed = None;
@@ -126,7 +126,7 @@ async fn read_segments(
 }
 
 async fn send(
-    parts: &Parts,
+    context: &ServerContext,
     replies: &mpsc::Sender<Reply<Pieces>>,
     pieces: Pieces,
     size: WaveSize,
@@ -135,7 +135,7 @@ async fn send(
     let said =
         |piece: &ReadPiece| piece.data.as_ref().map_or_else(|(_, why)| why.len(), Bytes::len);
     let messages = in_messages(pieces, said, size.piece as usize);
-    hand_over_all(parts, replies, messages, are_last).await
+    hand_over_all(context, replies, messages, are_last).await
 }
 
 fn piece(segment: Segment, body: Result<Bytes, Failure>) -> ReadPiece {
@@ -164,16 +164,18 @@ mod tests {
     use dl_store::Key;
 
     use super::*;
-    use crate::shared::parts::object_key;
+    use crate::shared::context::object_key;
     use crate::testing::{Rig, chunk, path, rig};
 
     const BUDGET: u32 = 4 << 20;
     const SECOND: Duration = Duration::from_secs(1);
 
     async fn put(rig: &Rig, dataset: DatasetId, number: u8, bytes: &[u8]) -> Key {
-        let id = ChunkIdMaker::new([number; 9]).next(rig.parts.clock.now());
+        let id = ChunkIdMaker::new([number; 9]).next(rig.context.clock.now());
         let object = chunk(id, dataset, ["a".to_owned()], bytes).as_slice().to_vec();
-        crate::testing::commit(&rig.parts, dataset, object, rig.parts.clock.now()).await.unwrap();
+        crate::testing::commit(&rig.context, dataset, object, rig.context.clock.now())
+            .await
+            .unwrap();
         object_key(dataset, id, ObjectKind::Chunk)
     }
 
@@ -193,18 +195,19 @@ mod tests {
             pass_copies: false,
             check_headers: false,
         };
-        let (parts, executor) = (rig.parts.clone(), Executor::new(Arc::clone(&rig.parts.store)));
+        let (context, executor) =
+            (rig.context.clone(), Executor::new(Arc::clone(&rig.context.store)));
         let reading = {
             let (budget, reserved) = (budget.clone(), Arc::clone(&reserved));
             dl_runtime::spawn(async move {
-                read(&parts, &executor, &budget, &reserved, request, replies).await.unwrap();
+                read(&context, &executor, &budget, &reserved, request, replies).await.unwrap();
             })
         };
         while budget.total_and_used().1 == 0 {
             tokio::task::yield_now().await;
         }
         put(&rig, dataset, 2, &[2; 600_000]).await;
-        rig.parts.store.delete(&short).await.unwrap();
+        rig.context.store.delete(&short).await.unwrap();
         let (total, used) = budget.total_and_used();
         let _others = others.then(|| budget.try_take(total - used, 0).unwrap());
         let (done, _) = rig.run(reading).await;

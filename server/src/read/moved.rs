@@ -12,7 +12,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 
 use crate::datasets::survey::is_logged;
 use crate::error::Error;
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 
 /// Most look-ups of an item after the first.
 const TIMES: u8 = 3;
@@ -39,7 +39,7 @@ impl Again {
     /// The next step for items with missing keys; bytes of the item `begun` are on their way.
     pub(crate) async fn next(
         &mut self,
-        parts: &Parts,
+        context: &ServerContext,
         dataset: DatasetId,
         missing: Vec<(u32, Key)>,
         has_path: impl Fn(u32) -> bool,
@@ -59,7 +59,7 @@ impl Again {
         // Once for all files of a chunk.
         let keys: BTreeSet<Key> = lost.iter().map(|(_, key)| key.clone()).collect();
         let asked = stream::iter(keys).map(|key| async move {
-            let is_expected = is_expected(parts, dataset, &key).await?;
+            let is_expected = is_expected(context, dataset, &key).await?;
             Ok::<_, Error>((key, is_expected))
         });
         let expected: HashMap<Key, bool> = asked.buffered(AT_ONCE).try_collect().await?;
@@ -78,9 +78,13 @@ impl Again {
 }
 
 /// Whether the log has the object of a key; true for other keys.
-async fn is_expected(parts: &Parts, dataset: DatasetId, key: &Key) -> Result<bool, Error> {
+async fn is_expected(
+    context: &ServerContext,
+    dataset: DatasetId,
+    key: &Key,
+) -> Result<bool, Error> {
     match parse_object_key(key.as_str()) {
-        Some((_, id, _)) => is_logged(parts, dataset, id).await,
+        Some((_, id, _)) => is_logged(context, dataset, id).await,
         None => Ok(true),
     }
 }
@@ -93,7 +97,7 @@ mod tests {
     use dl_runtime::fault::Fault;
 
     use super::*;
-    use crate::shared::parts::object_key;
+    use crate::shared::context::object_key;
     use crate::testing::rig;
 
     #[tokio::test]
@@ -102,12 +106,12 @@ mod tests {
         let dataset = rig.create("ds").await;
         let mut ids = ChunkIdMaker::new([7; 9]);
         let keys: Vec<Key> = (0..2 * AT_ONCE)
-            .map(|_| object_key(dataset, ids.next(rig.parts.clock.now()), ObjectKind::Chunk))
+            .map(|_| object_key(dataset, ids.next(rig.context.clock.now()), ObjectKind::Chunk))
             .collect();
         let missing: Vec<_> = (0..3_000).zip(keys.into_iter().cycle()).collect();
         rig.meta.script("objects", [Some(Fault::Delay(Duration::from_secs(1))); 1_000]);
         let mut again = Again::default();
-        let asked = again.next(&rig.parts, dataset, missing, |_| false, None);
+        let asked = again.next(&rig.context, dataset, missing, |_| false, None);
         let (next, seconds) = rig.run(asked).await;
         let next = next.unwrap();
         assert!(next.iter().all(|next| matches!(next, Next::Tell(_, Kind::NotFound, _))));

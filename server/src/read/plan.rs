@@ -18,7 +18,7 @@ use self::layout::{Layout, Layouts, Part};
 use crate::error::Error;
 use crate::read::browse::look_up as look_up_paths;
 use crate::read::executor::{Span, cost};
-use crate::shared::parts::{Budget, Parts, object_key};
+use crate::shared::context::{Budget, ServerContext, object_key};
 
 /// Bytes of a wave for each of its ranges, which bounds the ranges of tiny files.
 const RANGE_BYTES: u64 = 1_024;
@@ -161,14 +161,14 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Drops the copy of an object before its read, where the request bypasses copies.
-    pub(crate) fn pass_copy(&self, parts: &Parts, key: &Key) {
+    pub(crate) fn pass_copy(&self, parts: &ServerContext, key: &Key) {
         if self.pass_copies {
             parts.store.invalidate(key);
         }
     }
 
     /// Looks up all items with paths.
-    pub(crate) async fn new(parts: &Parts, request: ReadRequest) -> Result<Self, Error> {
+    pub(crate) async fn new(parts: &ServerContext, request: ReadRequest) -> Result<Self, Error> {
         let ReadRequest { dataset, items, pass_copies, check_headers } = request;
         let mut named = Vec::new();
         let mut found = Vec::with_capacity(items.len());
@@ -199,7 +199,7 @@ impl Plan {
     /// the reads.
     pub(crate) async fn look_up_again(
         &mut self,
-        parts: &Parts,
+        parts: &ServerContext,
         numbers: &[u32],
         most: u64,
         has_room: impl FnOnce(u64) -> bool,
@@ -248,7 +248,12 @@ impl Plan {
     }
 
     /// The next wave; empty when all items are answered.
-    pub(crate) async fn next(&mut self, parts: &Parts, budget: &Budget, size: WaveSize) -> Wave {
+    pub(crate) async fn next(
+        &mut self,
+        parts: &ServerContext,
+        budget: &Budget,
+        size: WaveSize,
+    ) -> Wave {
         let mut wave = Wave::default();
         if self.taken > 0 {
             wave.begun = self.items.front().map(|item| item.number);
@@ -329,7 +334,7 @@ impl Plan {
         }
     }
 
-    async fn read_layouts(&mut self, parts: &Parts, budget: &Budget, size: WaveSize) {
+    async fn read_layouts(&mut self, parts: &ServerContext, budget: &Budget, size: WaveSize) {
         let mut chunks: Vec<ChunkId> = Vec::new();
         let ahead = layout::at_once(size.bytes);
         for item in self.items.iter().take(ITEMS_AHEAD) {
@@ -386,7 +391,7 @@ fn cost_of<'a>(items: impl IntoIterator<Item = &'a Item>, most: u64) -> u64 {
 }
 
 async fn look_up(
-    parts: &Parts,
+    parts: &ServerContext,
     dataset: DatasetId,
     named: &[&Named],
     into: &mut Vec<Item>,

@@ -13,7 +13,7 @@ use crate::datasets::identity::Tie;
 use crate::error::Error;
 use crate::metrics::RebuildMetrics;
 use crate::recovery::recover;
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 
 /// How often to look for damage, and to renew the turn to rebuild.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -30,14 +30,14 @@ const BACKOFF: Backoff =
 
 /// Watches the metadata; ends once the metadata belongs to another chunk store, and the server has to end. One of
 /// several servers rebuilds, and the others wait: objects appended by a server are in the log for all.
-pub(crate) async fn watch(parts: &Parts, metrics: &RebuildMetrics) -> Error {
-    let (mut tries, mut tie, server) = (Tries::default(), Tie::default(), parts.random.u64());
+pub(crate) async fn watch(context: &ServerContext, metrics: &RebuildMetrics) -> Error {
+    let (mut tries, mut tie, server) = (Tries::default(), Tie::default(), context.random.u64());
     loop {
-        parts.clock.sleep(PERIOD).await;
-        if let Err(foreign) = tie.check(parts).await {
+        context.clock.sleep(PERIOD).await;
+        if let Err(foreign) = tie.check(context).await {
             return foreign;
         }
-        let damage = match parts.meta.damage().await {
+        let damage = match context.meta.damage().await {
             Ok(damage) => damage,
             // Each request reports the same.
             Err(error) => {
@@ -51,8 +51,8 @@ pub(crate) async fn watch(parts: &Parts, metrics: &RebuildMetrics) -> Error {
                 if is_new {
                     tracing::warn!("metadata may lack writes: the servers rebuild all datasets");
                 }
-                if tries.may(parts.clock.monotonic()) && takes_turn(parts, server, TURN).await {
-                    rebuild(parts, server, metrics, &mut tries).await;
+                if tries.may(context.clock.monotonic()) && takes_turn(context, server, TURN).await {
+                    rebuild(context, server, metrics, &mut tries).await;
                 }
             }
             Some(Damage::Everything) if is_new => {
@@ -64,39 +64,44 @@ pub(crate) async fn watch(parts: &Parts, metrics: &RebuildMetrics) -> Error {
 }
 
 /// Whether no other server has the turn. Where the metadata store gives no turns, each server rebuilds.
-async fn takes_turn(parts: &Parts, server: u64, lasts: Duration) -> bool {
-    parts.meta.rebuild_turn(server, lasts).await.unwrap_or(true)
+async fn takes_turn(context: &ServerContext, server: u64, lasts: Duration) -> bool {
+    context.meta.rebuild_turn(server, lasts).await.unwrap_or(true)
 }
 
-async fn rebuild(parts: &Parts, server: u64, metrics: &RebuildMetrics, tries: &mut Tries) {
+async fn rebuild(
+    context: &ServerContext,
+    server: u64,
+    metrics: &RebuildMetrics,
+    tries: &mut Tries,
+) {
     tracing::info!("rebuilding all datasets from the chunk store");
     let rebuilt = tokio::select! {
-        rebuilt = recover::rebuild_all(parts, metrics) => rebuilt,
-        never = keep_turn(parts, server, metrics) => match never {},
+        rebuilt = recover::rebuild_all(context, metrics) => rebuilt,
+        never = keep_turn(context, server, metrics) => match never {},
     };
     // Another server may do better.
-    takes_turn(parts, server, Duration::ZERO).await;
+    takes_turn(context, server, Duration::ZERO).await;
     match rebuilt {
         Ok(adopted) => tracing::info!(adopted, "metadata is whole again"),
         Err(error) => {
-            tries.fail(parts.clock.monotonic(), &*parts.random);
+            tries.fail(context.clock.monotonic(), &*context.random);
             tracing::error!(error = error.chain(), "metadata is not whole: trying again");
         }
     }
 }
 
 /// Renews the turn as long as the rebuild makes progress.
-async fn keep_turn(parts: &Parts, server: u64, metrics: &RebuildMetrics) -> Infallible {
-    let (mut seen, mut at) = (None, parts.clock.monotonic());
+async fn keep_turn(context: &ServerContext, server: u64, metrics: &RebuildMetrics) -> Infallible {
+    let (mut seen, mut at) = (None, context.clock.monotonic());
     loop {
-        let (objects, now) = (metrics.objects(), parts.clock.monotonic());
+        let (objects, now) = (metrics.objects(), context.clock.monotonic());
         if objects != seen {
             (seen, at) = (objects, now);
         }
         if now.saturating_sub(at) < STALLED {
-            takes_turn(parts, server, TURN).await;
+            takes_turn(context, server, TURN).await;
         }
-        parts.clock.sleep(PERIOD).await;
+        context.clock.sleep(PERIOD).await;
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Must hold: no other server needs the state.
 
+pub(crate) mod context;
+pub(crate) mod disk_reserve;
 pub(crate) mod name_cache;
-pub(crate) mod parts;
 pub(crate) mod replaced;
-pub(crate) mod room;

@@ -26,7 +26,7 @@ use crate::datasets::spill::{Scratch, Sizes, thread};
 use crate::datasets::survey::is_object;
 use crate::error::{Doing, Error};
 use crate::recovery::recover;
-use crate::shared::parts::{Parts, object_key};
+use crate::shared::context::{ServerContext, object_key};
 
 /// The most headers, and bytes, read with a call to the store and processed by a thread.
 const BATCH: usize = 256;
@@ -45,7 +45,7 @@ pub(crate) struct Built {
 
 #[derive(Debug, Clone)]
 struct Cut {
-    parts: Parts,
+    context: ServerContext,
     dataset: DatasetId,
     name: DatasetName,
     log: Arc<[ObjectRecord]>,
@@ -61,15 +61,23 @@ type Numbered = Vec<(u32, Committed)>;
 ///
 /// # Errors
 /// [`Kind::Corrupt`] when an object of the log is lost or damaged: the versions of its paths are unknown then.
-pub(crate) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Option<Built>, Error> {
+pub(crate) async fn build(
+    context: &ServerContext,
+    record: &DatasetRecord,
+) -> Result<Option<Built>, Error> {
     let (dataset, shape) = (record.id, record.shape);
-    let log = parts.meta.log(dataset).await.doing("read the log of dataset", dataset)?;
+    let log = context.meta.log(dataset).await.doing("read the log of dataset", dataset)?;
     let name = record.name.clone();
-    let cut =
-        Cut { parts: parts.clone(), dataset, name, log: log.into(), has_restamped: Arc::default() };
+    let cut = Cut {
+        context: context.clone(),
+        dataset,
+        name,
+        log: log.into(),
+        has_restamped: Arc::default(),
+    };
     let mut version = Version::default();
     cut.log.iter().for_each(|object| version.add(object.id, object.stamp));
-    let scratch = Scratch::new(parts.room.scratch());
+    let scratch = Scratch::new(context.reserve.scratch());
     let chunks = || of_kind(&cut.log, ObjectKind::Chunk);
     let hasher = Hasher::default();
     let scan = Scan::new(&cut.log, scratch.clone());
@@ -80,7 +88,7 @@ pub(crate) async fn build(parts: &Parts, record: &DatasetRecord) -> Result<Optio
     let scan = cut.pass(chunks(), work, scan, Scan::add).await?;
     let deleted = cut.deleted(scan.others()).await?;
     if cut.has_restamped.load(Ordering::Relaxed) {
-        recover::take_stamps(parts, &record.name).await?;
+        recover::take_stamps(context, &record.name).await?;
         return Ok(None);
     }
     let found = thread(ACTION, dataset, move || scan.find(&deleted)).await?;
@@ -237,7 +245,7 @@ impl Cut {
             ObjectRange { key: key.clone(), range }
         });
         let wanted: Vec<ObjectRange> = wanted.collect();
-        let heads = self.parts.store.read(&wanted).await;
+        let heads = self.context.store.read(&wanted).await;
         let (dataset, name) = (self.dataset, self.name.clone());
         let has_restamped = Arc::clone(&self.has_restamped);
         let decoded = blocking::run(move || {

@@ -28,7 +28,7 @@ use crate::answers::reservation::Reservation;
 use crate::datasets::catalog;
 use crate::error::{Doing, Error};
 use crate::metrics::SnapshotMetrics;
-use crate::shared::parts::{Budget, Parts};
+use crate::shared::context::{Budget, ServerContext};
 
 pub(crate) use sweep::{KEPT_AT_MOST, Older, sweep, watch};
 
@@ -73,20 +73,20 @@ struct Damaged {
 
 /// Answers a request through `replies`.
 pub(crate) async fn get(
-    parts: &Parts,
+    context: &ServerContext,
     snapshots: &Snapshots,
     (reads, memory): (&Budget, &Reservation),
     request: GetSnapshotRequest,
     replies: mpsc::Sender<Reply<SnapshotPiece>>,
 ) -> Result<(), Error> {
     let dataset = request.dataset;
-    let mut found = Box::pin(snapshots.find(parts, dataset, request.version));
+    let mut found = Box::pin(snapshots.find(context, dataset, request.version));
     let manifest = loop {
         tokio::select! {
             biased;
             found = &mut found => break found?,
-            () = parts.clock.sleep(SIGN_OF_LIFE) => {
-                hand_over(parts, &replies, Reply::More(SnapshotPiece::Waiting)).await?;
+            () = context.clock.sleep(SIGN_OF_LIFE) => {
+                hand_over(context, &replies, Reply::More(SnapshotPiece::Waiting)).await?;
             }
         }
     };
@@ -97,15 +97,15 @@ pub(crate) async fn get(
     }
     let head = SnapshotPiece::Head { version, length };
     if request.head_only || request.offset == length {
-        return hand_over(parts, &replies, Reply::Last(head)).await;
+        return hand_over(context, &replies, Reply::Last(head)).await;
     }
-    hand_over(parts, &replies, Reply::More(head)).await?;
+    hand_over(context, &replies, Reply::More(head)).await?;
     let piece_length = u64::from(SNAPSHOT_PIECE_LEN);
     let (mut number, mut skip) = (request.offset / piece_length, request.offset % piece_length);
     // Only now, as a build may take a while.
-    memory.reserve(parts, reads, &[PIECES * piece_length, PIECES_LEAST * piece_length]).await?;
+    memory.reserve(context, reads, &[PIECES * piece_length, PIECES_LEAST * piece_length]).await?;
     loop {
-        let Some(piece) = stored::piece(parts, &manifest, number).await? else { return Ok(()) };
+        let Some(piece) = stored::piece(context, &manifest, number).await? else { return Ok(()) };
         let mut rest = piece.slice(usize::try_from(skip).unwrap_or_default().min(piece.len())..);
         (number, skip) = (number + 1, 0);
         while !rest.is_empty() {
@@ -113,7 +113,7 @@ pub(crate) async fn get(
             let is_last = rest.is_empty() && manifest.piece(number).is_none();
             let some = SnapshotPiece::Data(some);
             let reply = if is_last { Reply::Last(some) } else { Reply::More(some) };
-            hand_over(parts, &replies, reply).await?;
+            hand_over(context, &replies, reply).await?;
             if is_last {
                 return Ok(());
             }
@@ -130,17 +130,17 @@ impl Snapshots {
     /// The stored snapshot of a version, or of the newest version, which is built if missing.
     pub(crate) async fn find(
         &self,
-        parts: &Parts,
+        context: &ServerContext,
         dataset: DatasetId,
         wanted: Option<Version>,
     ) -> Result<Arc<Manifest>, Error> {
         if let Some(version) = wanted
-            && let Some(manifest) = stored::find(parts, dataset, version).await?
+            && let Some(manifest) = stored::find(context, dataset, version).await?
         {
             return Ok(Arc::new(manifest));
         }
         for round in 0..TIMES {
-            let outline = parts.meta.outline(dataset).await.doing(ACTION, dataset)?;
+            let outline = context.meta.outline(dataset).await.doing(ACTION, dataset)?;
             let gone = || {
                 Error::new(
                     Kind::NotFound,
@@ -153,13 +153,13 @@ impl Snapshots {
             if wanted.is_some_and(|wanted| wanted != newest) {
                 break;
             }
-            if let Some(manifest) = stored::find(parts, dataset, newest).await? {
+            if let Some(manifest) = stored::find(context, dataset, newest).await? {
                 return Ok(Arc::new(manifest));
             }
-            if let Some(why) = self.known_damage(parts, dataset, newest) {
+            if let Some(why) = self.known_damage(context, dataset, newest) {
                 return Err(Error::new(Kind::Corrupt, ACTION, dataset, why));
             }
-            let (mut build, is_own) = self.build(parts, dataset);
+            let (mut build, is_own) = self.build(context, dataset);
             let ended = build.wait_for(Option::is_some).await;
             let ended = ended.map_err(|_| {
                 Error::new(Kind::Unavailable, ACTION, dataset, "its build was cut off; try again")
@@ -190,26 +190,41 @@ impl Snapshots {
     }
 
     /// The recent damage that fails a build of the version.
-    fn known_damage(&self, parts: &Parts, dataset: DatasetId, version: Version) -> Option<String> {
-        let (now, damaged) = (parts.clock.monotonic(), self.damaged());
+    fn known_damage(
+        &self,
+        context: &ServerContext,
+        dataset: DatasetId,
+        version: Version,
+    ) -> Option<String> {
+        let (now, damaged) = (context.clock.monotonic(), self.damaged());
         let known = damaged.get(&dataset)?;
         (known.version == version && now < known.until).then(|| known.why.clone())
     }
 
-    fn remember(&self, parts: &Parts, dataset: DatasetId, version: Version, error: &Error) {
-        let now = parts.clock.monotonic();
+    fn remember(
+        &self,
+        context: &ServerContext,
+        dataset: DatasetId,
+        version: Version,
+        error: &Error,
+    ) {
+        let now = context.clock.monotonic();
         let mut damaged = self.damaged();
         damaged.retain(|_, known| now < known.until);
         let until = now.saturating_add(DAMAGED_FOR);
         damaged.insert(dataset, Damaged { version, why: error.chain(), until });
     }
 
-    async fn build_newest(&self, parts: &Parts, record: &DatasetRecord) -> Result<Built, Error> {
+    async fn build_newest(
+        &self,
+        context: &ServerContext,
+        record: &DatasetRecord,
+    ) -> Result<Built, Error> {
         let (mut times, mut last) = (0, None);
         loop {
             times += 1;
-            let before = version_of(parts, record.id).await?;
-            let error = match build::build(parts, record).await {
+            let before = version_of(context, record.id).await?;
+            let error = match build::build(context, record).await {
                 Ok(Some(built)) => return Ok(built),
                 Ok(None) if times < TIMES => continue,
                 Ok(None) => {
@@ -222,10 +237,10 @@ impl Snapshots {
             // A purge may have removed objects of the log: the newest cut lacks them.
             let why = error.chain();
             let is_damage =
-                last.as_ref() == Some(&why) || version_of(parts, record.id).await? == before;
+                last.as_ref() == Some(&why) || version_of(context, record.id).await? == before;
             if is_damage {
                 if let Some(version) = before {
-                    self.remember(parts, record.id, version, &error);
+                    self.remember(context, record.id, version, &error);
                 }
                 return Err(error);
             }
@@ -238,7 +253,7 @@ impl Snapshots {
     }
 
     /// The build in progress, or a new build, which ends also without waiting callers. True if new.
-    fn build(&self, parts: &Parts, dataset: DatasetId) -> (watch::Receiver<Ended>, bool) {
+    fn build(&self, context: &ServerContext, dataset: DatasetId) -> (watch::Receiver<Ended>, bool) {
         let mut building = self.building.lock().unwrap_or_else(PoisonError::into_inner);
         // The sender of a panicked build is dropped.
         building.retain(|_, build| build.borrow().is_none() && build.has_changed().is_ok());
@@ -247,9 +262,9 @@ impl Snapshots {
         }
         let (end, ended) = watch::channel(None);
         building.insert(dataset, ended.clone());
-        let (this, parts) = (self.clone(), parts.clone());
+        let (this, context) = (self.clone(), context.clone());
         let work = async move {
-            let built = this.build_and_store(&parts, dataset).await;
+            let built = this.build_and_store(&context, dataset).await;
             let built = built.map(Arc::new).map_err(|error| (error.kind, error.chain()));
             let _ = end.send(Some(built));
         };
@@ -257,32 +272,36 @@ impl Snapshots {
         (ended, true)
     }
 
-    async fn build_and_store(&self, parts: &Parts, dataset: DatasetId) -> Result<Manifest, Error> {
+    async fn build_and_store(
+        &self,
+        context: &ServerContext,
+        dataset: DatasetId,
+    ) -> Result<Manifest, Error> {
         let _turn = self.turn.acquire().await.expect("the semaphore is never closed");
         // Another server may have stored the snapshot during the wait.
-        if let Some(newest) = version_of(parts, dataset).await?
-            && let Some(manifest) = stored::find(parts, dataset, newest).await?
+        if let Some(newest) = version_of(context, dataset).await?
+            && let Some(manifest) = stored::find(context, dataset, newest).await?
         {
             return Ok(manifest);
         }
-        let record = catalog::by_id(parts, dataset).await?;
-        let began = parts.clock.monotonic();
-        let building = Box::pin(self.build_newest(parts, &record));
-        let built = self.metrics.build(&parts.clock, building).await?;
+        let record = catalog::by_id(context, dataset).await?;
+        let began = context.clock.monotonic();
+        let building = Box::pin(self.build_newest(context, &record));
+        let built = self.metrics.build(&context.clock, building).await?;
         let (version, files, bytes) = (built.version, built.files, built.length);
-        let took = parts.clock.monotonic().saturating_sub(began);
-        let storing = Box::pin(stored::store(parts, dataset, built));
-        let manifest = self.metrics.store(&parts.clock, bytes, storing).await?;
-        let stored = parts.clock.monotonic().saturating_sub(began + took);
+        let took = context.clock.monotonic().saturating_sub(began);
+        let storing = Box::pin(stored::store(context, dataset, built));
+        let manifest = self.metrics.store(&context.clock, bytes, storing).await?;
+        let stored = context.clock.monotonic().saturating_sub(began + took);
         tracing::info!(%dataset, %version, files, bytes, ?took, ?stored, "built a snapshot");
-        if let Err(error) = catalog::by_id(parts, dataset).await {
+        if let Err(error) = catalog::by_id(context, dataset).await {
             if error.kind == Kind::NotFound {
                 // Deleted meanwhile, and swept before the snapshot was complete.
-                stored::discard(parts, dataset, version).await?;
+                stored::discard(context, dataset, version).await?;
             }
             return Err(error);
         }
-        if let Err(error) = sweep_now(parts, dataset).await {
+        if let Err(error) = sweep_now(context, dataset).await {
             tracing::warn!(%dataset, why = error.chain(), "older snapshots are left for later");
         }
         Ok(manifest)
@@ -290,15 +309,15 @@ impl Snapshots {
 }
 
 /// Sweeps by the present version: the built version may be older.
-async fn sweep_now(parts: &Parts, dataset: DatasetId) -> Result<(), Error> {
-    if let Some(newest) = version_of(parts, dataset).await? {
-        sweep(parts, dataset, newest, false).await?;
+async fn sweep_now(context: &ServerContext, dataset: DatasetId) -> Result<(), Error> {
+    if let Some(newest) = version_of(context, dataset).await? {
+        sweep(context, dataset, newest, false).await?;
     }
     Ok(())
 }
 
-async fn version_of(parts: &Parts, dataset: DatasetId) -> Result<Option<Version>, Error> {
-    let outline = parts.meta.outline(dataset).await.doing(ACTION, dataset)?;
+async fn version_of(context: &ServerContext, dataset: DatasetId) -> Result<Option<Version>, Error> {
+    let outline = context.meta.outline(dataset).await.doing(ACTION, dataset)?;
     Ok(outline.map(|outline| outline.version))
 }
 

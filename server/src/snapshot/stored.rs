@@ -20,7 +20,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::build::Built;
 use crate::datasets::spill::thread;
 use crate::error::{Doing, Error, if_found, is_created};
-use crate::shared::parts::{Parts, key, prefix};
+use crate::shared::context::{ServerContext, key, prefix};
 
 /// Parts of a snapshot in memory, stored in parallel.
 const PARTS_AT_ONCE: usize = 2;
@@ -33,12 +33,12 @@ pub(crate) fn key_of(dataset: DatasetId, version: Version, object: SnapshotObjec
 
 /// The manifest of a stored version; none without a good manifest, as a damaged snapshot is removed.
 pub(crate) async fn find(
-    parts: &Parts,
+    context: &ServerContext,
     dataset: DatasetId,
     version: Version,
 ) -> Result<Option<Manifest>, Error> {
     let key = key_of(dataset, version, SnapshotObject::Manifest);
-    let bytes = if_found(parts.store.read_all(&key).await, "read the manifest", &key)?;
+    let bytes = if_found(context.store.read_all(&key).await, "read the manifest", &key)?;
     let Some(bytes) = bytes else { return Ok(None) };
     match Manifest::decode(&bytes) {
         Ok(manifest) if (manifest.dataset, manifest.version) == (dataset, version) => {
@@ -48,7 +48,7 @@ pub(crate) async fn find(
             let why =
                 other.err().map_or_else(|| "it is another one's".to_owned(), |e| e.to_string());
             tracing::error!(%key, why, "a snapshot's manifest is damaged");
-            discard(parts, dataset, version).await?;
+            discard(context, dataset, version).await?;
             Ok(None)
         }
     }
@@ -59,7 +59,7 @@ pub(crate) async fn find(
 /// # Errors
 /// [`Kind::Unavailable`] when the piece is missing or damaged; the snapshot is removed then.
 pub(crate) async fn piece(
-    parts: &Parts,
+    context: &ServerContext,
     manifest: &Manifest,
     number: u64,
 ) -> Result<Option<Bytes>, Error> {
@@ -73,7 +73,7 @@ pub(crate) async fn piece(
     let wanted = wanted.map_err(|error| Error::new(Kind::Internal, "read", &key, error))?;
     let mut is_copy = true;
     let why = loop {
-        let read = parts.store.read(&[ObjectRange { key: key.clone(), range: wanted }]).await;
+        let read = context.store.read(&[ObjectRange { key: key.clone(), range: wanted }]).await;
         let why = match read.into_iter().next() {
             Some(Ok(bytes)) if Crc32c::of(&bytes) == crc => return Ok(Some(bytes)),
             Some(Ok(_)) => "its checksum does not match its bytes".to_owned(),
@@ -87,26 +87,26 @@ pub(crate) async fn piece(
         if !std::mem::take(&mut is_copy) {
             break why;
         }
-        parts.store.invalidate(&key);
+        context.store.invalidate(&key);
     };
-    if find(parts, dataset, version).await?.is_none() {
+    if find(context, dataset, version).await?.is_none() {
         let why = "it was removed, as there are newer versions; ask again";
         return Err(Error::new(Kind::Unavailable, "read", &key, why));
     }
     tracing::error!(%key, why, "a part of a snapshot is damaged; it will be built again");
-    discard(parts, dataset, version).await?;
+    discard(context, dataset, version).await?;
     let why = format!("{why}; ask again, for it to be built again");
     Err(Error::new(Kind::Unavailable, "read", &key, why))
 }
 
 /// Stores a built snapshot, with any parts that another server stored before.
 pub(crate) async fn store(
-    parts: &Parts,
+    context: &ServerContext,
     dataset: DatasetId,
     built: Built,
 ) -> Result<Manifest, Error> {
     let Built { version, length, bytes, .. } = built;
-    let taken = parts.room.reserve(length, ACTION, dataset).await?;
+    let taken = context.reserve.reserve(length, ACTION, dataset).await?;
     let _room = taken.map_err(|full| Error::new(Kind::Full, ACTION, dataset, full))?;
     let (mut bytes, mut checksums) = (bytes, Vec::new());
     let mut under_way = JoinSet::new();
@@ -129,21 +129,21 @@ pub(crate) async fn store(
         if under_way.len() >= PARTS_AT_ONCE {
             ended(dataset, under_way.join_next().await)?;
         }
-        let parts = parts.clone();
-        under_way.spawn(async move { create(&parts, &key, part).await });
+        let context = context.clone();
+        under_way.spawn(async move { create(&context, &key, part).await });
     }
     while let Some(stored) = under_way.join_next().await {
         ended(dataset, Some(stored))?;
     }
-    let stamp = Stamp::at(parts.clock.now());
+    let stamp = Stamp::at(context.clock.now());
     let manifest = Manifest { dataset, version, length, built: stamp, checksums };
     let key = key_of(dataset, version, SnapshotObject::Manifest);
-    let created = parts.store.create(&key, manifest.encode().into()).await;
+    let created = context.store.create(&key, manifest.encode().into()).await;
     if is_created(created, "store the manifest", &key)? {
         return Ok(manifest);
     }
     // Another server was faster: its manifest holds.
-    Ok(find(parts, dataset, version).await?.unwrap_or(manifest))
+    Ok(find(context, dataset, version).await?.unwrap_or(manifest))
 }
 
 fn ended(
@@ -158,42 +158,42 @@ fn ended(
 }
 
 /// Stores a part, in place of a part with other bytes: no manifest has the checksums of such a part.
-async fn create(parts: &Parts, key: &Key, part: Bytes) -> Result<(), Error> {
+async fn create(context: &ServerContext, key: &Key, part: Bytes) -> Result<(), Error> {
     const ACTION: &str = "store a part of a snapshot";
-    if is_created(parts.store.create(key, part.clone()).await, ACTION, key)?
-        || if_found(parts.store.read_all(key).await, ACTION, key)?.is_some_and(|it| it == part)
+    if is_created(context.store.create(key, part.clone()).await, ACTION, key)?
+        || if_found(context.store.read_all(key).await, ACTION, key)?.is_some_and(|it| it == part)
     {
         return Ok(());
     }
-    parts.store.delete(key).await.storing(ACTION, key)?;
-    is_created(parts.store.create(key, part).await, ACTION, key).map(drop)
+    context.store.delete(key).await.storing(ACTION, key)?;
+    is_created(context.store.create(key, part).await, ACTION, key).map(drop)
 }
 
 /// Removes the stored snapshot of a version, except its leases: the snapshot may be built again.
 pub(crate) async fn discard(
-    parts: &Parts,
+    context: &ServerContext,
     dataset: DatasetId,
     version: Version,
 ) -> Result<(), Error> {
-    let mut objects = list(parts, dataset).await?.remove(&version).unwrap_or_default();
+    let mut objects = list(context, dataset).await?.remove(&version).unwrap_or_default();
     objects.retain(|object| !matches!(object, SnapshotObject::Lease { .. }));
-    remove(parts, dataset, version, objects).await
+    remove(context, dataset, version, objects).await
 }
 
 /// The time at which a snapshot was stored; none for an incomplete snapshot.
 pub(crate) async fn built(
-    parts: &Parts,
+    context: &ServerContext,
     dataset: DatasetId,
     version: Version,
 ) -> Result<Option<Stamp>, Error> {
     let key = key_of(dataset, version, SnapshotObject::Manifest);
-    let bytes = if_found(parts.store.read_all(&key).await, "read the manifest", &key)?;
+    let bytes = if_found(context.store.read_all(&key).await, "read the manifest", &key)?;
     Ok(bytes.and_then(|bytes| Some(Manifest::decode(&bytes).ok()?.built)))
 }
 
 /// Removes objects of a version, the manifest first: parts alone don't count as a snapshot.
 pub(crate) async fn remove(
-    parts: &Parts,
+    context: &ServerContext,
     dataset: DatasetId,
     version: Version,
     mut objects: Vec<SnapshotObject>,
@@ -201,19 +201,19 @@ pub(crate) async fn remove(
     objects.sort_unstable();
     for object in objects {
         let key = key_of(dataset, version, object);
-        parts.store.delete(&key).await.storing("remove", &key)?;
+        context.store.delete(&key).await.storing("remove", &key)?;
     }
     Ok(())
 }
 
 /// The objects of a dataset's snapshots, and the leases on them, by version.
 pub(crate) async fn list(
-    parts: &Parts,
+    context: &ServerContext,
     dataset: DatasetId,
 ) -> Result<BTreeMap<Version, Vec<SnapshotObject>>, Error> {
     let mut stored: BTreeMap<Version, Vec<SnapshotObject>> = BTreeMap::new();
     let below = prefix(snapshots_prefix(dataset));
-    let mut objects = parts.store.list(&below);
+    let mut objects = context.store.list(&below);
     loop {
         let object = objects.try_next().await.storing("list the snapshots of dataset", dataset)?;
         let Some(object) = object else { return Ok(stored) };

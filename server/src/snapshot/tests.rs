@@ -8,7 +8,7 @@ use dl_runtime::Clock;
 
 use super::*;
 use crate::datasets::headers::read_header;
-use crate::shared::parts::object_key;
+use crate::shared::context::object_key;
 use crate::testing::{self, Careless, Rig, path, rig};
 
 /// A dataset whose newest chunk has a later stamp in the log than in its header. Another chunk, with a
@@ -26,14 +26,14 @@ impl Scene {
     async fn new() -> Self {
         let mut rig = rig().await;
         let id = rig.create("ds").await;
-        let store = Arc::new(Careless::new(Arc::clone(&rig.parts.store)));
-        rig.parts.store = Arc::<Careless>::clone(&store);
+        let store = Arc::new(Careless::new(Arc::clone(&rig.context.store)));
+        rig.context.store = Arc::<Careless>::clone(&store);
         let mut ids = ChunkIdMaker::new([1; 9]);
         let (newest, other) = (ids.next(rig.clock.now()), ids.next(rig.clock.now()));
         let put = async |chunk, names: &[&str]| {
             let names = names.iter().map(|name| (*name).to_owned());
             let sealed = testing::chunk(chunk, id, names, b"bytes").as_slice().to_vec();
-            testing::commit(&rig.parts, id, sealed, rig.clock.now()).await
+            testing::commit(&rig.context, id, sealed, rig.clock.now()).await
         };
         store.hold_next();
         put(newest, &["own", "both"]).await.unwrap_err();
@@ -43,19 +43,19 @@ impl Scene {
         let acknowledged = put(newest, &["own", "both"]).await.unwrap();
         store.land().await;
         let key = object_key(id, newest, ObjectKind::Chunk);
-        let stored = read_header(&rig.parts, &key).await.unwrap().stamp().unwrap();
+        let stored = read_header(&rig.context, &key).await.unwrap().stamp().unwrap();
         assert!(stored < between && between < acknowledged);
         Self { rig, id, stored, between }
     }
 
     /// The metadata has the log and the files as the headers say.
     async fn check(&self, mend: &str) {
-        let log = self.rig.parts.meta.log(self.id).await.unwrap();
+        let log = self.rig.context.meta.log(self.id).await.unwrap();
         let log: Vec<Stamp> = log.iter().map(|object| object.stamp).collect();
         assert_eq!(log, [self.stored, self.between], "after {mend}");
         let paths = [path("own"), path("both")];
         for (found, wanted) in
-            self.rig.parts.meta.lookup(self.id, &paths).await.unwrap().iter().zip(log)
+            self.rig.context.meta.lookup(self.id, &paths).await.unwrap().iter().zip(log)
         {
             let Found::File(file) = found else { panic!("{found:?}") };
             assert_eq!(file.version.stamp, wanted, "after {mend}");
@@ -70,7 +70,7 @@ impl Scene {
 
     async fn build(&self) {
         let snapshots = Snapshots::new(Arc::default());
-        let built = snapshots.find(&self.rig.parts, self.id, None).await.unwrap();
+        let built = snapshots.find(&self.rig.context, self.id, None).await.unwrap();
         assert_eq!(built.version.last_stamp(), Some(self.between));
     }
 

@@ -24,7 +24,7 @@ use tonic_prost::ProstCodec;
 use crate::error::causes;
 
 /// Limit for a connection, a login or a read.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Silence before a ping, and again before a node counts as away.
 const KEEPALIVE: Duration = Duration::from_secs(5);
@@ -148,7 +148,7 @@ impl Etcd {
     async fn begin(&self) -> Result<(Result<String, String>, Streaming<WatchResponse>), String> {
         let turn = usize::try_from(self.failures).unwrap_or_default() % self.address.nodes.len();
         let node = self.address.nodes.get(turn).cloned().unwrap_or_default();
-        let deadline = Deadline::after(&*self.clock, PATIENCE);
+        let deadline = Deadline::after(&*self.clock, TIMEOUT);
         match deadline.bound(&*self.clock, self.begin_at(&node)).await {
             // A refused certificate mostly shows after the handshake.
             Ok(Err(why))
@@ -164,7 +164,7 @@ impl Etcd {
                 Err(format!("{node}: {why}; if it speaks TLS, write etcds://"))
             }
             Ok(begun) => begun.map_err(|why| format!("{node}: {why}")),
-            Err(_) => Err(format!("{node}: no answer in {PATIENCE:?}")),
+            Err(_) => Err(format!("{node}: no answer in {TIMEOUT:?}")),
         }
     }
 

@@ -30,7 +30,7 @@ const BYTES_MAX: u64 = 4 << 20;
 const REASONS_MAX: usize = 16;
 
 /// Wait for the first text.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Separator of the texts of several files.
 pub(crate) const BETWEEN: char = '\0';
@@ -145,7 +145,7 @@ impl<T: Send + Sync + 'static> Followed<T> {
                 Stream::Etcd(Box::new(Etcd::new(address.clone(), Arc::clone(&clock), random)))
             }
         };
-        let deadline = Deadline::after(&*clock, PATIENCE);
+        let deadline = Deadline::after(&*clock, TIMEOUT);
         let mut last = String::from("no answer");
         let text = loop {
             match deadline.bound(&*clock, stream.next(&*clock, Duration::ZERO)).await {
@@ -153,7 +153,7 @@ impl<T: Send + Sync + 'static> Followed<T> {
                 // Other nodes may answer.
                 Ok(Err(why)) if matches!(stream, Stream::Etcd(_)) => last = why,
                 Ok(Err(why)) => return Err(error(why)),
-                Err(_) => return Err(error(format!("{last}; gave up after {PATIENCE:?}"))),
+                Err(_) => return Err(error(format!("{last}; gave up after {TIMEOUT:?}"))),
             }
         };
         let held = parse(&text).map_err(error)?;

@@ -16,10 +16,10 @@ use tokio::sync::Semaphore;
 use crate::datasets::identity;
 use crate::error::causes;
 use crate::metrics::Loss;
-use crate::shared::parts::{Parts, key};
+use crate::shared::context::{ServerContext, key};
 
 /// Limit for an answer of each store.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time for which an answer of the stores is reused, so that many clients are no load.
 const HOLDS: Duration = Duration::from_secs(1);
@@ -72,15 +72,15 @@ impl Problem {
 /// Asks the stores for their health.
 #[derive(Debug)]
 pub(crate) struct HealthProbe {
-    parts: Parts,
+    context: ServerContext,
     last: Mutex<Option<Health>>,
     /// A single client at a time asks the stores; other clients take the answer.
     turn: Semaphore,
 }
 
 impl HealthProbe {
-    pub(crate) fn new(parts: Parts) -> Self {
-        Self { parts, last: Mutex::default(), turn: Semaphore::new(1) }
+    pub(crate) fn new(context: ServerContext) -> Self {
+        Self { context, last: Mutex::default(), turn: Semaphore::new(1) }
     }
 
     /// The reason for bad health.
@@ -93,7 +93,7 @@ impl HealthProbe {
     fn of_another(&self, bound: Option<StoreId>, identity: &[u8]) -> Option<String> {
         match IdentityRecord::decode(identity) {
             Ok(IdentityRecord { store }) => {
-                let compared = identity::compare(&self.parts, bound?, store);
+                let compared = identity::compare(&self.context, bound?, store);
                 compared.err().map(|error| error.chain())
             }
             Err(error) => Some(format!("the chunk store's `{IDENTITY_KEY}` is damaged: {error}")),
@@ -102,8 +102,8 @@ impl HealthProbe {
 
     /// The number of datasets refused until their recovery; none without an answer of the metadata store.
     async fn recovering(&self) -> Option<u64> {
-        let clock = &*self.parts.clock;
-        let records = Deadline::after(clock, PATIENCE).bound(clock, self.parts.meta.records());
+        let clock = &*self.context.clock;
+        let records = Deadline::after(clock, TIMEOUT).bound(clock, self.context.meta.records());
         let records = records.await.ok()?.ok()?;
         let is_refused = |record: &&DatasetRecord| record.state == DatasetState::Recovering;
         Some(records.iter().filter(is_refused).count() as u64)
@@ -113,7 +113,7 @@ impl HealthProbe {
     pub(crate) async fn health(&self) -> Health {
         let _turn = self.turn.acquire().await;
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let now = self.parts.clock.monotonic();
+        let now = self.context.clock.monotonic();
         match last {
             Some(health) if now < health.at + HOLDS => health,
             last => {
@@ -125,17 +125,17 @@ impl HealthProbe {
     }
 
     async fn ask(&self, last: Option<Health>) -> Health {
-        let clock = &*self.parts.clock;
+        let clock = &*self.context.clock;
         let (before, refused) =
             last.as_ref().map_or((Loss::None, 0), |last| (last.loss, last.recovering));
-        let deadline = Deadline::after(clock, PATIENCE);
+        let deadline = Deadline::after(clock, TIMEOUT);
         let identity = key(IDENTITY_KEY.to_owned());
-        let meta = &*self.parts.meta;
+        let meta = &*self.context.meta;
         // A separate call: the refusal is known while a write to the metadata store waits.
         let refusal = deadline.bound(clock, meta.refusal());
         let meta = future::try_join(meta.identity(), meta.damage());
         let meta = deadline.bound::<Result<_, dl_meta::Error>>(clock, meta);
-        let store = deadline.bound(clock, self.parts.store.read_all(&identity));
+        let store = deadline.bound(clock, self.context.store.read_all(&identity));
         let (meta, refusal, store, recovering) =
             future::join4(meta, refusal, store, self.recovering()).await;
         let loss = match &meta {
@@ -206,14 +206,14 @@ impl HealthProbe {
     }
 
     fn silent_meta(&self) -> Problem {
-        let trouble = self.parts.meta.trouble();
+        let trouble = self.context.meta.trouble();
         let trouble = trouble.map(|why| format!("; last waited for: {why}"));
         Problem::silence(silent("metadata") + &trouble.unwrap_or_default())
     }
 }
 
 fn silent(what: impl Display) -> String {
-    format!("the {what} store did not answer within {PATIENCE:?}")
+    format!("the {what} store did not answer within {TIMEOUT:?}")
 }
 
 fn failed_meta(error: &dl_meta::Error) -> Problem {

@@ -33,7 +33,7 @@ use self::servers::{SERVERS_MAX, Servers};
 use crate::memory;
 use crate::metrics::{Gauges, Metrics};
 use crate::net::connections::ConnectionLimiter;
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 
 /// Time between two announcements, and between two points of a series.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -45,7 +45,7 @@ const DEAD_AFTER: Duration = Duration::from_secs(15);
 const SILENT_AFTER: Duration = Duration::from_secs(12);
 
 /// Limit for an answer of the metadata store.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time for which an answer of the metadata store is reused, so that many callers are no load.
 const HOLDS: Duration = Duration::from_secs(1);
@@ -73,7 +73,7 @@ const RECORD_BYTES_MAX: usize = 1 << 20;
 /// What this server knows of all servers and jobs.
 #[derive(Debug)]
 pub(crate) struct Board {
-    parts: Parts,
+    context: ServerContext,
     me: MemberId,
     state: Mutex<State>,
     /// A single caller at a time asks the metadata store; other callers take the answer.
@@ -108,9 +108,9 @@ pub(crate) struct Sources {
 }
 
 impl Board {
-    pub(crate) fn new(parts: Parts) -> Self {
+    pub(crate) fn new(context: ServerContext) -> Self {
         let mut me = [0; 16];
-        parts.random.fill(&mut me);
+        context.random.fill(&mut me);
         let state = State {
             servers: Servers::new(),
             jobs: Jobs::default(),
@@ -122,12 +122,12 @@ impl Board {
             has_left: false,
         };
         let (me, state) = (MemberId::from_bytes(me), Mutex::new(state));
-        Self { parts, me, state, turn: Semaphore::new(1) }
+        Self { context, me, state, turn: Semaphore::new(1) }
     }
 
     /// Notes a heartbeat to this server.
     pub(crate) fn heard(&self, key: TaskKey, name: JobName) {
-        let now = self.parts.clock.monotonic();
+        let now = self.context.clock.monotonic();
         let mut state = self.state();
         let of_user = state.heard.values().filter(|(other, _)| other.user == name.user).count();
         let most = if name.user.is_empty() { JOBS_MAX } else { JOBS_OF_USER_MAX };
@@ -139,7 +139,7 @@ impl Board {
 
     /// Notes a member that leaves through this server.
     pub(crate) fn left(&self, key: TaskKey, member: MemberId, counters: TaskCounters) {
-        let now = self.parts.clock.monotonic();
+        let now = self.context.clock.monotonic();
         let mut state = self.state();
         state.jobs.left(&key, member, counters);
         if state.departed.len() < DEPARTED_MAX {
@@ -159,7 +159,7 @@ impl Board {
         let started = self.now();
         loop {
             self.announce(sources, started).await;
-            let (monotonic, now) = (self.parts.clock.monotonic(), self.now());
+            let (monotonic, now) = (self.context.clock.monotonic(), self.now());
             {
                 let mut state = self.state();
                 state.servers.point(now);
@@ -168,21 +168,20 @@ impl Board {
             // Points lie at multiples of the period.
             let period = u64::try_from(PERIOD.as_micros()).unwrap_or(u64::MAX);
             let left = period - self.now().get() % period;
-            self.parts.clock.sleep(Duration::from_micros(left)).await;
+            self.context.clock.sleep(Duration::from_micros(left)).await;
         }
     }
 
     /// Takes this server out of the sight of others.
     pub(crate) async fn leave(&self) {
         self.state().has_left = true;
-        let clock = &*self.parts.clock;
+        let clock = &*self.context.clock;
         let left = async {
             // Behind an announcement under way.
             let _turn = self.turn.acquire().await;
-            self.parts.meta.leave(&self.beat(Bytes::new())).await
+            self.context.meta.leave(&self.beat(Bytes::new())).await
         };
-        if let Ok(Err(error)) = Deadline::after(clock, PATIENCE).bound(clock, Box::pin(left)).await
-        {
+        if let Ok(Err(error)) = Deadline::after(clock, TIMEOUT).bound(clock, Box::pin(left)).await {
             tracing::debug!(%error, "other servers will see this server as silent");
         }
     }
@@ -193,7 +192,7 @@ impl Board {
         if self.state().has_left {
             return;
         }
-        let clock = &*self.parts.clock;
+        let clock = &*self.context.clock;
         let beat = self.beat(record.encode_to_vec().into());
         // The group needs no version, no secret and no lease.
         let terms = TaskTerms {
@@ -201,8 +200,8 @@ impl Board {
             secret: Default::default(),
             leased_until: Stamp::default(),
         };
-        let joined = self.parts.meta.join(&beat, Some(&terms));
-        let joined = Deadline::after(clock, PATIENCE).bound(clock, joined).await;
+        let joined = self.context.meta.join(&beat, Some(&terms));
+        let joined = Deadline::after(clock, TIMEOUT).bound(clock, joined).await;
         let group = match joined {
             Ok(Ok(group)) => group,
             Ok(Err(error)) => {
@@ -220,15 +219,15 @@ impl Board {
 
     /// Asks the metadata store, unless someone has just asked, or takes long to ask.
     async fn refresh(&self) {
-        let clock = &*self.parts.clock;
+        let clock = &*self.context.clock;
         let turn = Deadline::after(clock, TURN).bound(clock, Box::pin(self.turn.acquire())).await;
         let Ok(_turn) = turn else { return };
         let looked = self.state().looked;
         if looked.is_some_and(|at| clock.monotonic() < at + HOLDS) {
             return;
         }
-        let servers = self.parts.meta.group(&TaskKey::SERVERS, self.now(), DEAD_AFTER);
-        let servers = Deadline::after(clock, PATIENCE).bound(clock, servers).await;
+        let servers = self.context.meta.group(&TaskKey::SERVERS, self.now(), DEAD_AFTER);
+        let servers = Deadline::after(clock, TIMEOUT).bound(clock, servers).await;
         match servers {
             Ok(Ok(Some(group))) => self.look(records(group), true).await,
             // The next caller must not wait as long.
@@ -238,7 +237,7 @@ impl Board {
 
     /// Takes records of servers, all with `is_all`, and asks for the members of the jobs that they know.
     async fn look(&self, servers: Vec<(MemberId, ServerRecord)>, is_all: bool) {
-        let (clock, now) = (&*self.parts.clock, self.parts.clock.monotonic());
+        let (clock, now) = (&*self.context.clock, self.context.clock.monotonic());
         let names = {
             let mut state = self.state();
             state.servers.see(now, servers, is_all);
@@ -248,14 +247,14 @@ impl Board {
             }
             state.known_jobs()
         };
-        let deadline = Deadline::after(clock, PATIENCE);
+        let deadline = Deadline::after(clock, TIMEOUT);
         let groups = stream::iter(names.keys().copied()).map(async |key| {
             // At the time of its last heartbeat: the clocks of servers differ.
-            let group = self.parts.meta.group(&key, Stamp::default(), DEAD_AFTER);
+            let group = self.context.meta.group(&key, Stamp::default(), DEAD_AFTER);
             (key, deadline.bound(clock, group).await)
         });
         let groups: Vec<_> = groups.buffer_unordered(AT_ONCE).collect().await;
-        let datasets = deadline.bound(clock, self.parts.meta.records()).await;
+        let datasets = deadline.bound(clock, self.context.meta.records()).await;
         let datasets = datasets.ok().and_then(Result::ok).map(|mut datasets| {
             datasets.retain(|record| record.state != DatasetState::Ending);
             datasets.sort_by(|a, b| a.name.cmp(&b.name));
@@ -291,8 +290,8 @@ impl Board {
     }
 
     async fn own(&self, sources: &Sources, started: Stamp) -> ServerRecord {
-        let clock = &*self.parts.clock;
-        let resident = Deadline::after(clock, PATIENCE).bound(clock, memory::resident()).await;
+        let clock = &*self.context.clock;
+        let resident = Deadline::after(clock, TIMEOUT).bound(clock, memory::resident()).await;
         let problem = sources.health.problem().await.unwrap_or_default();
         let Sources { metrics, gauges, connections, grpc, http, .. } = sources;
         let counters = metrics.counters(gauges, connections, resident.ok().flatten());
@@ -317,7 +316,7 @@ impl Board {
     }
 
     fn now(&self) -> Stamp {
-        Stamp::at(self.parts.clock.now())
+        Stamp::at(self.context.clock.now())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

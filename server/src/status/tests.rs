@@ -19,17 +19,17 @@ struct Server {
 
 impl Server {
     fn new(rig: &Rig, address: &str) -> Self {
-        let parts = rig.parts.clone();
+        let context = rig.context.clone();
         let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&rig.clock);
         let metrics = Arc::new(Metrics::new(Arc::clone(&clock)));
-        let board = Arc::new(Board::new(parts.clone()));
+        let board = Arc::new(Board::new(context.clone()));
         let (snapshots, tasks) = (metrics.snapshots(), metrics.tasks());
-        let service = Service::new(parts.clone(), snapshots, tasks, Arc::clone(&board));
+        let service = Service::new(context.clone(), snapshots, tasks, Arc::clone(&board));
         let sources = Sources {
             metrics,
             gauges: service.gauges(),
             connections: ConnectionLimiter::new(9, PERIOD, Vec::new(), clock),
-            health: Arc::new(HealthProbe::new(parts)),
+            health: Arc::new(HealthProbe::new(context)),
             grpc: address.to_owned(),
             http: String::new(),
         };
@@ -41,7 +41,7 @@ impl Server {
         self.board.announce(&self.sources, self.started).await;
         let now = self.board.now();
         self.board.state().servers.point(now);
-        let monotonic = self.board.parts.clock.monotonic();
+        let monotonic = self.board.context.clock.monotonic();
         self.board.state().jobs.point(monotonic, now);
     }
 
@@ -79,7 +79,7 @@ async fn beat(rig: &Rig, server: &Server, key: TaskKey, member: u8, counters: Ta
     };
     let terms =
         TaskTerms { version: Version::default(), secret: [1; 32], leased_until: Stamp::default() };
-    rig.parts.meta.join(&heartbeat, Some(&terms)).await.unwrap();
+    rig.context.meta.join(&heartbeat, Some(&terms)).await.unwrap();
     server.board.heard(key, name());
 }
 

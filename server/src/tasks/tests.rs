@@ -41,19 +41,19 @@ impl Scene {
         let rig = rig().await;
         let id = rig.create("pets").await;
         let metrics = TaskMetrics::new(Arc::<ManualClock>::clone(&rig.clock));
-        let board = Board::new(rig.parts.clone());
+        let board = Board::new(rig.context.clone());
         Self { rig, id, snapshots: Snapshots::new(Arc::default()), metrics, board }
     }
 
     /// Adds a file; gives the version with it.
     async fn change(&self, number: u8) -> Version {
         self.rig.store_chunk(self.id, number).await;
-        recover::adopt_unlogged(&self.rig.parts, &testing::dataset("pets")).await.unwrap();
+        recover::adopt_unlogged(&self.rig.context, &testing::dataset("pets")).await.unwrap();
         self.newest().await
     }
 
     async fn newest(&self) -> Version {
-        self.rig.parts.meta.outline(self.id).await.unwrap().unwrap().version
+        self.rig.context.meta.outline(self.id).await.unwrap().unwrap().version
     }
 
     fn request(&self, member: u8) -> JoinTask {
@@ -74,10 +74,10 @@ impl Scene {
     }
 
     async fn ask(&self, caller: &Caller, request: JoinTask) -> Result<TaskMembership, Error> {
-        let parts = &self.rig.parts;
-        let record = catalog::by_id(parts, self.id).await?;
+        let context = &self.rig.context;
+        let record = catalog::by_id(context, self.id).await?;
         let watchers = (&self.metrics, &self.board);
-        join(parts, &self.snapshots, watchers, caller, &record, request).await
+        join(context, &self.snapshots, watchers, caller, &record, request).await
     }
 
     async fn join(&self, member: u8) -> TaskMembership {
@@ -96,26 +96,26 @@ impl Scene {
 
     /// The users of the jobs whose leases a caller sees.
     async fn seen_by(&self, caller: &Caller) -> Vec<(String, bool)> {
-        let record = catalog::by_id(&self.rig.parts, self.id).await.unwrap();
-        let seen = leases(&self.rig.parts, caller, &record).await.unwrap();
+        let record = catalog::by_id(&self.rig.context, self.id).await.unwrap();
+        let seen = leases(&self.rig.context, caller, &record).await.unwrap();
         seen.into_iter().map(|lease| (lease.user, lease.in_use)).collect()
     }
 
     async fn end(&self, caller: &Caller, of: &str) -> Result<u64, Kind> {
-        let record = catalog::by_id(&self.rig.parts, self.id).await.unwrap();
+        let record = catalog::by_id(&self.rig.context, self.id).await.unwrap();
         let task = task_id(of, &"train".parse().unwrap());
-        let ended = end_leases(&self.rig.parts, caller, &record, task).await;
+        let ended = end_leases(&self.rig.context, caller, &record, task).await;
         ended.map_err(|error| error.kind)
     }
 
     async fn leases(&self) -> Vec<Leased> {
-        leases::living(&self.rig.parts, self.id).await.unwrap()
+        leases::living(&self.rig.context, self.id).await.unwrap()
     }
 
     /// Versions of which anything is stored, once old ones were swept.
     async fn swept(&self) -> Vec<Version> {
         let newest = self.newest().await;
-        let left = snapshot::sweep(&self.rig.parts, self.id, newest, false).await.unwrap();
+        let left = snapshot::sweep(&self.rig.context, self.id, newest, false).await.unwrap();
         left.into_iter().map(|older| older.version).collect()
     }
 
@@ -221,7 +221,7 @@ async fn two_users_with_one_task_name_have_two_tasks() {
     assert_ne!(first.secret, second.secret);
     assert_eq!((first.members.len(), second.members.len()), (1, 1));
     assert_eq!(
-        leases::holders(&scene.rig.parts, scene.id).await.unwrap(),
+        leases::holders(&scene.rig.context, scene.id).await.unwrap(),
         ["task train of user ada", "task train of user bob"]
     );
 }
@@ -267,7 +267,7 @@ async fn a_leased_version_stays_until_its_lease_ends() {
     assert_eq!(scene.swept().await, []);
     let stored = dl_format::snapshots_prefix(scene.id);
     let stored =
-        scene.rig.parts.store.list_sorted(&crate::shared::parts::prefix(stored)).await.unwrap();
+        scene.rig.context.store.list_sorted(&crate::shared::context::prefix(stored)).await.unwrap();
     assert_eq!(stored.len(), 0, "{stored:?}");
 }
 
@@ -278,12 +278,12 @@ async fn a_damaged_lease_counts_until_it_ends() {
     scene.join(1).await;
     let leased = scene.leases().await[0];
     let object = SnapshotObject::Lease { until: leased.until, task: leased.task };
-    let key = crate::shared::parts::key(dl_format::snapshot_key(scene.id, first, object));
+    let key = crate::shared::context::key(dl_format::snapshot_key(scene.id, first, object));
     scene.rig.replace(&key, "damaged").await;
     scene.change(2).await;
     scene.rig.clock.advance(2 * HOUR);
     assert_eq!(scene.swept().await, [first]);
-    let holders = leases::holders(&scene.rig.parts, scene.id).await.unwrap();
+    let holders = leases::holders(&scene.rig.context, scene.id).await.unwrap();
     assert!(
         matches!(holders.as_slice(), [one] if one.contains("is damaged, for 22 h")),
         "{holders:?}"

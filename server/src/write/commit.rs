@@ -21,8 +21,8 @@ use crate::datasets::headers::read_header;
 use crate::datasets::identity;
 use crate::datasets::survey::logged_from;
 use crate::error::{Doing, Error};
-use crate::shared::parts::{Parts, object_key};
-use crate::shared::room::Taken;
+use crate::shared::context::{ServerContext, object_key};
+use crate::shared::disk_reserve::Taken;
 
 const ACTION: &str = "commit object";
 
@@ -41,7 +41,7 @@ pub(crate) fn admit(record: &DatasetRecord, length: u64) -> Result<(), Error> {
 
 /// Commits a sealed object that began to come at `arrived`; gives its stamp, and its memory back to `buffers`.
 pub(crate) async fn put_chunk(
-    parts: &Parts,
+    context: &ServerContext,
     buffers: &Arc<Buffers>,
     record: &DatasetRecord,
     object: Vec<u8>,
@@ -70,42 +70,47 @@ pub(crate) async fn put_chunk(
         return refuse(TOO_LARGE);
     }
     if let Some(why) = standstill(header) {
-        refuse_new(parts, header, Kind::Invalid, why).await?;
+        refuse_new(context, header, Kind::Invalid, why).await?;
     }
-    check_parts(parts, header).await?;
-    let _taken = take_room(parts, header).await?;
-    refuse_unlogged(parts, header, |_| true).await?;
-    commit(parts, verified, arrived, |object| buffers.lend(object, 0)).await
+    check_parts(context, header).await?;
+    let _taken = take_room(context, header).await?;
+    refuse_unlogged(context, header, |_| true).await?;
+    commit(context, verified, arrived, |object| buffers.lend(object, 0)).await
 }
 
 /// Refuses an object before its storage, where the metadata store would refuse to log the object.
 async fn refuse_unlogged(
-    parts: &Parts,
+    context: &ServerContext,
     header: &Header,
     is_refused: impl FnOnce(&Refusal) -> bool,
 ) -> Result<(), Error> {
     // The append reports a store that does not answer.
-    let refusal = parts.meta.refusal().await.ok().flatten();
+    let refusal = context.meta.refusal().await.ok().flatten();
     let Some(refusal) = refusal.filter(is_refused) else { return Ok(()) };
     let kind = Error::kind_of(&refusal);
-    refuse_new(parts, header, kind, refusal.to_string()).await
+    refuse_new(context, header, kind, refusal.to_string()).await
 }
 
 /// Refuses an object, unless already stored.
-async fn refuse_new(parts: &Parts, header: &Header, kind: Kind, why: String) -> Result<(), Error> {
+async fn refuse_new(
+    context: &ServerContext,
+    header: &Header,
+    kind: Kind,
+    why: String,
+) -> Result<(), Error> {
     let key = object_key(header.dataset(), header.id(), header.kind());
-    if is_stored(parts, &key).await? {
+    if is_stored(context, &key).await? {
         return Ok(());
     }
     Err(Error::new(kind, ACTION, header.id(), why))
 }
 
 /// Takes room for an object; none where the object is stored already.
-async fn take_room(parts: &Parts, header: &Header) -> Result<Option<Taken>, Error> {
-    match parts.room.reserve(header.object_length(), ACTION, header.id()).await? {
+async fn take_room(context: &ServerContext, header: &Header) -> Result<Option<Taken>, Error> {
+    match context.reserve.reserve(header.object_length(), ACTION, header.id()).await? {
         Ok(taken) => Ok(Some(taken)),
         Err(full) => {
-            refuse_new(parts, header, Kind::Full, full.to_string()).await?;
+            refuse_new(context, header, Kind::Full, full.to_string()).await?;
             Ok(None)
         }
     }
@@ -113,7 +118,7 @@ async fn take_room(parts: &Parts, header: &Header) -> Result<Option<Taken>, Erro
 
 /// Commits a tombstone. A metadata store with full memory takes tombstones, as deletes give memory back.
 pub(crate) async fn put_tombstone(
-    parts: &Parts,
+    context: &ServerContext,
     dataset: DatasetId,
     id: ChunkId,
     deletions: &Deletions,
@@ -123,62 +128,65 @@ pub(crate) async fn put_tombstone(
     let verified = Verified::check(object)
         .map_err(|error| Error::new(Kind::Internal, "delete by", id, error))?;
     let takes_none = |refusal: &Refusal| matches!(refusal, Refusal::All(_));
-    refuse_unlogged(parts, verified.header(), takes_none).await?;
-    commit(parts, verified, parts.clock.now(), Bytes::from).await
+    refuse_unlogged(context, verified.header(), takes_none).await?;
+    commit(context, verified, context.clock.now(), Bytes::from).await
 }
 
 /// Commits a chunk of moved files.
-pub(crate) async fn put_rewritten(parts: &Parts, object: Vec<u8>) -> Result<Stamp, Error> {
+pub(crate) async fn put_rewritten(
+    context: &ServerContext,
+    object: Vec<u8>,
+) -> Result<Stamp, Error> {
     let action = "commit rewritten";
     let verified = blocking::run(move || Verified::check(object)).await;
     let verified = verified
         .map_err(|error| Error::new(Kind::Unavailable, action, "chunk", error))?
         .map_err(|error| Error::new(Kind::Internal, action, "chunk", error))?;
-    let _taken = take_room(parts, verified.header()).await?;
-    commit(parts, verified, parts.clock.now(), Bytes::from).await
+    let _taken = take_room(context, verified.header()).await?;
+    commit(context, verified, context.clock.now(), Bytes::from).await
 }
 
 async fn commit(
-    parts: &Parts,
+    context: &ServerContext,
     verified: Verified,
     arrived: SystemTime,
     share: impl FnOnce(Vec<u8>) -> Bytes,
 ) -> Result<Stamp, Error> {
     let (id, kind) = (verified.header().id(), verified.header().kind());
     let (dataset, digest) = (verified.header().dataset(), verified.header().digest());
-    let now = parts.clock.now();
+    let now = context.clock.now();
     // Also for a late retry: a readable object may not be durable yet, and the create makes it durable.
-    if let Some(why) = untimely(parts, id, arrived, now)
-        && !is_stored(parts, &object_key(dataset, id, kind)).await?
+    if let Some(why) = untimely(context, id, arrived, now)
+        && !is_stored(context, &object_key(dataset, id, kind)).await?
     {
         return Err(Error::new(Kind::Denied, ACTION, id, why));
     }
-    let stamp = match parts.meta.stamp(dataset, Stamp::at(now)).await {
+    let stamp = match context.meta.stamp(dataset, Stamp::at(now)).await {
         Ok(stamp) => stamp,
         Err(error) => {
             let error = Error::meta("stamp object", id, error);
-            return Err(catalog::explained(parts, dataset, error).await);
+            return Err(catalog::explained(context, dataset, error).await);
         }
     };
     let (committed, object) =
         verified.commit(stamp).map_err(|error| Error::new(Kind::Internal, ACTION, id, error))?;
     let key = object_key(dataset, id, kind);
-    match parts.store.create(&key, share(object)).await {
-        Ok(()) => append(parts, &committed).await,
+    match context.store.create(&key, share(object)).await {
+        Ok(()) => append(context, &committed).await,
         Err(error) if error.kind == dl_store::Kind::Exists => {
-            committed_before(parts, dataset, id, kind, digest).await
+            committed_before(context, dataset, id, kind, digest).await
         }
         // A stored object needs no room.
-        Err(error) if error.kind == dl_store::Kind::Full && is_stored(parts, &key).await? => {
-            parts.store.settle(std::slice::from_ref(&key)).await.storing(ACTION, id)?;
-            committed_before(parts, dataset, id, kind, digest).await
+        Err(error) if error.kind == dl_store::Kind::Full && is_stored(context, &key).await? => {
+            context.store.make_durable(std::slice::from_ref(&key)).await.storing(ACTION, id)?;
+            committed_before(context, dataset, id, kind, digest).await
         }
         Err(error) => Err(Error::store(ACTION, id, error)),
     }
 }
 
-async fn is_stored(parts: &Parts, object: &Key) -> Result<bool, Error> {
-    match read_header(parts, object).await {
+async fn is_stored(context: &ServerContext, object: &Key) -> Result<bool, Error> {
+    match read_header(context, object).await {
         Ok(_) => Ok(true),
         Err(error) if error.kind == Kind::NotFound => Ok(false),
         Err(error) => Err(error),
@@ -187,13 +195,13 @@ async fn is_stored(parts: &Parts, object: &Key) -> Result<bool, Error> {
 
 /// Answers a put of an id already stored, and durable now.
 async fn committed_before(
-    parts: &Parts,
+    context: &ServerContext,
     dataset: DatasetId,
     id: ChunkId,
     kind: ObjectKind,
     digest: Digest,
 ) -> Result<Stamp, Error> {
-    let header = read_header(parts, &object_key(dataset, id, kind)).await?;
+    let header = read_header(context, &object_key(dataset, id, kind)).await?;
     if header.digest() != digest {
         let why = "another object has this id; seal it again under a fresh one";
         return Err(Error::new(Kind::Conflict, ACTION, id, why));
@@ -201,20 +209,20 @@ async fn committed_before(
     let committed = header.committed();
     let committed = committed.map_err(|error| Error::new(Kind::Corrupt, ACTION, id, error))?;
     // Also of a logged object: its server may have died before its rows were written.
-    append(parts, &committed).await
+    append(context, &committed).await
 }
 
 /// The commit point.
-async fn append(parts: &Parts, object: &Committed) -> Result<Stamp, Error> {
+async fn append(context: &ServerContext, object: &Committed) -> Result<Stamp, Error> {
     let header = object.header();
-    match parts.meta.append(object).await {
+    match context.meta.append(object).await {
         Ok(_) => Ok(object.stamp()),
         Err(error) if error.kind == dl_meta::Kind::Missing => {
             // The dataset ended meanwhile; its sweep may have missed the object.
             let key = object_key(header.dataset(), header.id(), header.kind());
-            let ended = catalog::by_id(parts, header.dataset()).await;
+            let ended = catalog::by_id(context, header.dataset()).await;
             if matches!(&ended, Err(error) if error.kind == Kind::NotFound) {
-                parts.store.delete(&key).await.storing("remove object", header.id())?;
+                context.store.delete(&key).await.storing("remove object", header.id())?;
             }
             ended?;
             Err(Error::meta(ACTION, header.id(), error))
@@ -241,15 +249,15 @@ fn standstill(header: &Header) -> Option<String> {
 }
 
 /// A large file is published only when each of its parts was committed.
-async fn check_parts(parts: &Parts, header: &Header) -> Result<(), Error> {
+async fn check_parts(context: &ServerContext, header: &Header) -> Result<(), Error> {
     for extent in header.extents() {
         let dataset = header.dataset();
-        if is_committed(parts, dataset, extent).await? {
+        if is_committed(context, dataset, extent).await? {
             continue;
         }
-        identity::refuse_damaged(parts, "find part", extent.part).await?;
+        identity::refuse_damaged(context, "find part", extent.part).await?;
         // The metadata lacks nothing now.
-        if !is_committed(parts, dataset, extent).await? {
+        if !is_committed(context, dataset, extent).await? {
             let why = format!("its part {} was never committed", extent.part);
             return Err(Error::new(Kind::Invalid, ACTION, header.id(), why));
         }
@@ -259,11 +267,11 @@ async fn check_parts(parts: &Parts, header: &Header) -> Result<(), Error> {
 
 /// Whether the log has a part of a large file.
 pub(crate) async fn is_committed(
-    parts: &Parts,
+    context: &ServerContext,
     dataset: DatasetId,
     extent: &Extent,
 ) -> Result<bool, Error> {
-    let found = logged_from(parts, dataset, extent.part).await?;
+    let found = logged_from(context, dataset, extent.part).await?;
     Ok(found.is_some_and(|object| {
         object.id == extent.part
             && object.kind == ObjectKind::Part
@@ -272,8 +280,13 @@ pub(crate) async fn is_committed(
 }
 
 /// The reason to refuse an object by the time of its first piece, which came at `arrived`.
-fn untimely(parts: &Parts, id: ChunkId, arrived: SystemTime, now: SystemTime) -> Option<String> {
-    let (sealed, limits) = (id.sealed_at(), &parts.limits);
+fn untimely(
+    context: &ServerContext,
+    id: ChunkId,
+    arrived: SystemTime,
+    now: SystemTime,
+) -> Option<String> {
+    let (sealed, limits) = (id.sealed_at(), &context.limits);
     let off = arrived.duration_since(sealed).or_else(|_| sealed.duration_since(arrived));
     let off = off.unwrap_or_default();
     let took = now.duration_since(arrived).unwrap_or_default();

@@ -209,7 +209,7 @@ impl<F: Files> Directory<F> {
     }
 
     /// Syncs the directories of objects. Contents are synced before a file gets its name.
-    pub(super) fn settle(&self, keys: &[Key]) -> std::result::Result<(), Error> {
+    pub(super) fn make_durable(&self, keys: &[Key]) -> std::result::Result<(), Error> {
         let holding: BTreeSet<&str> = keys.iter().map(|key| parent(key.as_str())).collect();
         let mut all = holding.clone();
         for dir in &holding {

@@ -141,9 +141,9 @@ impl<F: Files> Store for LocalStore<F> {
         self.run("delete object", key, move |directory| directory.delete(&owned)).await
     }
 
-    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
+    async fn make_durable(&self, keys: &[Key]) -> Result<(), Error> {
         let (owned, what) = (keys.to_vec(), format!("{} objects", keys.len()));
-        self.run("settle", what, move |directory| directory.settle(&owned)).await
+        self.run("settle", what, move |directory| directory.make_durable(&owned)).await
     }
 
     async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {

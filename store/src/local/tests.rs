@@ -206,7 +206,7 @@ fn crash(has_unnamed_files: bool, point: u64, luck: u64, next: Next) {
         for (name, holds) in &mut allowed {
             let range = ObjectRange { key: key(name), range: ByteRange::WHOLE };
             let is_there = directory.read(&[range]).remove(0).is_ok();
-            directory.settle(&[key(name)]).unwrap();
+            directory.make_durable(&[key(name)]).unwrap();
             if is_there {
                 holds.remove(&None);
             }

@@ -22,7 +22,7 @@ const YIELD_MAX: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(20);
 
 /// A group that was prefetched is listed again after so long at the earliest.
-const AGAIN: Duration = Duration::from_secs(10 * 60);
+const RELIST_INTERVAL: Duration = Duration::from_secs(10 * 60);
 
 /// The groups that are prefetched, and the readers of the slow store.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl GroupPrefetch {
 
     fn end(&self, group: Prefix, now: Duration) {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        groups.insert(group, Some(now.saturating_add(AGAIN)));
+        groups.insert(group, Some(now.saturating_add(RELIST_INTERVAL)));
     }
 }
 

@@ -307,8 +307,8 @@ impl Store for TierStore {
         deleted
     }
 
-    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
-        self.tier.slow.settle(keys).await
+    async fn make_durable(&self, keys: &[Key]) -> Result<(), Error> {
+        self.tier.slow.make_durable(keys).await
     }
 
     async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {

@@ -46,8 +46,8 @@ impl Store for Twice {
         self.0.delete(key).await
     }
 
-    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
-        self.0.settle(keys).await
+    async fn make_durable(&self, keys: &[Key]) -> Result<(), Error> {
+        self.0.make_durable(keys).await
     }
 
     async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {

@@ -64,10 +64,10 @@ fn chunks_beyond_the_window_follow_in_the_order_of_first_need() {
     let came = fetched(|there| {
         let is_there = |key| there.contains(&key);
         let mut orders = orders.borrow_mut();
-        orders.next(ROOM, |key| presence(there, key)).or_else(|| orders.beyond(is_there))
+        orders.next(ROOM, |key| presence(there, key)).or_else(|| orders.next_after_window(is_there))
     });
     let begun = orders.borrow_mut().orders.remove(0);
-    let settings = begun.key.1.settings();
+    let settings = OrderSettings::from(&begun.key.1);
     let first_files = (0..=30).map(|chunk| chunk * FILES).collect::<Vec<_>>();
     let selection = Arc::new(Selection::all(30 * FILES));
     let order = Order::new(first_files.into(), selection, settings).unwrap();

@@ -10,8 +10,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use dl_node::{Arena, Shape};
 use dl_store::Throttle;
-use libdiesel::agent::{Arena, Shape};
 
 use super::node::{Node, put};
 use super::reader::{AgentReader, Command, ReaderProcess, epoch, together};

@@ -13,7 +13,7 @@ use dl_format::FilePath;
 use serde::{Deserialize, Serialize};
 
 /// Limit of the wait for an answer over TCP.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Address of a memcached.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -41,9 +41,9 @@ impl Connection {
         let socket: Box<dyn Socket> = match at {
             Listener::Unix(socket) => Box::new(UnixStream::connect(socket)?),
             Listener::Tcp(address) => {
-                let stream = TcpStream::connect_timeout(address, PATIENCE)?;
+                let stream = TcpStream::connect_timeout(address, TIMEOUT)?;
                 stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_read_timeout(Some(TIMEOUT))?;
                 Box::new(stream)
             }
         };

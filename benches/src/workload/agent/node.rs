@@ -14,9 +14,9 @@ use serde::Deserialize;
 
 use crate::setup::{bytes, connect, dlcmd_at, finish, within};
 
-/// Limit of the wait for a whole dataset, in steps of [`LOOK`].
+/// Limit of the wait for a whole dataset, in steps of [`POLL_INTERVAL`].
 const LOOKS: u32 = 60_000;
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Files of a folder.
 const PER_FOLDER: u32 = 1_000;
@@ -245,7 +245,7 @@ impl Node {
             if status.chunks_present == status.chunks {
                 return Ok(());
             }
-            sleep(LOOK);
+            sleep(POLL_INTERVAL);
         }
         bail!("the agent does not fetch the dataset: {:?}", self.status()?);
     }

@@ -5,7 +5,7 @@
 use std::hint::black_box;
 
 use anyhow::{Context, Result, ensure};
-use libdiesel::agent::{Arena, Shape, copy_bytes};
+use dl_node::{Arena, Shape, copy_bytes};
 
 /// Bytes of a slot, as of the agent's slots.
 const SLOT: usize = 4 << 20;

@@ -24,7 +24,7 @@ pub(super) const PER_CHUNK: u32 = 100;
 pub(super) const SLOT: u32 = 1 << 20;
 
 /// Interval and number of the status queries of a wait.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const LOOKS: u32 = 2_400;
 
 /// Agents of a job.
@@ -170,7 +170,7 @@ pub(super) fn until(otherwise: &str, mut is_so: impl FnMut() -> Result<bool>) ->
         if is_so()? {
             return Ok(());
         }
-        sleep(LOOK);
+        sleep(POLL_INTERVAL);
     }
     bail!("{otherwise}");
 }

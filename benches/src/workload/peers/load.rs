@@ -34,7 +34,7 @@ const SLOW: Throttle = Throttle {
 const THREADS: u32 = 4;
 
 /// Interval and number of the status queries, and unchanged queries at an end.
-const LOOK: Duration = Duration::from_millis(25);
+const POLL_INTERVAL: Duration = Duration::from_millis(25);
 const LOOKS: u32 = 2_000;
 const QUIET: u32 = 60;
 
@@ -151,7 +151,7 @@ fn watch(cluster: &Cluster, start: f64, chunks: u64) -> Result<Load> {
         if quiet > QUIET && cluster.is_idle()? && cluster.has_all_peers()? {
             return Ok(load);
         }
-        sleep(LOOK);
+        sleep(POLL_INTERVAL);
     }
     bail!("the agents don't load the dataset: {:?}", cluster.statuses()?);
 }

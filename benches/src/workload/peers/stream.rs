@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use anyhow::{Context, Result, ensure};
-use libdiesel::agent::{Arena, Shape};
+use dl_node::{Arena, Shape};
 use serde::{Deserialize, Serialize};
 
 use crate::measure::time;

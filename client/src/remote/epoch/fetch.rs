@@ -3,7 +3,6 @@
 //! Must hold: a chunk costs a single request: for a range if most of its bytes are wanted, else for
 //! the files. A file is kept only with its checksum. All fetches end with the reader.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dl_format::FileRecord;
@@ -36,8 +35,6 @@ struct EpochSource {
     session: Session,
     info: DatasetInfo,
     snapshot: Arc<Snapshot>,
-    /// Whether a server lacks the request GetChunks.
-    is_old: AtomicBool,
 }
 
 /// The groups of an epoch in one process, from the servers.
@@ -174,7 +171,7 @@ async fn fetch_all(window: Arc<Window>, source: &EpochSource) {
         guard.fetch = Some(fetch);
         let result = source.fetch(&numbers).await;
         if let Some(fetch) = guard.fetch.take() {
-            guard.window.settle(&fetch, result);
+            guard.window.record(&fetch, result);
         }
     }
 }
@@ -190,7 +187,7 @@ struct WantedFile {
 impl EpochSource {
     fn new(dataset: &RemoteDataset, snapshot: Arc<Snapshot>) -> Result<Self, Error> {
         let (session, info) = (dataset.session()?, dataset.info().clone());
-        Ok(Self { session, info, snapshot, is_old: AtomicBool::new(false) })
+        Ok(Self { session, info, snapshot })
     }
 
     /// The files of a chunk, or the error of the servers.
@@ -210,27 +207,21 @@ impl EpochSource {
     }
 
     /// Fetches files as a range of their chunk. Gives the files to request separately: damaged
-    /// files and files of a missing chunk. Gives all files if few of the bytes are wanted, or if a
-    /// server lacks the request.
+    /// files and files of a missing chunk. Gives all files if few of the bytes are wanted.
     async fn fetch_range(
         &self,
         mut files: Vec<WantedFile>,
         contents: &mut [Content],
     ) -> Result<Vec<WantedFile>, Error> {
         let range = range_of(files.iter().map(|file| &file.record));
-        let Some(range) = range.filter(|_| !self.is_old.load(Ordering::Relaxed)) else {
-            return Ok(files);
-        };
+        let Some(range) = range else { return Ok(files) };
         let mut came = ChunkBytes::of(&range);
         let take = |_, _, bytes| came.push(bytes);
         let asked = get_chunks(&self.session, &self.info, &[range], false, take).await;
         let unavailable = match asked {
             Err(error) if error.kind().is_retryable() => return Err(error),
-            Err(error) => {
-                // For any other error, the requests for the files will report the cause.
-                self.is_old.fetch_or(error.kind() == Kind::Invalid, Ordering::Relaxed);
-                None
-            }
+            // The requests for the files will report the cause.
+            Err(_) => None,
             Ok(ended) => ended.into_iter().find_map(Result::err),
         };
         // After a store's timeout, the files are not requested separately, for each could time out.

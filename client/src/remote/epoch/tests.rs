@@ -51,7 +51,7 @@ impl Scene {
         while self.started.load(Ordering::SeqCst) > 0 {
             while let Some(fetch) = self.window.next_fetch() {
                 done.push(fetch.numbers.clone());
-                self.window.settle(&fetch, result(&fetch));
+                self.window.record(&fetch, result(&fetch));
             }
             self.started.fetch_sub(1, Ordering::SeqCst);
         }

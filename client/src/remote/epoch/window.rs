@@ -194,7 +194,7 @@ impl Window {
     }
 
     /// Records the result of a fetch: the content of each file, or the error of the servers.
-    pub(super) fn settle(&self, fetch: &Fetch, result: Result<Vec<Content>, Error>) {
+    pub(super) fn record(&self, fetch: &Fetch, result: Result<Vec<Content>, Error>) {
         let mut inner = self.lock();
         let is_stalled = result.is_err();
         let was_stalled = std::mem::replace(&mut inner.is_stalled, is_stalled);
@@ -215,7 +215,7 @@ impl Window {
 
     /// Records the loss of a fetcher in the middle of a fetch.
     pub(super) fn lose(&self, fetch: &Fetch, why: Error) {
-        self.settle(fetch, Err(why));
+        self.record(fetch, Err(why));
         self.lock().fetchers -= 1;
     }
 

@@ -39,7 +39,7 @@ impl<'a> Assembly<'a> {
     pub(super) fn add(
         &mut self,
         piece: ReadPiece,
-        mut settle: impl FnMut(usize, Result<Received, Failure>),
+        mut record: impl FnMut(usize, Result<Received, Failure>),
     ) -> Result<(), Failure> {
         let item = piece.item as usize;
         let found = self.runs.get(item).and_then(|run| {
@@ -54,7 +54,7 @@ impl<'a> Assembly<'a> {
             Ok(data) => data,
             Err((kind, problem)) => {
                 let failure = Failure::of_object(kind.into(), problem);
-                files.iter().for_each(|number| settle(*number, Err(failure.clone())));
+                files.iter().for_each(|number| record(*number, Err(failure.clone())));
                 return Ok(());
             }
         };
@@ -88,7 +88,7 @@ impl<'a> Assembly<'a> {
                     (bytes.slice(part), Extents::new())
                 }
             };
-            settle(*number, verify(wanted, received, piece.length, piece.crc));
+            record(*number, verify(wanted, received, piece.length, piece.crc));
         }
         Ok(())
     }

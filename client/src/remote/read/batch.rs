@@ -260,7 +260,7 @@ async fn attempt(
         for piece in message.pieces {
             let item = piece.item as usize;
             assembly.add(ReadPiece::try_from(piece)?, |number, received| {
-                if let Some((bytes, extents)) = progress.settle(number, received) {
+                if let Some((bytes, extents)) = progress.record(number, received) {
                     progress.moved = Some(now);
                     hand_over(number, Ok(Arrived { bytes, extents, message: size }));
                 }
@@ -318,7 +318,7 @@ impl Progress {
     }
 
     /// Records the result of a file; gives the bytes of a good file at its first arrival.
-    fn settle(&mut self, number: usize, received: Result<Received, Failure>) -> Option<Received> {
+    fn record(&mut self, number: usize, received: Result<Received, Failure>) -> Option<Received> {
         let item = self.files.get_mut(number)?;
         let Item::Missing(before) = item else { return None };
         // Damage in transfer, or in a copy, is worth another try.

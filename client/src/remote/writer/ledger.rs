@@ -81,12 +81,12 @@ struct State {
     open: Vec<Open>,
     next: Token,
     /// Chunks that are open, held by a thread, or in flight.
-    unsettled: BTreeSet<Token>,
+    unreported: BTreeSet<Token>,
     /// Large files with a source in reading: no flush waits for them.
     reading: BTreeSet<Token>,
-    /// The unsettled chunk with the last put of each path.
+    /// The unreported chunk with the last put of each path.
     last_chunks: HashMap<PathHash, Token>,
-    /// The paths of each unsettled chunk.
+    /// The paths of each unreported chunk.
     paths: HashMap<Token, Vec<PathHash>>,
     hasher: RandomState,
     /// Chunks before this token are sent as soon as their thread gives them back.
@@ -241,10 +241,10 @@ impl Ledger {
     }
 
     /// Records the end of a chunk: the numbers of acknowledged files and bytes, or the failure.
-    pub(crate) fn settle(&self, token: Token, outcome: Result<(u64, u64), FailedWrite>) {
+    pub(crate) fn record(&self, token: Token, outcome: Result<(u64, u64), FailedWrite>) {
         let mut state = self.state();
         state.report(token, outcome);
-        state.unsettled.remove(&token);
+        state.unreported.remove(&token);
         state.reading.remove(&token);
         for place in state.paths.remove(&token).unwrap_or_default() {
             if state.last_chunks.get(&place) == Some(&token) {
@@ -275,7 +275,7 @@ impl Ledger {
     pub(crate) fn finish_flush(&self, number: u64) -> Flushed {
         let mut state = self.state();
         let horizon = state.flushes.get(&number).map_or(0, |flush| flush.horizon);
-        while state.unsettled.first().is_some_and(|token| *token < horizon) {
+        while state.unreported.first().is_some_and(|token| *token < horizon) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.broken = state.broken.split_off(&horizon);
@@ -299,7 +299,7 @@ impl State {
     fn begin(&mut self) -> Token {
         let token = self.next;
         self.next += 1;
-        self.unsettled.insert(token);
+        self.unreported.insert(token);
         token
     }
 
@@ -326,7 +326,7 @@ impl State {
         }
     }
 
-    /// The unsettled chunk with the last put of the path.
+    /// The unreported chunk with the last put of the path.
     fn chunk_of(&self, path: &FilePath) -> Option<Token> {
         self.last_chunks.get(&self.hasher.hash_one(path)).copied()
     }
@@ -337,7 +337,7 @@ impl State {
     }
 
     fn add_path(&mut self, path: &FilePath, token: Token) {
-        if self.unsettled.contains(&token) || self.reading.contains(&token) {
+        if self.unreported.contains(&token) || self.reading.contains(&token) {
             let place = self.hasher.hash_one(path);
             self.last_chunks.insert(place, token);
             self.paths.entry(token).or_default().push(place);

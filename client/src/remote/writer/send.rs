@@ -45,7 +45,7 @@ impl Writer {
     pub(super) fn send_open(&self, open: Open) {
         let Open { token, chunk } = open;
         if chunk.is_empty() {
-            return self.ledger.settle(token, Ok((0, 0)));
+            return self.ledger.record(token, Ok((0, 0)));
         }
         let holds = (u64::from(chunk.count()), chunk.file_bytes());
         self.send_chunk(token, chunk, holds);
@@ -62,7 +62,7 @@ impl Writer {
         let done = move |result: Result<(), Error>| {
             let result = result.map(|()| holds);
             let failed = |error| FailedWrite { paths: paths_of(&sent), error };
-            ledger.settle(token, result.map_err(failed));
+            ledger.record(token, result.map_err(failed));
         };
         match in_flight {
             Ok(in_flight) => self.send(in_flight, id, object, done),

@@ -239,10 +239,10 @@ fn concurrent_flushes_each_report_earlier_failures() {
 
 #[test]
 fn all_objects_in_flight_are_given_up_if_no_server_answers() {
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const TIMEOUT: Duration = Duration::from_secs(5);
     let server = start(Script::putting(|_| Box::pin(std::future::pending())));
     let options = ConnectOptions { in_flight_chunks: 2, ..options(&[server]) };
-    let dataset = open(ConnectOptions { request_timeout: PATIENCE, ..options });
+    let dataset = open(ConnectOptions { request_timeout: TIMEOUT, ..options });
     let clock = SystemClock::new();
     let accepted = AtomicUsize::new(0);
     std::thread::scope(|threads| {
@@ -261,7 +261,7 @@ fn all_objects_in_flight_are_given_up_if_no_server_answers() {
     });
     let flushed = dataset.flush().unwrap();
     let took = clock.monotonic();
-    assert!(took < PATIENCE * 3 / 2, "{took:?}");
+    assert!(took < TIMEOUT * 3 / 2, "{took:?}");
     assert!(flushed.failed.iter().all(|failed| failed.error.kind() == Kind::TimedOut));
     let failed: usize = flushed.failed.iter().map(|failed| failed.paths.len()).sum();
     assert_eq!((flushed.files, failed), (0, accepted.into_inner()));

@@ -18,7 +18,7 @@ use crate::output::Output;
 use crate::text::counted;
 
 /// Interval between two checks of the chunks in memory.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long fetches may make no progress before the wait ends.
 const STILL_MAX: Duration = Duration::from_secs(10);
@@ -65,14 +65,14 @@ pub(super) fn run(
     let (mut presence, mut is_stuck) = (dataset.presence(&all)?, false);
     let mut still = Duration::ZERO;
     while wait && presence.present < presence.chunks && !context.shutdown.is_requested() {
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
         let (before, status) = (presence, show::status(context, task)?);
         presence = dataset.presence(&all)?;
         is_stuck = status.prefetch_stuck;
         if status.prefetch_waiting > 0 && !is_stuck {
             continue;
         }
-        still = if presence == before { still + LOOK } else { Duration::ZERO };
+        still = if presence == before { still + POLL_INTERVAL } else { Duration::ZERO };
         if status.fetches == 0 || still >= STILL_MAX {
             presence = dataset.presence(&all)?;
             break;

@@ -145,7 +145,7 @@ impl<'a> GetState<'a> {
     /// Fetches and writes the files of a batch.
     pub(super) fn fetch(&self, batch: &Batch) -> Result<(), Failure> {
         match batch.files.as_slice() {
-            [file] if batch.is_streamed() => self.settle(file, self.stream(file), true),
+            [file] if batch.is_streamed() => self.record(file, self.stream(file), true),
             files => self.fetch_small(files),
         }
     }
@@ -154,7 +154,7 @@ impl<'a> GetState<'a> {
         let (empty, filled): (Vec<_>, Vec<_>) =
             files.iter().partition(|file| file.record.length == 0);
         for file in empty {
-            self.settle(file, self.write(file, &[]), false)?;
+            self.record(file, self.write(file, &[]), false)?;
         }
         let items: Vec<ReadItem> =
             filled.iter().map(|file| (file.path.clone(), file.record).into()).collect();
@@ -165,7 +165,7 @@ impl<'a> GetState<'a> {
                 return;
             }
             let written = read.map_err(FetchError::from).and_then(|bytes| self.write(file, bytes));
-            ended = self.settle(file, written, false);
+            ended = self.record(file, written, false);
         });
         ended
     }
@@ -197,7 +197,7 @@ impl<'a> GetState<'a> {
     }
 
     /// Counts a file; an error means that the next files would fail too.
-    fn settle(
+    fn record(
         &self,
         file: &Wanted,
         written: Result<(), FetchError>,

@@ -24,8 +24,9 @@ use dl_format::DirPath;
 use dl_fuse::{
     FromServer, Mount, Owner, Place, Refused, Report, Source, Stopper, hold, serve as serve_mount,
 };
+use dl_node::Socket;
 use dl_runtime::{Shutdown, since_boot};
-use libdiesel::agent::{Socket, close_on_exec};
+use libdiesel::agent::close_on_exec;
 use libdiesel::{Client, ConnectOptions, OnNote, TaskOptions};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -48,7 +49,7 @@ const PROGRAM: &str = "/proc/self/exe";
 const FOR_EVER: Duration = Duration::from_secs(24 * 3_600);
 
 /// Time for a report.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The arguments of this process without its name, and without those of its part of the mount.
 fn own_arguments() -> Vec<OsString> {
@@ -163,7 +164,7 @@ pub(super) fn in_background(
     leave_folder();
     let report = |report: Report| {
         // After the report of the success the starter is gone.
-        starter.as_ref().is_none_or(|starter| starter.send(&report, &[], PATIENCE).is_ok())
+        starter.as_ref().is_none_or(|starter| starter.send(&report, &[], TIMEOUT).is_ok())
     };
     let held =
         hold(mount, |stopper| watch_signals(context, settings.is_upgradable(), stopper), &report);
@@ -345,7 +346,7 @@ pub(super) fn serve(
     let told = Arc::clone(&holder);
     let on_note: OnNote = Arc::new(move |note: &str| {
         // A missing holder needs no notes.
-        let _ = told.send(&FromServer::Note(note.to_owned()), &[], PATIENCE);
+        let _ = told.send(&FromServer::Note(note.to_owned()), &[], TIMEOUT);
     });
     let task = TaskOptions { patience: task.patience.min(timeout / 2), ..task };
     let request_timeout = timeout.saturating_sub(task.patience).max(Duration::from_secs(1));
@@ -362,7 +363,7 @@ pub(super) fn serve(
         Ok(client) => client,
         Err(error) => {
             let Refused { exit, why } = describe(error);
-            holder.send(&FromServer::Failed { exit, why }, &[], PATIENCE).map_err(failed)?;
+            holder.send(&FromServer::Failed { exit, why }, &[], TIMEOUT).map_err(failed)?;
             return Ok(Exit::Failed);
         }
     };

@@ -21,11 +21,11 @@ use crate::exit::Failure;
 use crate::text::shown;
 
 /// Time for other commands that mount at the same place, and time between two looks.
-const LOCK_PATIENCE: Duration = Duration::from_secs(300);
-const LOOK: Duration = Duration::from_millis(50);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(300);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Time for an answer of a mount.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The absolute path of the mount point.
 pub(super) fn dir_of(settings: &Settings) -> Result<PathBuf, Failure> {
@@ -53,7 +53,7 @@ pub(super) fn prepare(
         return Ok(Some(None));
     }
     let failed = |why| Failure::local(format!("mount at {}", shown(&dir)), why);
-    let until = since_boot().saturating_add(LOCK_PATIENCE);
+    let until = since_boot().saturating_add(LOCK_TIMEOUT);
     loop {
         if let Some(mounted) = mount_at(&dir).map_err(failed)? {
             if !make_room(&mounted, settings, context)? {
@@ -72,7 +72,7 @@ pub(super) fn prepare(
             let dir = shown(&dir);
             return Err(Failure::failed(format!("mount at {dir}: another command mounts there")));
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -142,7 +142,7 @@ pub(super) fn state_of(mounted: &Mounted) -> State {
     let dir = mounted.dir.clone();
     // A thread that waits for a silent mount ends with the process.
     let started = thread::Builder::new().spawn(move || _ = sender.send(rustix::fs::statfs(&dir)));
-    let answered = started.ok().and_then(|_| receiver.recv_timeout(PATIENCE).ok());
+    let answered = started.ok().and_then(|_| receiver.recv_timeout(TIMEOUT).ok());
     match answered {
         None => State::Silent,
         Some(Err(rustix::io::Errno::NOTCONN)) => State::Dead,

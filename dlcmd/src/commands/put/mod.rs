@@ -308,7 +308,7 @@ fn put_all(
     threads: usize,
 ) -> (Result<(), Failure>, Result<(), Failure>) {
     let ended = transfer(inputs, shared, threads);
-    let ended = ended.and_then(|()| shared.settle());
+    let ended = ended.and_then(|()| shared.finish());
     (ended, shared.flush())
 }
 

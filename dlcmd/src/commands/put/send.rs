@@ -93,7 +93,7 @@ impl<'a> PutState<'a> {
     }
 
     /// Flushes, and checks recently modified files again until none has changed.
-    pub(super) fn settle(&self) -> Result<(), Failure> {
+    pub(super) fn finish(&self) -> Result<(), Failure> {
         loop {
             self.flush()?;
             let fresh = std::mem::take(&mut *self.fresh());
@@ -419,7 +419,7 @@ impl<'a> Sender<'a> {
         }
         let (root, path) = (Arc::clone(root), path.clone());
         let is_many = self.shared.remember(Candidate { root, path, entry, size, attributes });
-        if is_many { self.shared.settle() } else { Ok(()) }
+        if is_many { self.shared.finish() } else { Ok(()) }
     }
 
     fn send_once(&self, path: &FilePath, file: &mut OpenFile) -> Result<(), libdiesel::Error> {

@@ -130,8 +130,8 @@ impl<'a> Unpacker<'a> {
                 self.unpack_one(&name, &archive.below, &mut BufReader::with_capacity(BUFFER, file))
             };
             // Whole members before a failure are stored.
-            let settled = self.settle();
-            unpacked.and(settled)?;
+            let finished = self.finish();
+            unpacked.and(finished)?;
         }
         Ok(())
     }
@@ -389,7 +389,7 @@ impl<'a> Unpacker<'a> {
         }
     }
 
-    fn settle(&mut self) -> Result<(), Failure> {
+    fn finish(&mut self) -> Result<(), Failure> {
         self.compare()?;
         self.shared.flush()
     }

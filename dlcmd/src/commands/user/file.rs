@@ -4,7 +4,7 @@
 //! changes, the second starts from the result of the first. A file invalid for servers is not
 //! written.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
@@ -12,8 +12,6 @@ use std::time::Duration;
 
 use dl_runtime::{Deadline, SystemClock};
 use libdiesel::admin::{InvalidUsers, USERS_FILE_BYTES_MAX, Users};
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 
 use crate::exit::Failure;
 use crate::text::shown;
@@ -21,7 +19,7 @@ use crate::text::shown;
 const OWNER_ALONE: u32 = 0o600;
 
 /// Time limit for a concurrent change, which takes no longer than a disk write.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval between two attempts to lock.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -54,7 +52,7 @@ pub(super) fn change(
     change: impl FnOnce(&mut Users) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let writing = |why| Failure::local(format!("write users {}", shown(path)), why);
-    let mut next = Replacement::beside(path, PATIENCE).map_err(writing)?;
+    let mut next = Replacement::beside(path, TIMEOUT).map_err(writing)?;
     let mut users =
         if path.try_exists().map_err(writing)? { read(path)? } else { Users::default() };
     change(&mut users)?;
@@ -82,19 +80,19 @@ impl Replacement {
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(false).mode(OWNER_ALONE);
             let file = options.open(&path)?;
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            match file.try_lock() {
                 Ok(()) => {}
-                Err(Errno::WOULDBLOCK) if deadline.remaining(&clock).is_zero() => {
+                Err(TryLockError::WouldBlock) if deadline.remaining(&clock).is_zero() => {
                     let path = shown(&path);
                     let why =
                         format!("{path} is locked by another `dlcmd user`: let that end first");
                     return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
                 }
-                Err(Errno::WOULDBLOCK) => {
+                Err(TryLockError::WouldBlock) => {
                     std::thread::sleep(PAUSE);
                     continue;
                 }
-                Err(why) => return Err(why.into()),
+                Err(TryLockError::Error(why)) => return Err(why),
             }
             // The previous lock holder may have renamed or removed the file.
             let is_there = fs::metadata(&path).is_ok_and(|there| {
@@ -215,7 +213,7 @@ mod tests {
     fn waiting_for_a_concurrent_change_times_out() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("users");
-        let held = Replacement::beside(&path, PATIENCE).expect("nobody has it");
+        let held = Replacement::beside(&path, TIMEOUT).expect("nobody has it");
         let error = Replacement::beside(&path, PAUSE).expect_err("it is held").to_string();
         assert!(error.contains("users.new is locked by another `dlcmd user`"), "{error}");
         drop(held);

@@ -7,7 +7,7 @@ use crate::testing::rig;
 async fn who_takes_something_again_is_told_the_rest_and_who_is_gone_is_not_waited_for() {
     let rig = rig().await;
     let (sender, mut taken) = mpsc::channel(1);
-    let listener = Listener::new(&rig.parts, &sender);
+    let listener = Listener::new(&rig.context, &sender);
     assert!(listener.tell(1).await);
     let (is_told, _) = rig.run(listener.tell(2)).await;
     assert!(!is_told && listener.end().is_err());
@@ -22,7 +22,7 @@ async fn who_takes_something_again_is_told_the_rest_and_who_is_gone_is_not_waite
 async fn what_was_found_comes_in_pieces_and_what_was_not_taken_stays() {
     let rig = rig().await;
     let (sender, mut taken) = mpsc::channel(2);
-    let listener = Listener::new(&rig.parts, &sender);
+    let listener = Listener::new(&rig.context, &sender);
     let mut found: Vec<String> = (0..2_500).map(|number| number.to_string()).collect();
     let message = |found: Vec<String>, is_last: bool| (found.len(), is_last);
     rig.run(listener.tell_found(&mut found, message)).await;

@@ -10,7 +10,7 @@ use http_body::Frame;
 use super::*;
 use crate::net::connections::ConnectionLimiter;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Never answers.
 #[derive(Debug, Clone)]
@@ -42,8 +42,8 @@ fn rig() -> Rig {
     let auth = Arc::new(Auth::new(None, Arc::clone(&time)));
     let metrics = Arc::new(Metrics::new(Arc::clone(&time)));
     let requests =
-        RequestLimiter::new(PATIENCE, Arc::clone(&time), auth, Settings::default(), metrics);
-    let connection = ConnectionLimiter::new(8, PATIENCE, Vec::new(), time).enter(None);
+        RequestLimiter::new(TIMEOUT, Arc::clone(&time), auth, Settings::default(), metrics);
+    let connection = ConnectionLimiter::new(8, TIMEOUT, Vec::new(), time).enter(None);
     Rig { clock, requests, connection }
 }
 
@@ -61,7 +61,7 @@ async fn a_request_that_waits_behind_others_is_refused_in_time() {
     let get = format!("{}GetDataset", auth::SERVICE);
     let mut asked: Vec<_> = (0..AT_ONCE + 20).map(|_| Box::pin(rig.ask(&get))).collect();
     assert!(asked.iter_mut().all(|request| request.now_or_never().is_none()));
-    rig.clock.advance(PATIENCE);
+    rig.clock.advance(TIMEOUT);
     for waiting in asked.iter_mut().skip(AT_ONCE) {
         let answer = waiting.now_or_never().expect("an answer");
         assert_eq!(answer.headers().get("grpc-status").unwrap(), "14", "unavailable");
@@ -84,7 +84,7 @@ async fn came(length: usize, pause: Duration, count: usize) -> usize {
     let rig = rig();
     let (send, frames) = futures::channel::mpsc::unbounded();
     let intake = Arc::new(Intake::new(Arc::clone(&rig.connection.share), false));
-    let mut body = rig.requests.receive(Body::new(StreamBody::new(frames)), &intake, PATIENCE);
+    let mut body = rig.requests.receive(Body::new(StreamBody::new(frames)), &intake, TIMEOUT);
     for number in 0..count {
         let mut frame = Box::pin(body.frame());
         assert!((&mut frame).now_or_never().is_none());
@@ -104,8 +104,8 @@ async fn came(length: usize, pause: Duration, count: usize) -> usize {
 #[tokio::test]
 async fn a_client_that_is_silent_or_sends_too_slowly_is_given_up_and_others_are_not() {
     let second = Duration::from_secs(1);
-    assert_eq!(came(1 << 20, PATIENCE, 5).await, 0, "silent");
+    assert_eq!(came(1 << 20, TIMEOUT, 5).await, 0, "silent");
     assert_eq!(came(1, second, 1_000).await, 30, "a byte each second");
     assert_eq!(came(PACE as usize, second, 1_000).await, 1_000, "the least pace");
-    assert_eq!(came(1 << 20, PATIENCE - second, 100).await, 100, "large pieces");
+    assert_eq!(came(1 << 20, TIMEOUT - second, 100).await, 100, "large pieces");
 }

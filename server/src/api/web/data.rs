@@ -30,7 +30,7 @@ use crate::error::Error;
 use crate::read::browse;
 use crate::read::executor::Executor;
 use crate::read::files;
-use crate::shared::parts::{Budget, Parts};
+use crate::shared::context::{Budget, ServerContext};
 use crate::tasks;
 
 /// Entries of a page of a folder.
@@ -57,7 +57,7 @@ const PICTURES: [(&[u8], &str); 5] = [
 /// Reads datasets for a page.
 #[derive(Debug)]
 pub(crate) struct Browser {
-    pub(crate) parts: Parts,
+    pub(crate) context: ServerContext,
     pub(crate) executor: Executor,
     pub(crate) reads: Budget,
     /// Requests of pages at work: the others wait.
@@ -140,9 +140,9 @@ impl Browser {
         let _turn = self.turns.acquire().await;
         let Dataset { name, id, shape, created, objects, version, counts, small } =
             self.find(caller, name, Detail::Counts).await?;
-        let record = self.parts.meta.record(id).await;
+        let record = self.context.meta.record(id).await;
         let leases = match record {
-            Ok(Some(record)) => tasks::leases(&self.parts, caller, &record).await?,
+            Ok(Some(record)) => tasks::leases(&self.context, caller, &record).await?,
             _ => Vec::new(),
         };
         let leases = leases.into_iter().map(|lease| LeasePart {
@@ -184,15 +184,15 @@ impl Browser {
         let _turn = self.turns.acquire().await;
         let dataset = self.find(caller, name, Detail::Record).await?;
         // Not while files may be missing in the metadata.
-        catalog::by_id(&self.parts, dataset.id).await?;
+        catalog::by_id(&self.context, dataset.id).await?;
         let dir = DirPath::new(folder).map_err(Refusal::invalid)?;
         let query =
             ListQuery { after: after.map(Bytes::from), ..ListQuery::of(dir.clone(), false, PAGE) };
-        let page = match self.parts.meta.list(dataset.id, &query).await {
+        let page = match self.context.meta.list(dataset.id, &query).await {
             Ok(page) => page,
             Err(error) => {
                 let error = Error::meta("list dataset", dataset.id, error);
-                return Err(catalog::explained(&self.parts, dataset.id, error).await.into());
+                return Err(catalog::explained(&self.context, dataset.id, error).await.into());
             }
         };
         let next = (!query.is_last(&page)).then(|| page.last().map(ListEntry::key)).flatten();
@@ -254,9 +254,9 @@ impl Browser {
     ) -> Result<(DatasetId, FileRecord), Refusal> {
         let _turn = self.turns.acquire().await;
         let id = self.find(caller, name, Detail::Record).await?.id;
-        catalog::by_id(&self.parts, id).await?;
+        catalog::by_id(&self.context, id).await?;
         let path = FilePath::new(path).map_err(Refusal::invalid)?;
-        let found = browse::look_up(&self.parts, id, std::slice::from_ref(&path)).await?;
+        let found = browse::look_up(&self.context, id, std::slice::from_ref(&path)).await?;
         match found.into_iter().next() {
             Some(Found::File(file)) => Ok((id, file)),
             Some(Found::Folder) => Err(Refusal::invalid("it is a folder")),
@@ -271,10 +271,10 @@ impl Browser {
         let (replies, mut pieces) = mpsc::channel(REPLIES_AHEAD);
         let memory = Arc::<Reservation>::default();
         let held = Arc::clone(&memory);
-        let Self { parts, executor, reads, .. } = self;
-        let (parts, executor, reads) = (parts.clone(), executor.clone(), reads.clone());
+        let Self { context, executor, reads, .. } = self;
+        let (context, executor, reads) = (context.clone(), executor.clone(), reads.clone());
         let work = Work(dl_runtime::spawn(async move {
-            files::read(&parts, &executor, &reads, &held, request, replies).await
+            files::read(&context, &executor, &reads, &held, request, replies).await
         }));
         // The first bytes tell the type, and a failure has a page of its own.
         let first =
@@ -295,7 +295,7 @@ impl Browser {
     async fn find(&self, caller: &Caller, name: &str, detail: Detail) -> Result<Dataset, Refusal> {
         let name = DatasetName::new(name.to_owned())
             .map_err(|why| Refusal::invalid(format!("{}: {why}", Shown(name))))?;
-        Ok(catalog::by_name(&self.parts, &name, caller, detail).await?)
+        Ok(catalog::by_name(&self.context, &name, caller, detail).await?)
     }
 }
 

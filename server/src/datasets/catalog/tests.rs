@@ -24,12 +24,12 @@ async fn a_listing_looks_for_the_objects_of_many_unknown_datasets_at_once() {
     // The names, then the objects of each.
     let second = Some(Fault::Delay(Duration::from_secs(1)));
     rig.store.script("list", vec![second; 65]);
-    let (listed, seconds) = rig.run(list(&rig.parts, &Caller::Everybody, Detail::Counts)).await;
+    let (listed, seconds) = rig.run(list(&rig.context, &Caller::Everybody, Detail::Counts)).await;
     assert_eq!(listed.unwrap().found, [], "none of them has objects");
     assert!(seconds <= 6, "{seconds} s");
-    let last = names::newest(&rig.parts, &dataset("cut-short-63")).await.unwrap().unwrap();
+    let last = names::newest(&rig.context, &dataset("cut-short-63")).await.unwrap().unwrap();
     rig.store_chunk(last.record.dataset, 1).await;
-    let (listed, _) = rig.run(list(&rig.parts, &Caller::Everybody, Detail::Counts)).await;
+    let (listed, _) = rig.run(list(&rig.context, &Caller::Everybody, Detail::Counts)).await;
     let error = listed.unwrap_err();
     assert_eq!((error.kind, error.what.as_str()), (Kind::NeedsRecovery, "cut-short-63"));
 }
@@ -55,17 +55,17 @@ async fn a_listing_counts_what_its_caller_may_read_and_nothing_else() {
     }
     // The second one that is counted, and the metadata of it is damaged.
     rig.meta.script("dataset", [None, Some(Fault::Before(dl_meta::Kind::Corrupt))]);
-    let listed = list(&rig.parts, &reader("apples"), Detail::Counts).await.unwrap();
+    let listed = list(&rig.context, &reader("apples"), Detail::Counts).await.unwrap();
     assert_eq!(counts(&listed.found), [("apples", true)]);
     // Whoever may read it is told what is wrong, and the counts of the others.
-    let listed = list(&rig.parts, &Caller::Everybody, Detail::Counts).await.unwrap();
+    let listed = list(&rig.context, &Caller::Everybody, Detail::Counts).await.unwrap();
     assert_eq!(counts(&listed.found), [("apples", false), ("big", true)]);
     assert!(
         matches!(&listed.found[0].counts, Counts::Unknown(why) if why.contains("describe dataset"))
     );
     // What may pass is tried again by who asked.
     rig.meta.script("dataset", [Some(Fault::Before(dl_meta::Kind::Unavailable))]);
-    let failed = list(&rig.parts, &Caller::Everybody, Detail::Counts).await.unwrap_err();
+    let failed = list(&rig.context, &Caller::Everybody, Detail::Counts).await.unwrap_err();
     assert_eq!(failed.kind, Kind::Unavailable);
 }
 
@@ -76,17 +76,17 @@ async fn a_dataset_is_deleted_by_its_own_name_alone() {
     let (id, _) = (rig.create("foo").await, rig.create("bar").await);
     rig.store_chunk(id, 1).await;
     let object = first_name("foo");
-    let named = rig.parts.store.read_all(&object).await.unwrap();
-    rig.parts.store.delete(&object).await.unwrap();
+    let named = rig.context.store.read_all(&object).await.unwrap();
+    rig.context.store.delete(&object).await.unwrap();
     assert_eq!(rig.delete("bar", id).await.unwrap(), DeletedDataset::default());
     // Somebody has copied the name of another dataset over it.
-    let copied = rig.parts.store.read_all(&first_name("bar")).await.unwrap();
-    rig.parts.store.create(&object, copied).await.unwrap();
+    let copied = rig.context.store.read_all(&first_name("bar")).await.unwrap();
+    rig.context.store.create(&object, copied).await.unwrap();
     let refused = rig.delete("foo", id).await.unwrap_err();
     assert_eq!(refused.kind, Kind::Conflict);
     let told = ["names/foo/00000001 in the chunk store", "run `dlcmd recover dl://foo`"];
     assert!(told.iter().all(|told| refused.chain().contains(told)), "{}", refused.chain());
-    assert!(names::has_objects(&rig.parts, &dataset("foo"), id).await.unwrap());
+    assert!(names::has_objects(&rig.context, &dataset("foo"), id).await.unwrap());
     rig.replace(&object, named).await;
     assert_eq!(rig.delete("foo", id).await.unwrap().removed, 1);
     rig.create("foo").await;
@@ -123,13 +123,13 @@ async fn a_dataset_that_is_being_rebuilt_has_neither_a_version_nor_counts() {
     let record = rig.memory.record(id).await.unwrap().unwrap();
     let rebuilt = DatasetRecord { state: DatasetState::Recovering, ..record };
     rig.memory.put_dataset(&rebuilt).await.unwrap();
-    let told = async |told| by_name(&rig.parts, &dataset("pets"), &Caller::Everybody, told).await;
+    let told = async |told| by_name(&rig.context, &dataset("pets"), &Caller::Everybody, told).await;
     assert_eq!(told(Detail::Counts).await.unwrap_err().kind, Kind::NeedsRecovery);
     // It can be deleted.
     let opened = told(Detail::Outline).await.unwrap();
     assert_eq!((opened.id, opened.objects, opened.version), (id, 0, Version::default()));
     assert!(matches!(&opened.counts, Counts::Unknown(why) if why.contains("being rebuilt")));
-    let listed = list(&rig.parts, &Caller::Everybody, Detail::Counts).await.unwrap();
+    let listed = list(&rig.context, &Caller::Everybody, Detail::Counts).await.unwrap();
     assert_eq!(counts(&listed.found), [("pets", false)]);
 }
 
@@ -148,10 +148,10 @@ async fn a_dataset_that_is_made_while_it_is_looked_for_is_not_called_lost() {
             rig.store.script("list", [Some(Fault::Delay(Duration::from_secs(1)))]);
             let mut found = Box::pin(async {
                 match call {
-                    0 => by_name(&rig.parts, &name, &Caller::Everybody, Detail::Outline).await,
-                    1 => create(&rig.parts, &name, shape).await,
+                    0 => by_name(&rig.context, &name, &Caller::Everybody, Detail::Outline).await,
+                    1 => create(&rig.context, &name, shape).await,
                     _ => {
-                        let listed = list(&rig.parts, &Caller::Everybody, Detail::Record).await;
+                        let listed = list(&rig.context, &Caller::Everybody, Detail::Record).await;
                         listed.map(|mut listed| listed.found.remove(0))
                     }
                 }
@@ -172,11 +172,12 @@ async fn a_dataset_that_is_made_while_it_is_looked_for_is_not_called_lost() {
 async fn of_a_name_that_two_servers_create_at_once_in_a_careless_bucket_one_dataset_is_made() {
     for round in 0..20 {
         let rig = rig().await;
-        let store = Arc::new(Careless::new(Arc::clone(&rig.parts.store)));
-        let limits = crate::Limits { settle: Duration::from_millis(50), ..rig.parts.limits };
+        let store = Arc::new(Careless::new(Arc::clone(&rig.context.store)));
+        let limits =
+            crate::Limits { read_back_delay: Duration::from_millis(50), ..rig.context.limits };
         let clock = Arc::new(SystemClock::new());
-        let first = Parts { store, limits, clock, ..rig.parts.clone() };
-        let second = Parts { names: crate::NameCache::default(), ..first.clone() };
+        let first = ServerContext { store, limits, clock, ..rig.context.clone() };
+        let second = ServerContext { names: crate::NameCache::default(), ..first.clone() };
         let name = dataset("ds");
         let later = async {
             // Also when the name is there already, and its record is not.
@@ -197,17 +198,17 @@ async fn an_id_of_before_is_refused_without_the_name_that_can_not_be_read() {
     let rig = rig().await;
     let before = rig.create("pets").await;
     rig.delete("pets", before).await.unwrap();
-    let told = by_id(&rig.parts, before).await.unwrap_err();
+    let told = by_id(&rig.context, before).await.unwrap_err();
     assert_eq!(told.kind, Kind::NotFound, "{}", told.chain());
     rig.create("secret").await;
     rig.replace(&first_name("secret"), "damaged").await;
     rig.clock.advance(Duration::from_secs(1));
-    let told = by_id(&rig.parts, before).await.unwrap_err();
+    let told = by_id(&rig.context, before).await.unwrap_err();
     assert_eq!(told.kind, Kind::NotFound, "{}", told.chain());
     // Now its name says nothing of it any more: it may be the other one.
     rig.create("pets").await;
     rig.clock.advance(Duration::from_secs(1));
-    let told = by_id(&rig.parts, before).await.unwrap_err();
+    let told = by_id(&rig.context, before).await.unwrap_err();
     assert_eq!(told.kind, Kind::Corrupt, "{}", told.chain());
     assert!(!told.chain().contains("secret"), "{}", told.chain());
 }
@@ -219,7 +220,7 @@ async fn a_create_that_the_metadata_never_lets_through_ends_with_what_to_do() {
         let conflict = Some(Fault::Before(dl_meta::Kind::Conflict));
         rig.meta.script("put_dataset", vec![conflict; times]);
         let name = dataset("pets");
-        let (created, seconds) = rig.run(create(&rig.parts, &name, ChunkShape::default())).await;
+        let (created, seconds) = rig.run(create(&rig.context, &name, ChunkShape::default())).await;
         if times == 3 {
             created.unwrap();
             continue;

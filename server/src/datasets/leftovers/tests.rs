@@ -11,7 +11,7 @@ use super::*;
 use crate::testing::{Rig, dataset, rig};
 
 async fn objects(rig: &Rig) -> usize {
-    let all = rig.parts.store.list_sorted(&Prefix::ROOT).await.unwrap();
+    let all = rig.context.store.list_sorted(&Prefix::ROOT).await.unwrap();
     all.iter().filter(|object| dl_format::parse_object_key(object.key.as_str()).is_some()).count()
 }
 
@@ -47,10 +47,10 @@ async fn objects_that_can_not_be_removed_keep_no_server_from_serving_and_no_othe
     }
     // The server that was asked is gone.
     rig.store.script("delete", [refused]);
-    crate::prepare(&rig.parts, dl_meta::Stop::Clean).await.unwrap();
+    crate::prepare(&rig.context, dl_meta::Stop::Clean).await.unwrap();
     assert_eq!(objects(&rig).await, 3, "a start waits for no removal");
     let left = Leftovers::default();
-    let mut job = pin!(watch(&rig.parts, &left));
+    let mut job = pin!(watch(&rig.context, &left));
     assert_eq!(until(&rig, 1, &mut job).await, 0, "all others go at once");
     let seconds = until(&rig, 0, &mut job).await;
     assert!((5..=11).contains(&seconds), "{seconds} s");
@@ -64,18 +64,18 @@ async fn who_deletes_a_large_dataset_is_answered_in_time_and_the_rest_goes_witho
         rig.store_chunk(id, number).await;
     }
     let left = Leftovers::default();
-    let mut job = pin!(watch(&rig.parts, &left));
+    let mut job = pin!(watch(&rig.context, &left));
     assert!(futures::poll!(&mut job).is_pending(), "it has nothing to do");
     let slow = Some(Fault::Delay(Duration::from_secs(7)));
     rig.store.script("delete", [slow; 3 * REMOVALS_AT_ONCE]);
     let name = dataset("large");
-    let deletion = crate::datasets::catalog::delete(&rig.parts, &left, (&name, id));
+    let deletion = crate::datasets::catalog::delete(&rig.context, &left, (&name, id));
     let (deleted, seconds) = rig.run(deletion).await;
     // Twice so many, in 14 seconds; those that were under way then are not counted.
     let removed = 2 * REMOVALS_AT_ONCE as u64;
     assert_eq!(deleted.unwrap(), DeletedDataset { removed, more_left: true });
     assert_eq!(seconds, ANSWERED_WITHIN.as_secs() as u32);
-    let record = rig.parts.meta.record_named(&name).await.unwrap();
+    let record = rig.context.meta.record_named(&name).await.unwrap();
     assert_eq!(record, None, "it is deleted all the same");
     let seconds = until(&rig, 0, &mut job).await;
     assert!(seconds <= 1, "{seconds} s");
@@ -88,12 +88,12 @@ async fn what_is_written_behind_the_end_of_a_deletion_goes_with_the_next_purge_o
     rig.delete("gone", id).await.unwrap();
     rig.clock.advance(Duration::from_secs(2 * 3600));
     let left = Leftovers::default();
-    left.sweep_deleted(&rig.parts, Past::Untidied).await.unwrap();
-    let deletions = names::deleted(&rig.parts, Past::Untidied).await.unwrap();
+    left.sweep_deleted(&rig.context, Past::Untidied).await.unwrap();
+    let deletions = names::deleted(&rig.context, Past::Untidied).await.unwrap();
     assert!(deletions.found.is_empty(), "it is tidied up: {deletions:?}");
     // By a server that hung for two hours and then died.
     rig.store_chunk(id, 1).await;
-    assert_eq!(left.sweep_deleted(&rig.parts, Past::All).await.unwrap(), 1);
-    let objects = rig.parts.store.list_sorted(&prefix(dataset_prefix(id))).await.unwrap();
+    assert_eq!(left.sweep_deleted(&rig.context, Past::All).await.unwrap(), 1);
+    let objects = rig.context.store.list_sorted(&prefix(dataset_prefix(id))).await.unwrap();
     assert!(objects.is_empty());
 }

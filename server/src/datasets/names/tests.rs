@@ -51,20 +51,21 @@ fn the_nearest_name_is_the_one_that_was_meant() {
 
 #[tokio::test]
 async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
-    let Rig { parts, counters, .. } = rig().await;
+    let Rig { context, counters, .. } = rig().await;
     // Each call takes its time, so that they meet.
     let slow = Throttle { latency: Duration::from_millis(20), ..Throttle::default() };
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let (store, _) = ThrottleStore::new(Arc::clone(&parts.store), Arc::clone(&clock), slow, 1_000);
-    let parts = Parts { store: Arc::new(store), clock, ..parts };
+    let (store, _) =
+        ThrottleStore::new(Arc::clone(&context.store), Arc::clone(&clock), slow, 1_000);
+    let context = ServerContext { store: Arc::new(store), clock, ..context };
     let (caller, shape) = (Caller::Everybody, ChunkShape::default());
     for number in 0..20 {
-        catalog::create(&parts, &dataset(&format!("imagenet-{number}")), shape).await.unwrap();
+        catalog::create(&context, &dataset(&format!("imagenet-{number}")), shape).await.unwrap();
     }
     let before = counters.counts();
     let asked = (0..100).map(|number| {
-        let (name, parts, caller) = (dataset(&format!("imagenet-{number}x")), &parts, &caller);
-        async move { catalog::by_name(parts, &name, caller, Detail::Outline).await.unwrap_err() }
+        let (name, context, caller) = (dataset(&format!("imagenet-{number}x")), &context, &caller);
+        async move { catalog::by_name(context, &name, caller, Detail::Outline).await.unwrap_err() }
     });
     let errors = futures::future::join_all(asked).await;
     assert!(errors.iter().any(|error| error.chain().contains("did you mean imagenet-1?")));
@@ -72,22 +73,22 @@ async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
     assert!(after.listed - before.listed <= 40, "{before:?}, {after:?}");
     assert!(after.ranges - before.ranges <= 40, "{before:?}, {after:?}");
     let unknown = DatasetId::from_bytes([9; 16]);
-    let asked = (0..100).map(|_| catalog::not_known(&parts, unknown, &caller));
+    let asked = (0..100).map(|_| catalog::not_known(&context, unknown, &caller));
     futures::future::join_all(asked).await;
     let last = counters.counts();
     assert!(last.lists - after.lists <= 3, "{after:?}, {last:?}");
     // What is created counts at once.
     let name = dataset("new");
-    let new = catalog::create(&parts, &name, shape).await.unwrap().id;
-    parts.meta.drop_dataset(&name, new).await.unwrap();
-    let told = catalog::not_known(&parts, new, &caller).await;
+    let new = catalog::create(&context, &name, shape).await.unwrap().id;
+    context.meta.drop_dataset(&name, new).await.unwrap();
+    let told = catalog::not_known(&context, new, &caller).await;
     assert_eq!(told.kind, Kind::NeedsRecovery, "{}", told.chain());
 }
 
 #[tokio::test]
 async fn a_start_tidies_no_name_up_and_reads_none_whose_past_is_tidied_up() {
     let rig = rig().await;
-    let parts = &rig.parts;
+    let context = &rig.context;
     let mut created = Vec::new();
     for number in 0..20 {
         let name = format!("used-{}", number % 10);
@@ -97,23 +98,23 @@ async fn a_start_tidies_no_name_up_and_reads_none_whose_past_is_tidied_up() {
         }
         created.push((dataset(&name), id));
     }
-    let generations = || async { list(parts, &prefix("names".to_owned())).await.unwrap() };
+    let generations = || async { list(context, &prefix("names".to_owned())).await.unwrap() };
     let before = generations().await;
     let left = Leftovers::default();
-    let sweep = async || left.sweep_deleted(parts, Past::Untidied).await.unwrap();
+    let sweep = async || left.sweep_deleted(context, Past::Untidied).await.unwrap();
     sweep().await;
     assert_eq!(generations().await, before, "somebody may still be at work");
     rig.clock.advance(SPENT_AFTER + Duration::from_secs(1));
-    crate::prepare(parts, dl_meta::Stop::Clean).await.unwrap();
+    crate::prepare(context, dl_meta::Stop::Clean).await.unwrap();
     assert_eq!(generations().await, before, "a start does not wait for that");
     sweep().await;
     assert_eq!(generations().await.len(), 10, "one for each name");
     let quiet = rig.counters.counts();
-    crate::prepare(parts, dl_meta::Stop::Clean).await.unwrap();
+    crate::prepare(context, dl_meta::Stop::Clean).await.unwrap();
     let after = rig.counters.counts();
     assert!(after.ranges - quiet.ranges <= 1, "more than the identity: {quiet:?} {after:?}");
     for (name, id) in created.into_iter().skip(10) {
-        let newest = newest(parts, &name).await.unwrap().unwrap();
+        let newest = newest(context, &name).await.unwrap().unwrap();
         let lives = newest.record.state == NameState::Live;
         assert_eq!(lives, name.as_str() >= "used-5", "{name}");
         assert!(newest.record.dataset == id && newest.generation >= 3, "{name}");
@@ -134,7 +135,7 @@ async fn a_listing_reads_only_names_that_are_new() {
     let reads = async || {
         rig.clock.advance(RECENT * 2);
         let before = rig.counters.counts().ranges;
-        let listed = catalog::list(&rig.parts, &caller, Detail::Counts).await.unwrap();
+        let listed = catalog::list(&rig.context, &caller, Detail::Counts).await.unwrap();
         (listed.found.len(), rig.counters.counts().ranges - before)
     };
     assert_eq!(reads().await, (1, 60));
@@ -151,7 +152,7 @@ async fn a_listing_reads_only_names_that_are_new() {
     rig.create("new").await;
     rig.clock.advance(RECENT * 2);
     rig.store.script("read", [Some(Fault::Before(dl_store::Kind::Denied))]);
-    assert_eq!(shared(&rig.parts).await.unwrap().unread.len(), 1);
+    assert_eq!(shared(&rig.context).await.unwrap().unread.len(), 1);
     assert_eq!(reads().await, (2, 1));
     rig.clock.advance(SPENT_AFTER * 2);
     assert_eq!(reads().await, (2, 0));
@@ -162,10 +163,10 @@ async fn all_who_ask_for_names_while_the_store_is_silent_are_told_so_at_the_same
     let rig = rig().await;
     rig.create("there").await;
     rig.clock.advance(RECENT * 2);
-    let patience = rig.parts.limits.patience.as_secs() as u32;
+    let patience = rig.context.limits.patience.as_secs() as u32;
     let listed = rig.counters.counts().lists;
     rig.store.script("list", [Some(Fault::Delay(Duration::from_secs(3600)))]);
-    let asked = futures::future::join_all((0..50).map(|_| shared(&rig.parts)));
+    let asked = futures::future::join_all((0..50).map(|_| shared(&rig.context)));
     let (answers, seconds) = rig.run(asked).await;
     for answer in answers {
         assert_eq!(answer.unwrap_err().kind, Kind::Unavailable);
@@ -173,17 +174,17 @@ async fn all_who_ask_for_names_while_the_store_is_silent_are_told_so_at_the_same
     assert!(seconds <= patience + 1, "{seconds} s");
     // The one reading goes on, and is there for who asks for what was a moment ago.
     rig.clock.advance(Duration::from_secs(3600));
-    let (names, _) = rig.run(shared(&rig.parts)).await;
+    let (names, _) = rig.run(shared(&rig.context)).await;
     assert_eq!(names.unwrap().live().count(), 1);
     let listed = rig.counters.counts().lists - listed;
     assert!(listed <= 2, "{listed} listings");
     rig.clock.advance(RECENT * 2);
     // One that fails is told to who waits for it, and to nobody later.
     rig.store.script("list", [Some(Fault::Before(dl_store::Kind::Denied))]);
-    let asked = futures::future::join_all((0..50).map(|_| shared(&rig.parts)));
+    let asked = futures::future::join_all((0..50).map(|_| shared(&rig.context)));
     let (answers, _) = rig.run(asked).await;
     assert!(answers.into_iter().all(|answer| answer.unwrap_err().kind == Kind::Denied));
-    assert!(rig.run(shared(&rig.parts)).await.0.is_ok());
+    assert!(rig.run(shared(&rig.context)).await.0.is_ok());
 }
 
 #[tokio::test]
@@ -195,14 +196,14 @@ async fn each_deletion_of_a_name_keeps_what_says_that_another_one_is_not_through
         rig.delete(name.as_str(), id).await.unwrap();
     }
     rig.clock.advance(SPENT_AFTER + Duration::from_secs(1));
-    let deletions = deleted(&rig.parts, Past::Untidied).await.unwrap();
+    let deletions = deleted(&rig.context, Past::Untidied).await.unwrap();
     assert_eq!(deletions.used_again, [(name.clone(), 4)]);
     let [first, second] = &deletions.found[..] else { panic!("{:?}", deletions.found) };
-    second.tidy(&rig.parts).await.unwrap();
-    let left = || async { list(&rig.parts, &prefix(name_prefix(&name))).await.unwrap() };
+    second.tidy(&rig.context).await.unwrap();
+    let left = || async { list(&rig.context, &prefix(name_prefix(&name))).await.unwrap() };
     let of = |all: &[u32]| all.iter().map(|one| (name.clone(), *one)).collect::<Vec<_>>();
     assert_eq!(left().await, of(&[1, 2, 4]));
-    first.tidy(&rig.parts).await.unwrap();
+    first.tidy(&rig.context).await.unwrap();
     assert_eq!(left().await, of(&[4]));
 }
 
@@ -211,27 +212,27 @@ async fn a_name_copied_from_one_that_is_deleted_is_taken_by_nobody_and_loses_not
     let rig = rig().await;
     let (name, copy) = (dataset("ds"), dataset("zz"));
     let id = rig.create("ds").await;
-    let record = newest(&rig.parts, &name).await.unwrap().unwrap().record;
-    create(&rig.parts, &copy, 1, &record).await.unwrap();
+    let record = newest(&rig.context, &name).await.unwrap().unwrap().record;
+    create(&rig.context, &copy, 1, &record).await.unwrap();
     let unread = || async {
-        let names = all(&rig.parts).await.unwrap();
+        let names = all(&rig.context).await.unwrap();
         names.unread.into_iter().map(|(name, why)| (name, why.chain())).collect::<Vec<_>>()
     };
     assert_eq!(unread().await.len(), 2, "nobody knows which of them is right");
-    rig.parts.store.delete(&first_name("zz")).await.unwrap();
+    rig.context.store.delete(&first_name("zz")).await.unwrap();
     rig.delete("ds", id).await.unwrap();
-    create(&rig.parts, &copy, 1, &record).await.unwrap();
+    create(&rig.context, &copy, 1, &record).await.unwrap();
     let [(only, why)] = &unread().await[..] else { panic!("{:?}", unread().await) };
     assert!(*only == copy && why.contains("the same dataset as another name"), "{only}: {why}");
-    let put = catalog::create(&rig.parts, &copy, record.shape).await;
+    let put = catalog::create(&rig.context, &copy, record.shape).await;
     assert_eq!(put.unwrap_err().kind, Kind::Corrupt);
     // Once the name stands for something else, that says nothing more; what lies there is left alone.
     rig.create("ds").await;
     rig.store_chunk(id, 1).await;
     assert_eq!(unread().await, []);
-    let swept = Leftovers::default().sweep_deleted(&rig.parts, Past::All).await;
+    let swept = Leftovers::default().sweep_deleted(&rig.context, Past::All).await;
     assert_eq!(swept.unwrap(), 0);
-    rig.parts.store.delete(&first_name("zz")).await.unwrap();
+    rig.context.store.delete(&first_name("zz")).await.unwrap();
     rig.clock.advance(RECENT * 2);
-    assert_eq!(Leftovers::default().sweep_deleted(&rig.parts, Past::All).await.unwrap(), 1);
+    assert_eq!(Leftovers::default().sweep_deleted(&rig.context, Past::All).await.unwrap(), 1);
 }

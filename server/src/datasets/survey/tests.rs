@@ -31,22 +31,24 @@ async fn fill(rig: &Rig) -> DatasetId {
         }
         let id = ids.next(rig.clock.now());
         let sealed = writer.seal(id, dataset).as_slice().to_vec();
-        crate::testing::commit(&rig.parts, dataset, sealed, rig.parts.clock.now()).await.unwrap();
-        let log = rig.parts.meta.log(dataset).await.unwrap();
+        crate::testing::commit(&rig.context, dataset, sealed, rig.context.clock.now())
+            .await
+            .unwrap();
+        let log = rig.context.meta.log(dataset).await.unwrap();
         let stamp = log.iter().find(|object| object.id == id).unwrap().stamp;
         let mut deletions = Deletions::default();
         deletions.insert(&EntryVersion { stamp, chunk: id, entry: 3 });
         let id = ids.next(rig.clock.now());
-        crate::write::commit::put_tombstone(&rig.parts, dataset, id, &deletions).await.unwrap();
+        crate::write::commit::put_tombstone(&rig.context, dataset, id, &deletions).await.unwrap();
     }
     dataset
 }
 
 /// Surveys, and folds all shares; gives how many there were.
 async fn fold(rig: &Rig, dataset: DatasetId, sizes: Sizes) -> (Survey, Found, usize) {
-    let mut survey = Survey::read(&rig.parts, dataset).await.unwrap();
+    let mut survey = Survey::read(&rig.context, dataset).await.unwrap();
     survey.sizes = sizes;
-    let mut shares = survey.shares(&rig.parts, ChunkShape::default(), |_| Ok(())).await.unwrap();
+    let mut shares = survey.shares(&rig.context, ChunkShape::default(), |_| Ok(())).await.unwrap();
     let (mut found, mut count) = (Found::new(), 0);
     while let Some(rows) = shares.next().await.unwrap() {
         count += 1;
@@ -70,7 +72,7 @@ async fn many_shares_give_the_rows_of_one_and_those_of_the_fold() {
 
     let mut expected = Fold::default();
     let all = (0..survey.objects.len()).collect();
-    let mut headers = std::pin::pin!(survey.headers(&rig.parts, all));
+    let mut headers = std::pin::pin!(survey.headers(&rig.context, all));
     while let Some((_, header)) = headers.next().await {
         expected.add(&header.unwrap().committed().unwrap());
     }
@@ -106,7 +108,7 @@ async fn what_cannot_be_read_is_kept_with_its_reason_and_the_rest_is_there() {
     let (survey, ..) = fold(&rig, dataset, SIZES).await;
     let chunks = survey.of_kind(ObjectKind::Chunk);
     let gone = survey.key(survey.objects.get(chunks[5]).unwrap());
-    rig.parts.store.delete(&gone).await.unwrap();
+    rig.context.store.delete(&gone).await.unwrap();
     // The tombstones are read first.
     let passed = std::iter::repeat_n(None, CHUNKS + 8);
     rig.store.script("read", passed.chain([Some(Fault::Before(dl_store::Kind::Unavailable))]));
@@ -117,7 +119,7 @@ async fn what_cannot_be_read_is_kept_with_its_reason_and_the_rest_is_there() {
     let rows: usize = found.values().map(|(_, _, others)| others.len() + 1).sum();
     assert_eq!(rows, (CHUNKS - 2) * FILES);
     assert!(!survey.is_whole());
-    assert!(rig.parts.store.read_all(&gone).await.is_err());
+    assert!(rig.context.store.read_all(&gone).await.is_err());
 }
 
 #[tokio::test]
@@ -131,7 +133,7 @@ async fn a_store_that_is_away_ends_a_survey_and_many_objects_that_cannot_be_read
     let unavailable = Some(Fault::Before(dl_store::Kind::Unavailable));
     let few = || std::iter::repeat_n(unavailable, AWAY_AFTER - 1);
     rig.store.script("read", few().chain([None]).chain(few()));
-    let mut survey = Survey::read(&rig.parts, dataset).await.unwrap();
+    let mut survey = Survey::read(&rig.context, dataset).await.unwrap();
     assert_eq!(survey.unread.len(), 2 * (AWAY_AFTER - 1));
     let away = Rates {
         before: 1.0,
@@ -141,9 +143,9 @@ async fn a_store_that_is_away_ends_a_survey_and_many_objects_that_cannot_be_read
         error: dl_store::Kind::Unavailable,
     };
     rig.store.set_rates("read", Some(away));
-    let ended = survey.shares(&rig.parts, ChunkShape::default(), |_| Ok(())).await;
+    let ended = survey.shares(&rig.context, ChunkShape::default(), |_| Ok(())).await;
     assert_eq!(ended.unwrap_err().kind, Kind::Unavailable, "the chunks");
-    let ended = Survey::read(&rig.parts, dataset).await;
+    let ended = Survey::read(&rig.context, dataset).await;
     assert_eq!(ended.unwrap_err().kind, Kind::Unavailable, "the tombstones");
 }
 
@@ -156,14 +158,14 @@ async fn parts_of_large_files_are_found_with_many_shares() {
     let now = rig.clock.now();
     let (part, extent) = dl_format::Sealed::part(shape, ids.next(now), dataset, b"head").unwrap();
     let part = part.as_slice().to_vec();
-    crate::testing::commit(&rig.parts, dataset, part, rig.parts.clock.now()).await.unwrap();
+    crate::testing::commit(&rig.context, dataset, part, rig.context.clock.now()).await.unwrap();
     let mut writer = ChunkWriter::new(shape, Vec::new());
     let path = FilePath::new("large").unwrap();
     let attributes = Attributes { mode: 0o644, mtime: 1 };
     writer.append_tail(&path, attributes, vec![extent], b"tail").unwrap();
     let id = ids.next(now);
     let last = writer.seal(id, dataset).as_slice().to_vec();
-    crate::testing::commit(&rig.parts, dataset, last, rig.parts.clock.now()).await.unwrap();
+    crate::testing::commit(&rig.context, dataset, last, rig.context.clock.now()).await.unwrap();
     let (survey, found, _) = fold(&rig, dataset, SMALL).await;
     let [(number, found_extent)] = survey.extents.as_slice() else {
         panic!("{:?}", survey.extents)
@@ -176,13 +178,13 @@ async fn parts_of_large_files_are_found_with_many_shares() {
 async fn whoever_waits_is_told_how_far_it_is_and_may_end_it() {
     let rig = rig().await;
     let dataset = fill(&rig).await;
-    let mut survey = Survey::read(&rig.parts, dataset).await.unwrap();
+    let mut survey = Survey::read(&rig.context, dataset).await.unwrap();
     rig.clock.advance(SIGN_OF_LIFE);
     let heard = |looked_at| {
         assert!(looked_at > CHUNKS as u64);
         Err(Error::new(Kind::Cancelled, "verify", "it", "the client is gone"))
     };
-    let ended = survey.shares(&rig.parts, ChunkShape::default(), heard).await;
+    let ended = survey.shares(&rig.context, ChunkShape::default(), heard).await;
     assert_eq!(ended.unwrap_err().kind, Kind::Cancelled);
 }
 
@@ -193,12 +195,12 @@ async fn without_room_for_the_shares_it_ends_and_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a file, not a folder");
     std::fs::write(&file, b"").unwrap();
-    rig.parts.room = rig.parts.room.clone().with_scratch(&file);
+    rig.context.reserve = rig.context.reserve.clone().with_scratch(&file);
     // What fits into memory needs none.
     assert_eq!(fold(&rig, dataset, SIZES).await.2, 1);
-    let mut survey = Survey::read(&rig.parts, dataset).await.unwrap();
+    let mut survey = Survey::read(&rig.context, dataset).await.unwrap();
     survey.sizes = SMALL;
-    let error = survey.shares(&rig.parts, ChunkShape::default(), |_| Ok(())).await.unwrap_err();
+    let error = survey.shares(&rig.context, ChunkShape::default(), |_| Ok(())).await.unwrap_err();
     assert!(error.chain().contains("--scratch"), "{}", error.chain());
 }
 
@@ -212,7 +214,7 @@ async fn tombstones_over_chunks_that_never_were_take_no_memory() {
         never.insert(&EntryVersion { stamp: Stamp::default(), chunk, entry: 0 });
     }
     let tombstone = ids.next(rig.clock.now());
-    crate::write::commit::put_tombstone(&rig.parts, dataset, tombstone, &never).await.unwrap();
+    crate::write::commit::put_tombstone(&rig.context, dataset, tombstone, &never).await.unwrap();
     let (survey, ..) = fold(&rig, dataset, SIZES).await;
     assert_eq!(survey.deleted.0.len(), CHUNKS);
     assert!(survey.is_whole());

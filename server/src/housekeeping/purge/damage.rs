@@ -14,7 +14,7 @@ use super::plan::Ledger;
 use crate::datasets::headers::read_header;
 use crate::datasets::survey::{Survey, is_logged};
 use crate::error::{Doing, Error};
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 
 /// The reason for an early end of a purge.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl Purge<'_> {
 
     /// Refuses a dataset whose log, metadata and chunk store disagree. Missing objects that no file needs leave
     /// the log: metadata that lost its last writes has such objects. True if there were any.
-    pub(super) async fn settle(
+    pub(super) async fn check_agreement(
         &mut self,
         dataset: DatasetId,
         survey: &Survey,
@@ -81,7 +81,7 @@ impl Purge<'_> {
             Some(_) => return Err(self.damaged(&lost, "")),
             // A client writes, or another purge has removed the objects. The next purge can compare.
             None => {
-                if is_logged(self.parts, dataset, id).await? {
+                if is_logged(self.context, dataset, id).await? {
                     let name = self.name;
                     self.problem(format!("{lost}; run `dlcmd verify dl://{name}`"));
                 }
@@ -105,7 +105,7 @@ impl Purge<'_> {
         if survey.unlogged() > 0 {
             return Ok(None);
         }
-        let info = self.parts.meta.dataset(dataset).await.doing("describe dataset", dataset)?;
+        let info = self.context.meta.dataset(dataset).await.doing("describe dataset", dataset)?;
         let is_same =
             |info: &dl_meta::DatasetInfo| info.is_settled && info.version == survey.version();
         Ok(info.filter(is_same).map(|info| info.files))
@@ -121,7 +121,7 @@ impl Purge<'_> {
                 None => {
                     object.kind == ObjectKind::Part
                         && !survey.stored.contains_key(&object.id)
-                        && is_gone(self.parts, &survey.key(object)).await?
+                        && is_gone(self.context, &survey.key(object)).await?
                 }
             };
             if is_absent {
@@ -140,8 +140,8 @@ fn needed_parts(survey: &Survey, ledger: &Ledger) -> HashSet<ChunkId> {
     needed.map(|(_, extent)| extent.part).collect()
 }
 
-pub(super) async fn is_gone(parts: &Parts, key: &Key) -> Result<bool, Error> {
-    match read_header(parts, key).await {
+pub(super) async fn is_gone(context: &ServerContext, key: &Key) -> Result<bool, Error> {
+    match read_header(context, key).await {
         Err(error) if error.kind == Kind::NotFound => Ok(true),
         Err(error) if error.kind.is_retryable() => Err(error),
         Ok(_) | Err(_) => Ok(false),

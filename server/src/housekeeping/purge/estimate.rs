@@ -12,13 +12,13 @@ use crate::datasets::survey::Survey;
 impl Purge<'_> {
     /// Counts the steps of the first round of a purge, without objects to be adopted first.
     pub(super) async fn estimate(&mut self, id: DatasetId) -> Result<(), Stop> {
-        let _turn = self.turns.survey(self.parts, || self.is_awaited()).await?;
-        let record = catalog::by_id(self.parts, id).await?;
-        let now = self.parts.clock.now();
-        let mut survey = Survey::read(self.parts, id).await?;
+        let _turn = self.turns.survey(self.context, || self.is_awaited()).await?;
+        let record = catalog::by_id(self.context, id).await?;
+        let now = self.context.clock.now();
+        let mut survey = Survey::read(self.context, id).await?;
         let older = self.older(id).await;
         let (ledger, held) = self.look(&mut survey, &record).await?;
-        self.settle(id, &survey, &ledger).await?;
+        self.check_agreement(id, &survey, &ledger).await?;
         let (rules, kept) = self.rules(&record, &survey, older, now, true);
         let plan = ledger.plan(&survey, rules, &held);
         let object = |number: &usize| survey.objects.get(*number).map(|object| (*number, object));

@@ -15,7 +15,7 @@ impl Purge<'_> {
         if !self.grace.is_zero() || self.force {
             return Ok(());
         }
-        let holders = leases::holders(self.parts, id).await?;
+        let holders = leases::holders(self.context, id).await?;
         if holders.is_empty() {
             return Ok(());
         }
@@ -29,7 +29,7 @@ impl Purge<'_> {
 
     /// Names the jobs with leases; with a grace time the sweep has kept their versions.
     pub(super) async fn name_leases(&mut self, id: DatasetId) {
-        match leases::holders(self.parts, id).await {
+        match leases::holders(self.context, id).await {
             Ok(holders) => self.state.leased_by = holders,
             Err(error) => self.problem(error.chain()),
         }

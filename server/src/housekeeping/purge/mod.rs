@@ -35,7 +35,7 @@ use crate::datasets::survey::{Away, Survey};
 use crate::error::{Doing, Error};
 use crate::housekeeping::turns::Turns;
 use crate::recovery::recover;
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 use crate::snapshot::{self, Older};
 use crate::write::commit;
 
@@ -53,42 +53,42 @@ type Progress<'a> = Listener<'a, PurgeProgress>;
 
 /// Purges the datasets of a request; reports the progress through `progress`.
 pub(crate) async fn purge(
-    parts: &Parts,
+    context: &ServerContext,
     turns: &Turns,
     leftovers: &Leftovers,
     request: PurgeRequest,
     caller: &Caller,
     progress: &mpsc::Sender<Reply<PurgeProgress>>,
 ) -> Result<(), Error> {
-    let progress = Listener::new(parts, progress);
-    purge_all(parts, turns, leftovers, request, caller, &progress).await?;
+    let progress = Listener::new(context, progress);
+    purge_all(context, turns, leftovers, request, caller, &progress).await?;
     progress.end()
 }
 
 async fn purge_all(
-    parts: &Parts,
+    context: &ServerContext,
     turns: &Turns,
     leftovers: &Leftovers,
     request: PurgeRequest,
     caller: &Caller,
     progress: &Progress<'_>,
 ) -> Result<(), Error> {
-    identity::refuse_damaged(parts, "purge", "datasets").await?;
+    identity::refuse_damaged(context, "purge", "datasets").await?;
     if let Some(name) = &request.dataset {
-        let id = catalog::by_name(parts, name, caller, Detail::Record).await?.id;
-        let mut purge = Purge::new(parts, turns, name, &request, progress);
+        let id = catalog::by_name(context, name, caller, Detail::Record).await?.id;
+        let mut purge = Purge::new(context, turns, name, &request, progress);
         return purge.dataset(id).await;
     }
-    let names = names::all(parts).await?;
+    let names = names::all(context).await?;
     let mut kinds = names.unread.iter().map(|(_, error)| error.kind);
     let mut may_pass = kinds.find(|kind| kind.is_retryable());
     for (name, error) in &names.unread {
-        let mut purge = Purge::new(parts, turns, name, &request, progress);
+        let mut purge = Purge::new(context, turns, name, &request, progress);
         purge.end_with(error).await;
     }
     for (name, named) in names.live() {
-        parts.settings.refuse_read_only(ACTION, name)?;
-        let mut purge = Purge::new(parts, turns, name, &request, progress);
+        context.settings.refuse_read_only(ACTION, name)?;
+        let mut purge = Purge::new(context, turns, name, &request, progress);
         // A failure ends the purge of its dataset alone.
         if let Err(error) = purge.dataset(named.record.dataset).await {
             if error.kind == Kind::NotFound {
@@ -100,7 +100,7 @@ async fn purge_all(
         }
     }
     if !request.dry_run {
-        let swept = leftovers.sweep_deleted(parts, names::Past::All).await?;
+        let swept = leftovers.sweep_deleted(context, names::Past::All).await?;
         tracing::debug!(swept, "removed what deleted datasets had left");
     }
     match may_pass {
@@ -113,7 +113,7 @@ async fn purge_all(
 }
 
 struct Purge<'a> {
-    parts: &'a Parts,
+    context: &'a ServerContext,
     turns: &'a Turns,
     name: &'a DatasetName,
     grace: Duration,
@@ -128,7 +128,7 @@ struct Purge<'a> {
 
 impl<'a> Purge<'a> {
     fn new(
-        parts: &'a Parts,
+        context: &'a ServerContext,
         turns: &'a Turns,
         name: &'a DatasetName,
         request: &PurgeRequest,
@@ -137,7 +137,7 @@ impl<'a> Purge<'a> {
         let PurgeRequest { grace, dry_run: is_dry_run, force, .. } = *request;
         let state = PurgeProgress { dataset: name.to_string(), ..PurgeProgress::default() };
         let reported = HashSet::new();
-        Self { parts, turns, name, grace, is_dry_run, force, progress, state, reported }
+        Self { context, turns, name, grace, is_dry_run, force, progress, state, reported }
     }
 
     /// Purges the dataset. Damage is reported as a problem, and is no error.
@@ -150,7 +150,7 @@ impl<'a> Purge<'a> {
             Ok(()) => {}
             Err(Stop::Damaged(problem)) => self.problem(problem),
             Err(Stop::Failed(error)) => {
-                return Err(catalog::explained(self.parts, id, error).await);
+                return Err(catalog::explained(self.context, id, error).await);
             }
         }
         self.end().await;
@@ -158,11 +158,11 @@ impl<'a> Purge<'a> {
     }
 
     async fn rounds(&mut self, id: DatasetId) -> Result<(), Stop> {
-        let _turn = self.turns.survey(self.parts, || self.is_awaited()).await?;
-        let record = catalog::by_id(self.parts, id).await?;
+        let _turn = self.turns.survey(self.context, || self.is_awaited()).await?;
+        let record = catalog::by_id(self.context, id).await?;
         self.refuse_leased(id).await?;
         let mut origin = [0; 9];
-        self.parts.random.fill(&mut origin);
+        self.context.random.fill(&mut origin);
         let mut ids = ChunkIdMaker::new(origin);
         // Only the first round removes tombstones: a recovery may bring back a chunk read before its removal.
         let mut is_first = true;
@@ -176,10 +176,10 @@ impl<'a> Purge<'a> {
 
     /// Removes expired snapshots of older versions, but not in a dry run; gives the snapshots that are left.
     async fn sweep_snapshots(&self, id: DatasetId) -> Result<Vec<Older>, Error> {
-        let outline = self.parts.meta.outline(id).await.doing("describe dataset", id)?;
+        let outline = self.context.meta.outline(id).await.doing("describe dataset", id)?;
         match outline.filter(|now| now.record.state == DatasetState::Live) {
             Some(outline) => {
-                snapshot::sweep(self.parts, id, outline.version, self.is_dry_run).await
+                snapshot::sweep(self.context, id, outline.version, self.is_dry_run).await
             }
             None => Ok(Vec::new()),
         }
@@ -202,17 +202,17 @@ impl<'a> Purge<'a> {
         ids: &mut ChunkIdMaker,
         is_first: bool,
     ) -> Result<bool, Stop> {
-        let (began, now) = (self.parts.clock.monotonic(), self.parts.clock.now());
-        let problems = recover::adopt_unlogged(self.parts, self.name).await?;
+        let (began, now) = (self.context.clock.monotonic(), self.context.clock.now());
+        let problems = recover::adopt_unlogged(self.context, self.name).await?;
         self.refuse_problems(&problems)?;
-        let mut survey = Survey::read(self.parts, record.id).await?;
+        let mut survey = Survey::read(self.context, record.id).await?;
         let older = self.older(record.id).await;
         let (ledger, held) = self.look(&mut survey, record).await?;
         if survey.has_restamped {
-            recover::take_stamps(self.parts, self.name).await?;
+            recover::take_stamps(self.context, self.name).await?;
             return Ok(true);
         }
-        if self.settle(record.id, &survey, &ledger).await? {
+        if self.check_agreement(record.id, &survey, &ledger).await? {
             return Ok(true);
         }
         let (rules, kept) = self.rules(record, &survey, older, now, is_first);
@@ -263,7 +263,7 @@ impl<'a> Purge<'a> {
             now,
             grace: self.grace,
             read_until,
-            settled: self.parts.limits.settled(),
+            quiet_age: self.context.limits.quiet_age(),
             chunk_size: record.shape.size().into(),
             with_tombstones,
         };
@@ -288,7 +288,7 @@ impl<'a> Purge<'a> {
             self.mention(checked);
             self.refuse_read_only()
         };
-        let mut shares = survey.shares(self.parts, record.shape, heard).await?;
+        let mut shares = survey.shares(self.context, record.shape, heard).await?;
         self.state.checked = self.state.objects;
         while let Some(rows) = shares.next().await? {
             self.refuse_read_only()?;
@@ -298,11 +298,11 @@ impl<'a> Purge<'a> {
             self.tell().await;
         }
         let (mut held, mut away) = (HashSet::new(), Away::default());
-        let mut tombstones = std::pin::pin!(survey.headers(self.parts, survey.tombstones()));
+        let mut tombstones = std::pin::pin!(survey.headers(self.context, survey.tombstones()));
         while let Some((number, header)) = tombstones.next().await {
             // An unreadable tombstone may name an entry of a chunk.
             if away
-                .note(self.parts, header)
+                .note(self.context, header)
                 .await?
                 .map_or(true, |header| ledger.is_held(header.deletions()))
             {
@@ -320,8 +320,8 @@ impl<'a> Purge<'a> {
     ) -> Result<(), Error> {
         for deletions in deletions.split() {
             self.refuse_read_only()?;
-            let id = ids.next(self.parts.clock.now());
-            commit::put_tombstone(self.parts, dataset, id, &deletions).await?;
+            let id = ids.next(self.context.clock.now());
+            commit::put_tombstone(self.context, dataset, id, &deletions).await?;
         }
         Ok(())
     }
@@ -341,8 +341,8 @@ impl<'a> Purge<'a> {
             return Ok(moved);
         }
         let bytes = rewrite::memory(record.shape);
-        let _room = self.turns.rewrite(self.parts, bytes, || self.is_awaited()).await?;
-        let mut rewriter = Rewriter::new(self.parts, record, ids, self.fresh(), began);
+        let _room = self.turns.rewrite(self.context, bytes, || self.is_awaited()).await?;
+        let mut rewriter = Rewriter::new(self.context, record, ids, self.fresh(), began);
         let written = self.state.written;
         for number in &plan.rewrite {
             let (Some(object), Some(state)) =
@@ -384,10 +384,10 @@ impl<'a> Purge<'a> {
             self.retire(dataset, &ids).await?;
             let keys = objects.into_iter().map(|object| (survey.key(object), object.object_length));
             let keys: Vec<(Key, u64)> = keys.collect();
-            let (parts, name) = (self.parts, self.name);
+            let (context, name) = (self.context, self.name);
             let removed = stream::iter(keys).map(|(key, bytes)| async move {
-                parts.settings.refuse_read_only(ACTION, name)?;
-                let removed = parts.store.delete(&key).await;
+                context.settings.refuse_read_only(ACTION, name)?;
+                let removed = context.store.delete(&key).await;
                 removed.map(|()| bytes).storing("remove object", key)
             });
             let removed: Vec<u64> =
@@ -400,7 +400,7 @@ impl<'a> Purge<'a> {
     }
 
     async fn retire(&self, dataset: DatasetId, ids: &[ChunkId]) -> Result<(), Stop> {
-        match self.parts.meta.retire(dataset, ids).await {
+        match self.context.meta.retire(dataset, ids).await {
             Ok(()) => Ok(()),
             Err(error) if error.kind == dl_meta::Kind::Conflict => {
                 let found =
@@ -421,7 +421,7 @@ impl<'a> Purge<'a> {
             bytes += object.object_length;
         }
         (self.state.waiting, self.state.waiting_bytes) = (count, bytes);
-        let now = self.parts.clock.now();
+        let now = self.context.clock.now();
         let mut longest = plan.until.duration_since(now).unwrap_or_default().max(kept);
         if !moved.is_empty() {
             // Copies have later stamps than all objects of the log, and than the clock.
@@ -434,12 +434,12 @@ impl<'a> Purge<'a> {
 
     /// Ends the purge as soon as the servers are set to read-only.
     fn refuse_read_only(&self) -> Result<(), Error> {
-        self.parts.settings.refuse_read_only(ACTION, self.name)
+        self.context.settings.refuse_read_only(ACTION, self.name)
     }
 
     /// Time for which a look-up is valid.
     fn fresh(&self) -> Duration {
-        self.parts.limits.clock_skew / FRESH_PART
+        self.context.limits.clock_skew / FRESH_PART
     }
 
     /// Reports that the purge waits for its turn; whether the client is still there.

@@ -32,7 +32,7 @@ pub(super) struct Rules {
     /// Objects needed after this stamp may still be read by a snapshot of an older version.
     pub(super) read_until: Option<Stamp>,
     /// The least age of the id: before, the put may be repeated, or a client may write an object in need of it.
-    pub(super) settled: Duration,
+    pub(super) quiet_age: Duration,
     pub(super) chunk_size: u64,
     pub(super) with_tombstones: bool,
 }
@@ -178,7 +178,7 @@ impl Ledger {
         let parts = Parts::new(survey);
         let (rewrite, waiting) = self.rewrites(survey, rules, is_whole);
         let young = waiting.iter().filter_map(|number| survey.objects.get(*number));
-        let until = young.map(|object| rules.settles(object)).max().unwrap_or(rules.now);
+        let until = young.map(|object| rules.quiet_at(object)).max().unwrap_or(rules.now);
         let mut plan = PurgePlan { rewrite, remove: Vec::new(), waiting, until };
         for (number, object) in survey.objects.iter().enumerate() {
             let fate = match object.kind {
@@ -237,7 +237,7 @@ impl Ledger {
             if !may_go(number, state) {
                 continue;
             }
-            let list = match (state.has_holes(), rules.settles(object) <= rules.now) {
+            let list = match (state.has_holes(), rules.quiet_at(object) <= rules.now) {
                 (true, true) => &mut chosen,
                 (true, false) => &mut young,
                 (false, _) if !state.is_small(rules.chunk_size) => continue,
@@ -270,11 +270,11 @@ impl Rules {
 
     /// The time until which an object stays, without regard to snapshots.
     fn until(self, object: &ObjectRecord, since: Stamp) -> SystemTime {
-        later(since.time(), self.grace).max(self.settles(object))
+        later(since.time(), self.grace).max(self.quiet_at(object))
     }
 
-    fn settles(self, object: &ObjectRecord) -> SystemTime {
-        later(object.id.sealed_at(), self.settled)
+    fn quiet_at(self, object: &ObjectRecord) -> SystemTime {
+        later(object.id.sealed_at(), self.quiet_age)
     }
 }
 

@@ -18,7 +18,7 @@ use dl_store::{ByteRange, Key, ObjectRange};
 
 use crate::datasets::headers::read_header;
 use crate::error::{Doing, Error};
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 use crate::write::commit;
 
 /// Bytes of files read together.
@@ -36,7 +36,7 @@ pub(super) fn memory(shape: ChunkShape) -> u64 {
 /// Packs files into chunks.
 #[derive(Debug)]
 pub(super) struct Rewriter<'a> {
-    parts: &'a Parts,
+    context: &'a ServerContext,
     record: &'a DatasetRecord,
     ids: &'a mut ChunkIdMaker,
     /// Time after the look-up of a file within which its copy may be committed.
@@ -63,14 +63,14 @@ pub(super) enum Moved {
 
 impl<'a> Rewriter<'a> {
     pub(super) fn new(
-        parts: &'a Parts,
+        context: &'a ServerContext,
         record: &'a DatasetRecord,
         ids: &'a mut ChunkIdMaker,
         fresh: Duration,
         surveyed: Duration,
     ) -> Self {
         let open = fresh_chunk(record);
-        Self { parts, record, ids, fresh, surveyed, open, seen: None, written: 0 }
+        Self { context, record, ids, fresh, surveyed, open, seen: None, written: 0 }
     }
 
     /// Moves the entries `kept` of a chunk that are still alive. [`Rewriter::finish`] commits the last of them.
@@ -84,7 +84,7 @@ impl<'a> Rewriter<'a> {
         if self.seen.is_some_and(|seen| self.since(seen) > self.fresh / 2) {
             self.finish().await?;
         }
-        let header = match read_header(self.parts, key).await {
+        let header = match read_header(self.context, key).await {
             Ok(header) => header,
             // Another purge was faster.
             Err(error) if error.kind == Kind::NotFound => return Ok(Moved::All),
@@ -151,14 +151,14 @@ impl<'a> Rewriter<'a> {
     /// as alive as long as the survey is fresh.
     async fn alive(&self, chunk: &Committed, kept: &EntrySet) -> Result<Alive, Error> {
         let mut alive =
-            Alive { entries: Vec::new(), is_hidden: false, seen: self.parts.clock.monotonic() };
+            Alive { entries: Vec::new(), is_hidden: false, seen: self.context.clock.monotonic() };
         let is_fresh = self.since(self.surveyed) <= self.fresh / 2;
         let entries = chunk.header().entries().filter(|entry| kept.contains(entry.number));
         let entries: Vec<Entry> = entries.collect();
         for entries in entries.chunks(PATHS_AT_ONCE) {
             let paths: Vec<FilePath> = entries.iter().map(|entry| entry.path.clone()).collect();
             let found = self
-                .parts
+                .context
                 .meta
                 .lookup(self.record.id, &paths)
                 .await
@@ -182,7 +182,7 @@ impl<'a> Rewriter<'a> {
     }
 
     fn since(&self, seen: Duration) -> Duration {
-        self.parts.clock.monotonic().saturating_sub(seen)
+        self.context.clock.monotonic().saturating_sub(seen)
     }
 
     async fn read(
@@ -197,8 +197,8 @@ impl<'a> Rewriter<'a> {
         };
         let wanted: Vec<ObjectRange> = batch.iter().filter_map(range).collect();
         // A damaged copy in the fast store must not pass for a damaged chunk.
-        self.parts.store.invalidate(key);
-        let mut read = self.parts.store.read(&wanted).await.into_iter();
+        self.context.store.invalidate(key);
+        let mut read = self.context.store.read(&wanted).await.into_iter();
         let mut answers = Vec::with_capacity(batch.len());
         for entry in batch {
             // An empty file has no range.
@@ -256,11 +256,11 @@ impl<'a> Rewriter<'a> {
                        look at the chunk store, and run purge again";
             return Err(Error::new(Kind::TimedOut, "move files of dataset", self.record.id, why));
         }
-        let id = self.ids.next(self.parts.clock.now());
+        let id = self.ids.next(self.context.clock.now());
         let sealed = chunk.seal(id, self.record.id);
         let object = sealed.as_slice().to_vec();
         drop(sealed);
-        commit::put_rewritten(self.parts, object).await?;
+        commit::put_rewritten(self.context, object).await?;
         self.written += 1;
         Ok(())
     }

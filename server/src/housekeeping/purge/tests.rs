@@ -13,7 +13,7 @@ use dl_runtime::{Clock, ManualClock};
 use super::damage::is_gone;
 use super::*;
 use crate::housekeeping::turns::Turns;
-use crate::shared::parts::object_key;
+use crate::shared::context::object_key;
 use crate::testing::{self, Rig, chunk, dataset, path, rig};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -39,8 +39,8 @@ impl Scene {
     }
 
     async fn commit(&self, sealed: &Sealed) -> Result<Stamp, Error> {
-        let (parts, object) = (&self.rig.parts, sealed.as_slice().to_vec());
-        testing::commit(parts, self.id, object, parts.clock.now()).await
+        let (context, object) = (&self.rig.context, sealed.as_slice().to_vec());
+        testing::commit(context, self.id, object, context.clock.now()).await
     }
 
     /// Puts files of 1,000 bytes.
@@ -62,11 +62,11 @@ impl Scene {
     /// Stores a snapshot of the present version.
     async fn snapshot(&self) {
         let snapshots = snapshot::Snapshots::new(Arc::default());
-        snapshots.find(&self.rig.parts, self.id, None).await.unwrap();
+        snapshots.find(&self.rig.context, self.id, None).await.unwrap();
     }
 
     async fn find(&self, name: &str) -> Option<FileRecord> {
-        let found = self.rig.parts.meta.lookup(self.id, &[path(name)]).await.unwrap();
+        let found = self.rig.context.meta.lookup(self.id, &[path(name)]).await.unwrap();
         match found.as_slice() {
             [Found::File(record)] => Some(*record),
             _ => None,
@@ -77,12 +77,12 @@ impl Scene {
         let mut deletions = Deletions::default();
         deletions.insert(&version);
         let id = ids(99).next(self.rig.clock.now());
-        commit::put_tombstone(&self.rig.parts, self.id, id, &deletions).await.unwrap();
+        commit::put_tombstone(&self.rig.context, self.id, id, &deletions).await.unwrap();
         id
     }
 
     async fn is_logged(&self, id: ChunkId) -> bool {
-        crate::datasets::survey::is_logged(&self.rig.parts, self.id, id).await.unwrap()
+        crate::datasets::survey::is_logged(&self.rig.context, self.id, id).await.unwrap()
     }
 
     /// What happens to the reads of the next purge, from the first one of a header.
@@ -93,10 +93,10 @@ impl Scene {
 
     /// How much of something there is before a purge lists the objects, and reads headers.
     async fn begun(&self, count: impl Fn(&dl_store::Counts) -> u64) -> usize {
-        let (parts, name) = (&self.rig.parts, dataset("ds"));
+        let (context, name) = (&self.rig.context, dataset("ds"));
         let before = count(&self.rig.counters.counts());
-        catalog::by_name(parts, &name, &Caller::Everybody, Detail::Record).await.unwrap();
-        recover::adopt_unlogged(parts, &name).await.unwrap();
+        catalog::by_name(context, &name, &Caller::Everybody, Detail::Record).await.unwrap();
+        recover::adopt_unlogged(context, &name).await.unwrap();
         usize::try_from(count(&self.rig.counters.counts()) - before).unwrap()
     }
 
@@ -145,9 +145,9 @@ async fn a_dry_run_says_what_a_purge_gives_back_and_changes_nothing() {
     // Not in the log: a purge adopts it, and a dry run does not.
     scene.store("unlogged").await;
     let contents = async || {
-        let stored: Vec<_> = scene.rig.parts.store.list(&dl_store::Prefix::ROOT).collect().await;
+        let stored: Vec<_> = scene.rig.context.store.list(&dl_store::Prefix::ROOT).collect().await;
         let stored = stored.into_iter().map(Result::unwrap).map(|object| (object.key, object.size));
-        (stored.collect::<Vec<_>>(), scene.rig.parts.meta.log(scene.id).await.unwrap())
+        (stored.collect::<Vec<_>>(), scene.rig.context.meta.log(scene.id).await.unwrap())
     };
     let before = contents().await;
     for grace in [Duration::from_secs(900), Duration::ZERO] {
@@ -175,7 +175,7 @@ async fn small_chunks_are_counted_until_a_purge_has_merged_them() {
     }
     let small = async || {
         let name = dataset("ds");
-        let found = catalog::by_name(&scene.rig.parts, &name, &Caller::Everybody, Detail::Counts);
+        let found = catalog::by_name(&scene.rig.context, &name, &Caller::Everybody, Detail::Counts);
         let small = found.await.unwrap().small;
         (small.chunks, small.bytes)
     };
@@ -216,7 +216,7 @@ async fn a_purge_that_looks_for_an_hour_moves_what_is_alive_then_and_nothing_els
         assert_eq!(scene.find(&name.to_string()).await.unwrap().holder.chunk, moved, "{name}");
     }
     // All but these two.
-    let log = scene.rig.parts.meta.log(scene.id).await.unwrap();
+    let log = scene.rig.context.meta.log(scene.id).await.unwrap();
     assert_eq!(log.iter().find(|object| object.id == moved).unwrap().entry_count, 19);
 
     scene.rig.clock.advance(SETTLED);
@@ -252,7 +252,7 @@ async fn parts_of_an_upload_that_goes_on_stay_and_one_that_stood_still_is_refuse
         };
         let ((done, ()), _) = scene.rig.run(futures::future::join(scene.purge(), meanwhile)).await;
         let key = object_key(scene.id, extent.part, ObjectKind::Part);
-        let is_stored = !is_gone(&scene.rig.parts, &key).await.unwrap();
+        let is_stored = !is_gone(&scene.rig.context, &key).await.unwrap();
         assert_eq!((is_stored, scene.is_logged(extent.part).await), (goes_on, goes_on));
         assert_eq!(done.removed, u64::from(!goes_on), "{done:?}");
         match put.unwrap() {
@@ -350,7 +350,7 @@ async fn what_ended_by_a_put_that_comes_late_while_a_purge_looks_stays_for_a_sna
         scene.rig.clock.advance(Duration::from_secs(1));
         let (id, key, object) = scene.store("a").await;
         // It is stamped, and still on its way.
-        scene.rig.parts.store.delete(&key).await.unwrap();
+        scene.rig.context.store.delete(&key).await.unwrap();
         scene.rig.clock.advance(Duration::from_secs(1));
         scene.put(3, ["b".to_owned()]).await;
         if is_stored {
@@ -362,8 +362,8 @@ async fn what_ended_by_a_put_that_comes_late_while_a_purge_looks_stays_for_a_sna
         scene.rig.store.script("list", before.chain([slow]));
         let comes = async {
             scene.rig.clock.sleep(Duration::from_secs(30)).await;
-            scene.rig.parts.store.create(&key, object).await.unwrap();
-            recover::adopt_unlogged(&scene.rig.parts, &dataset("ds")).await.unwrap();
+            scene.rig.context.store.create(&key, object).await.unwrap();
+            recover::adopt_unlogged(&scene.rig.context, &dataset("ds")).await.unwrap();
         };
         let purge = scene.steps_with(Duration::from_secs(60));
         let ((steps, ()), _) = scene.rig.run(futures::future::join(purge, comes)).await;
@@ -419,7 +419,7 @@ async fn what_was_seen_alive_too_long_ago_is_not_committed() {
     let request = request(Some("ds"), Duration::ZERO);
     let ((done, _), _) = scene.rig.run(scene.rig.purge(request)).await;
     assert_eq!(done.unwrap_err().kind, Kind::TimedOut);
-    let objects = scene.rig.parts.meta.log(scene.id).await.unwrap();
+    let objects = scene.rig.context.meta.log(scene.id).await.unwrap();
     assert_eq!(objects.len(), 2, "nothing was moved, and nothing removed");
     assert!(scene.find("7").await.is_some_and(|record| record.length == 1_000));
 }
@@ -440,7 +440,7 @@ async fn lost_objects_leave_the_log_when_no_file_needs_them() {
     scene.put(2, ["a".to_owned()]).await;
     let lose = async |id, kind| {
         let key = object_key(scene.id, id, kind);
-        scene.rig.parts.store.delete(&key).await.unwrap();
+        scene.rig.context.store.delete(&key).await.unwrap();
     };
     lose(dead, ObjectKind::Chunk).await;
     assert_eq!(scene.purge().await.problems, Vec::<String>::new());
@@ -458,7 +458,7 @@ async fn lost_objects_leave_the_log_when_no_file_needs_them() {
 #[tokio::test]
 async fn what_a_server_that_is_behind_still_takes_stays() {
     let scene = Scene::new().await;
-    let (parts, minutes) = (&scene.rig.parts, |count: u64| Duration::from_secs(60 * count));
+    let (context, minutes) = (&scene.rig.context, |count: u64| Duration::from_secs(60 * count));
     let now = scene.rig.clock.now();
     let of_client = ids(1).next(now - minutes(29) / 2);
     let first = chunk(of_client, scene.id, ["a".to_owned()], &[1; 1_000]);
@@ -469,7 +469,7 @@ async fn what_a_server_that_is_behind_still_takes_stays() {
     let done = scene.purge().await;
     assert_eq!((done.removed, done.waiting), (0, 1), "{done:?}");
     let behind = Arc::new(ManualClock::new(scene.rig.clock.now() - minutes(29)));
-    let behind = Parts { clock: behind, ..parts.clone() };
+    let behind = ServerContext { clock: behind, ..context.clone() };
     let began = behind.clock.now() - minutes(15);
     let object = first.as_slice().to_vec();
     let again = testing::commit(&behind, scene.id, object, began).await;
@@ -488,8 +488,8 @@ async fn a_dataset_that_is_deleted_meanwhile_is_no_problem_of_a_purge_of_all() {
     scene.put(1, ["a".to_owned()]).await;
     let other = scene.rig.create("other").await;
     scene.rig.store_chunk(other, 1).await;
-    let (parts, turns) = (&scene.rig.parts, Turns::new());
-    let surveys = [turns.survey(parts, || true).await, turns.survey(parts, || true).await];
+    let (context, turns) = (&scene.rig.context, Turns::new());
+    let surveys = [turns.survey(context, || true).await, turns.survey(context, || true).await];
     let deletes = async {
         scene.rig.clock.sleep(Duration::from_secs(1)).await;
         scene.rig.delete("ds", scene.id).await.unwrap();

@@ -72,7 +72,7 @@ impl Verify<'_> {
         let mut query = everything();
         loop {
             let page =
-                self.parts.meta.list(self.id, &query).await.doing("list dataset", self.id)?;
+                self.context.meta.list(self.id, &query).await.doing("list dataset", self.id)?;
             for entry in &page {
                 let ListEntry::File(path, record) = entry else { continue };
                 let chunk = record.holder.chunk;

@@ -16,7 +16,7 @@ use super::{Away, Remedy, Verify};
 use crate::datasets::headers::read_header;
 use crate::datasets::survey::{Survey, cut, is_logged};
 use crate::error::{Doing, Error};
-use crate::shared::parts::prefix;
+use crate::shared::context::prefix;
 
 /// The most objects outside of the log whose headers are read: of more objects, most can be recovered.
 const LOOKED_INTO: usize = 1_000;
@@ -64,7 +64,7 @@ impl Verify<'_> {
                 continue;
             }
             // The part may have come after the log was read.
-            if !is_logged(self.parts, self.id, part).await? {
+            if !is_logged(self.context, self.id, part).await? {
                 lost.insert(part, Lost { number: None, damage: None, whole: None });
             }
         }
@@ -82,11 +82,11 @@ impl Verify<'_> {
             // Lost parts were reported before.
             object.is_some_and(|object| !self.lost.contains(&object.id))
         });
-        let (parts, mut away, mut damaged) = (self.parts, Away::default(), Vec::new());
-        let mut headers = std::pin::pin!(survey.headers(parts, numbers.collect()));
+        let (context, mut away, mut damaged) = (self.context, Away::default(), Vec::new());
+        let mut headers = std::pin::pin!(survey.headers(context, numbers.collect()));
         while let Some((number, header)) = headers.next().await {
             let Some(object) = survey.objects.get(number) else { continue };
-            match away.note(parts, header).await? {
+            match away.note(context, header).await? {
                 Ok(header) if self.can_be_adopted(survey, object.id, &header) => {}
                 // Removed since the listing, or reported before.
                 Err(error) if error.kind == Kind::NotFound => {}
@@ -105,7 +105,7 @@ impl Verify<'_> {
             self.lost.insert(part);
             self.mention(self.state.checked)?;
             let is_told = self.name_damaged_part(survey, part).await?;
-            if is_told || !is_logged(self.parts, self.id, part).await? {
+            if is_told || !is_logged(self.context, self.id, part).await? {
                 continue;
             }
             if is_whole {
@@ -171,7 +171,7 @@ impl Verify<'_> {
         if unlogged > LOOKED_INTO {
             return None;
         }
-        match read_header(self.parts, key).await {
+        match read_header(self.context, key).await {
             Ok(header) if self.can_be_adopted(survey, id, &header) => None,
             Ok(header) => {
                 let own = header.object_length();
@@ -218,7 +218,7 @@ impl Verify<'_> {
             });
             let missed: Vec<(usize, ChunkId)> = missed.collect();
             let asked = stream::iter(missed).map(|(number, id)| async move {
-                let is_logged = is_logged(self.parts, self.id, id).await?;
+                let is_logged = is_logged(self.context, self.id, id).await?;
                 Ok::<_, Error>(is_logged.then_some(number))
             });
             let mut asked = std::pin::pin!(asked.buffered(ASKED_AT_ONCE));
@@ -234,7 +234,7 @@ impl Verify<'_> {
         self.mention(self.state.checked)?;
         let below = prefix(hash_prefix(self.id, folder));
         let listed =
-            self.parts.store.list_sorted(&below).await.storing("list objects below", &below)?;
+            self.context.store.list_sorted(&below).await.storing("list objects below", &below)?;
         Ok(listed.into_iter().map(|object| object.key).collect())
     }
 }

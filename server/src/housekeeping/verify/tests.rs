@@ -5,7 +5,7 @@ use dl_meta::MetaStore;
 use dl_runtime::fault::Fault;
 
 use super::*;
-use crate::shared::parts::object_key;
+use crate::shared::context::object_key;
 use crate::testing::{Rig, chunk, path, rig, until_met};
 
 /// Verifies; gives the reports, and the end.
@@ -27,7 +27,7 @@ async fn findings_come_in_messages_that_are_not_too_large() {
     let id = rig.create("ds").await;
     for number in 0..2_500 {
         let stray = format!("{}/stray-{number}", dl_format::dataset_prefix(id));
-        rig.parts.store.create(&crate::shared::parts::key(stray), "x".into()).await.unwrap();
+        rig.context.store.create(&crate::shared::context::key(stray), "x".into()).await.unwrap();
     }
     let (steps, ended) = steps(&rig, false).await;
     ended.unwrap();
@@ -81,7 +81,7 @@ async fn what_a_purge_removes_meanwhile_is_not_missed() {
     until_met(&rig.store, "read", &mut verified).await;
     rig.memory.retire(id, &chunks[..1]).await.unwrap();
     let key = object_key(id, chunks[0], ObjectKind::Chunk);
-    rig.parts.store.delete(&key).await.unwrap();
+    rig.context.store.delete(&key).await.unwrap();
     let mut wrong = verified.await;
     wrong.retain(|one| !one.problem.contains("was being written to"));
     assert_eq!(wrong, []);
@@ -96,7 +96,7 @@ async fn beside_damage_nobody_is_told_to_throw_the_metadata_away() {
     let newer = rig.store_chunk(id, 0).await;
     rig.adopt().await;
     let key = object_key(id, newer, ObjectKind::Chunk);
-    let mut object = rig.parts.store.read_all(&key).await.unwrap().to_vec();
+    let mut object = rig.context.store.read_all(&key).await.unwrap().to_vec();
     object[100] ^= 0xff;
     rig.replace(&key, object).await;
     let found = findings(&rig, false).await;
@@ -107,7 +107,7 @@ async fn beside_damage_nobody_is_told_to_throw_the_metadata_away() {
 
 /// Stores the file `large`, of one part and a tail; gives the key of the part and what is there.
 async fn store_large(rig: &Rig, id: DatasetId, ids: &mut ChunkIdMaker) -> (Key, Bytes) {
-    let (shape, mut next) = (ChunkShape::default(), || ids.next(rig.parts.clock.now()));
+    let (shape, mut next) = (ChunkShape::default(), || ids.next(rig.context.clock.now()));
     let (part, extent) = Sealed::part(shape, next(), id, &[1; 1_000]).unwrap();
     let stored = rig.store_sealed(&part).await;
     let mut last = ChunkWriter::new(shape, Vec::new());
@@ -147,7 +147,7 @@ async fn what_a_chunk_has_too_much_is_to_be_cut_off() {
     let id = rig.create("ds").await;
     let key = object_key(id, rig.store_chunk(id, 1).await, ObjectKind::Chunk);
     rig.adopt().await;
-    let object = rig.parts.store.read_all(&key).await.unwrap();
+    let object = rig.context.store.read_all(&key).await.unwrap();
     let (own, grown) = (object.len(), [&object[..], b"more"].concat());
     for (bytes, is_told) in [(grown, true), (object.to_vec(), false)] {
         rig.replace(&key, bytes).await;
@@ -159,7 +159,7 @@ async fn what_a_chunk_has_too_much_is_to_be_cut_off() {
     // Also of one that the metadata lacks.
     let other = rig.store_chunk(id, 2).await;
     let key = object_key(id, other, ObjectKind::Chunk);
-    let object = rig.parts.store.read_all(&key).await.unwrap();
+    let object = rig.context.store.read_all(&key).await.unwrap();
     rig.replace(&key, [&object[..], b"more"].concat()).await;
     let remedies = findings(&rig, false).await;
     let own = object.len();
@@ -177,7 +177,7 @@ async fn a_damaged_part_that_no_file_needs_any_more_is_told() {
     let id = rig.create("ds").await;
     let mut ids = ChunkIdMaker::new([7; 9]);
     let (key, object) = store_large(&rig, id, &mut ids).await;
-    let newer = ids.next(rig.parts.clock.now());
+    let newer = ids.next(rig.context.clock.now());
     rig.store_sealed(&chunk(newer, id, ["large".to_owned()], b"small")).await;
     rig.adopt().await;
     assert_eq!(findings(&rig, false).await, []);

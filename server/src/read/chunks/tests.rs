@@ -14,7 +14,7 @@ async fn store(rig: &Rig, dataset: DatasetId, number: u8, length: usize) -> (Chu
     let id = ChunkId::from_bytes([number; 16]);
     let bytes: Bytes = (0..length).map(|n| (n.wrapping_mul(31) >> 4) as u8 ^ number).collect();
     let key = object_key(dataset, id, ObjectKind::Chunk);
-    rig.parts.store.create(&key, bytes.clone()).await.unwrap();
+    rig.context.store.create(&key, bytes.clone()).await.unwrap();
     (id, bytes)
 }
 
@@ -29,13 +29,13 @@ struct Asked {
     reserved: Arc<Reservation>,
 }
 
-fn ask(parts: &Parts, budget: u32, request: GetChunksRequest) -> Asked {
+fn ask(context: &ServerContext, budget: u32, request: GetChunksRequest) -> Asked {
     let (replies, came) = mpsc::channel(2);
     let (budget, reserved) = (Budget::new(budget, "test"), Arc::<Reservation>::default());
-    let (parts, reads, held) = (parts.clone(), budget.clone(), Arc::clone(&reserved));
+    let (context, reads, held) = (context.clone(), budget.clone(), Arc::clone(&reserved));
     dl_runtime::spawn(async move {
-        let executor = Executor::new(Arc::clone(&parts.store));
-        get(&parts, &executor, (&reads, &held), request, replies).await.unwrap();
+        let executor = Executor::new(Arc::clone(&context.store));
+        get(&context, &executor, (&reads, &held), request, replies).await.unwrap();
     });
     Asked { came, budget, reserved }
 }
@@ -86,7 +86,7 @@ async fn ranges_come_whole_and_in_order_however_little_memory_there_is() {
         range(long, 310_000, 1),
     ];
     for budget in [64 * MIB, 3 * MIB, 400_000] {
-        let asked = ask(&rig.parts, budget, request(dataset, &ranges));
+        let asked = ask(&rig.context, budget, request(dataset, &ranges));
         let answer = asked.answer(ranges.len()).await;
         for (range, (bytes, failed)) in ranges.iter().zip(answer) {
             let object = if range.chunk == long { &long_bytes } else { &short_bytes };
@@ -110,7 +110,7 @@ async fn a_chunk_that_is_not_there_or_too_short_or_of_another_dataset_fails_alon
         range(there, 399_999, 2),
         range(there, 1, 2),
     ];
-    let asked = ask(&rig.parts, 64 * MIB, request(dataset, &ranges));
+    let asked = ask(&rig.context, 64 * MIB, request(dataset, &ranges));
     let answer = asked.answer(ranges.len()).await;
     let kinds: Vec<_> = answer.iter().map(|(_, why)| why.as_ref().map(|(kind, _)| *kind)).collect();
     assert_eq!(
@@ -127,7 +127,7 @@ async fn a_client_that_takes_nothing_holds_two_waves_and_no_more_than_its_memory
     let (long, _) = store(&rig, dataset, 1, 60 << 20).await;
     let ranges = [range(long, 0, 60 * MIB); 64];
     let before = rig.counters.counts().read_bytes;
-    let asked = ask(&rig.parts, 48 * MIB, request(dataset, &ranges));
+    let asked = ask(&rig.context, 48 * MIB, request(dataset, &ranges));
     for _ in 0..1_000 {
         tokio::task::yield_now().await;
     }
@@ -149,12 +149,12 @@ async fn copies_are_given_up_when_the_request_says_so() {
     let dataset = rig.create("ds").await;
     let (one, _) = store(&rig, dataset, 1, 300_000).await;
     let (two, _) = store(&rig, dataset, 2, 10).await;
-    let careless = Arc::new(Careless::new(Arc::clone(&rig.parts.store)));
-    let parts = Parts { store: Arc::<Careless>::clone(&careless), ..rig.parts.clone() };
+    let careless = Arc::new(Careless::new(Arc::clone(&rig.context.store)));
+    let context = ServerContext { store: Arc::<Careless>::clone(&careless), ..rig.context.clone() };
     let ranges = [range(one, 0, 300_000), range(two, 0, 10)];
     for pass_copies in [false, true] {
         let request = GetChunksRequest { pass_copies, ..request(dataset, &ranges) };
-        ask(&parts, 64 * MIB, request).answer(2).await;
+        ask(&context, 64 * MIB, request).answer(2).await;
         let keys = [one, two].map(|id| object_key(dataset, id, ObjectKind::Chunk));
         let expected = if pass_copies { keys.to_vec() } else { Vec::new() };
         assert_eq!(careless.invalidated(), expected);

@@ -231,7 +231,7 @@ impl<R: Reads> Store for ReadOnly<R> {
         unreachable!("it is only read")
     }
 
-    async fn settle(&self, _: &[Key]) -> Result<(), dl_store::Error> {
+    async fn make_durable(&self, _: &[Key]) -> Result<(), dl_store::Error> {
         unreachable!("it is only read")
     }
 

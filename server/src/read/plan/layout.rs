@@ -12,7 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 pub(super) use crate::datasets::headers::FIRST_READ;
 use crate::datasets::headers::{read_header, read_headers};
 use crate::error::Error;
-use crate::shared::parts::{Budget, Parts, object_key};
+use crate::shared::context::{Budget, ServerContext, object_key};
 
 /// Most headers read at once.
 const AT_ONCE: u64 = 32;
@@ -111,7 +111,7 @@ impl Layouts {
     /// Replaces the known layouts by the layouts of `chunks`. `to_their_ends` also detects objects cut short.
     pub(super) async fn read(
         &mut self,
-        parts: &Parts,
+        parts: &ServerContext,
         budget: &Budget,
         dataset: DatasetId,
         chunks: &[ChunkId],
@@ -151,7 +151,7 @@ impl Layouts {
     /// Reads a header of `length` bytes, if memory is free now.
     async fn read_long(
         &mut self,
-        parts: &Parts,
+        parts: &ServerContext,
         budget: &Budget,
         key: &Key,
         length: u64,

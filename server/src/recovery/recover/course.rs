@@ -21,7 +21,7 @@ use crate::auth::Caller;
 use crate::datasets::identity;
 use crate::datasets::names::{self, Named, Names};
 use crate::error::{Doing, Error};
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 
 /// Datasets in parallel: most are small, and cost latency alone.
 const DATASETS_AT_ONCE: usize = 8;
@@ -31,7 +31,7 @@ const SLACK: Duration = Duration::from_secs(30 * 60);
 
 #[derive(Debug)]
 pub(super) struct Recovery<'a> {
-    pub(super) parts: &'a Parts,
+    pub(super) context: &'a ServerContext,
     pub(super) request: RecoverRequest,
     pub(super) caller: &'a Caller,
     pub(super) reads: Reads,
@@ -62,11 +62,11 @@ impl Recovery<'_> {
         found: impl Future<Output = BTreeSet<DatasetId>>,
     ) -> Result<(), Error> {
         let wanted = self.request.dataset.as_ref();
-        let mut failed = living::restore_names(self.parts, wanted, self.caller).await?;
+        let mut failed = living::restore_names(self.context, wanted, self.caller).await?;
         if let Some(name) = wanted {
             match failed.pop() {
                 Some((_, error)) => return Err(error),
-                None => is_there(self.parts, name, self.caller).await?,
+                None => is_there(self.context, name, self.caller).await?,
             }
         }
         for (name, error) in &failed {
@@ -80,17 +80,18 @@ impl Recovery<'_> {
         &self,
         found: impl Future<Output = BTreeSet<DatasetId>>,
     ) -> Result<(), Error> {
-        let (parts, progress) = (self.parts, self.progress);
-        let bound = parts.meta.identity().await.doing("look into", &parts.meta)?;
-        let rebuild = parts.meta.begin_rebuild().await.doing("begin to rebuild", &parts.meta)?;
-        let refused = parts.meta.damage().await.doing("look for damage in", &parts.meta)?;
+        let (context, progress) = (self.context, self.progress);
+        let bound = context.meta.identity().await.doing("look into", &context.meta)?;
+        let rebuild =
+            context.meta.begin_rebuild().await.doing("begin to rebuild", &context.meta)?;
+        let refused = context.meta.damage().await.doing("look for damage in", &context.meta)?;
         let is_damaged = rebuild.damage.is_some();
         let is_new = bound.is_none() && !is_damaged;
         // Metadata with lost writes may still have deleted datasets.
-        living::end_deleted(parts, is_damaged).await?;
+        living::end_deleted(context, is_damaged).await?;
         let shares = Shares::default();
         let recovery = DatasetRecovery {
-            parts,
+            context,
             reads: self.reads,
             since: self.request.since.filter(|_| !is_damaged).map_or(0, seconds_of),
             is_refused: refused.is_some(),
@@ -100,11 +101,11 @@ impl Recovery<'_> {
         };
         // Before the names: each name is written before the metadata has its dataset.
         let left = match is_damaged {
-            true => parts.meta.remnants().await.doing("list", "datasets")?,
+            true => context.meta.remnants().await.doing("list", "datasets")?,
             false => Vec::new(),
         };
         // After the rebuild began: datasets created from now on lack nothing.
-        let (mut names, may_pass) = living::names(parts).await?;
+        let (mut names, may_pass) = living::names(context).await?;
         let is_other = |(name, named): &&(DatasetName, Named)| is_live(named) && !self.wants(name);
         let others: Vec<_> = names.read.iter().filter(is_other).cloned().collect();
         names.retain(|name| self.caller.may(Role::Read, name));
@@ -117,7 +118,7 @@ impl Recovery<'_> {
         }
         if is_damaged {
             // Before an emptied dataset is taken for whole.
-            summary.incomplete |= !unnamed::set_aside(parts, found.await).await;
+            summary.incomplete |= !unnamed::set_aside(context, found.await).await;
         }
         self.end(&rebuild, is_new, summary).await
     }
@@ -166,7 +167,7 @@ impl Recovery<'_> {
             };
             let is_refused = match error.kind {
                 // The record may be missing as well.
-                Kind::Full => living::leave(self.parts, &name, named).await.is_ok(),
+                Kind::Full => living::leave(self.context, &name, named).await.is_ok(),
                 kind => !kind.is_retryable(),
             };
             let incomplete = !is_refused || !recovery.set_aside(&name).await;
@@ -183,14 +184,14 @@ impl Recovery<'_> {
     /// Refuses datasets outside of the request that new metadata lacks. True if there are any.
     async fn leave(&self, others: Vec<(DatasetName, Named)>) -> Result<bool, Error> {
         let left = stream::iter(others)
-            .map(|(name, named)| async move { living::leave(self.parts, &name, named).await });
+            .map(|(name, named)| async move { living::leave(self.context, &name, named).await });
         let left: Vec<_> = left.buffer_unordered(DATASETS_AT_ONCE).try_collect().await?;
         Ok(left.contains(&true))
     }
 
     /// Ends the rebuild once all datasets are recovered; otherwise the error names the next step.
     async fn end(&self, rebuild: &Rebuild, is_new: bool, summary: Summary) -> Result<(), Error> {
-        let parts = self.parts;
+        let context = self.context;
         let fail = |kind, why| Err(Error::new(kind, "recover", "datasets", why));
         if self.progress.is_deserted() {
             return fail(Kind::Unavailable, "nobody waits for it any more; run it again");
@@ -199,12 +200,12 @@ impl Recovery<'_> {
         let is_all = self.request.dataset.is_none() && self.caller.may_all(Role::Read);
         let is_whole = !incomplete && (is_all || is_new);
         if is_whole {
-            let store = identity::of_recovered(parts).await?;
-            parts
+            let store = identity::of_recovered(context).await?;
+            context
                 .meta
                 .end_rebuild(rebuild, store)
                 .await
-                .doing("end the rebuild of", &parts.meta)?;
+                .doing("end the rebuild of", &context.meta)?;
         }
         if let Some(full) = full {
             return Err(full);
@@ -226,7 +227,7 @@ impl Recovery<'_> {
         }
         if !is_whole {
             // A loss during the recovery of a single dataset shows here.
-            identity::refuse_damaged(parts, "recover", "datasets").await?;
+            identity::refuse_damaged(context, "recover", "datasets").await?;
         }
         Ok(())
     }
@@ -237,8 +238,12 @@ fn is_live(named: &Named) -> bool {
 }
 
 /// Fails when the chunk store has no dataset of the name.
-async fn is_there(parts: &Parts, name: &DatasetName, caller: &Caller) -> Result<(), Error> {
-    let mut names = names::all(parts).await?;
+async fn is_there(
+    context: &ServerContext,
+    name: &DatasetName,
+    caller: &Caller,
+) -> Result<(), Error> {
+    let mut names = names::all(context).await?;
     names.retain(|name| caller.may(Role::Read, name));
     let unread = names.unread.iter().map(|(unread, _)| unread);
     if names.live().map(|(live, _)| live).chain(unread).any(|there| there == name) {

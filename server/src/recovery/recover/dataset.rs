@@ -23,7 +23,7 @@ use crate::datasets::headers::read_header;
 use crate::datasets::identity;
 use crate::datasets::names::{self, Named};
 use crate::error::{Doing, Error};
-use crate::shared::parts::{Parts, object_key};
+use crate::shared::context::{ServerContext, object_key};
 use crate::write::commit::is_committed;
 
 /// Parallel reads of headers of a dataset, within the bound for all datasets.
@@ -36,7 +36,7 @@ const LATER_MAX: usize = 64;
 /// The common part of the recoveries of several datasets.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DatasetRecovery<'a> {
-    pub(super) parts: &'a Parts,
+    pub(super) context: &'a ServerContext,
     pub(super) reads: Reads,
     /// The seconds of the oldest ids whose logged objects are read again.
     pub(super) since: u64,
@@ -150,13 +150,13 @@ impl Outcome {
 impl DatasetRecovery<'_> {
     pub(super) async fn dataset(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
         let id = named.record.dataset;
-        let record = self.parts.meta.record(id).await.doing("recover dataset", name)?;
+        let record = self.context.meta.record(id).await.doing("recover dataset", name)?;
         let is_live = record.is_some_and(|record| record.state == DatasetState::Live);
         let is_whole = is_live && !self.is_cut_short(id).await;
         let state = if is_whole { DatasetState::Live } else { DatasetState::Recovering };
         let is_doubted = self.reads == Reads::Everything
             && (self.is_refused || !self.is_named(name, named).await?);
-        if (!is_whole || is_doubted) && !catalog::index(self.parts, name, named, state).await? {
+        if (!is_whole || is_doubted) && !catalog::index(self.context, name, named, state).await? {
             return self.ended(name, named).await;
         }
         let read_from = match self.reads {
@@ -165,8 +165,8 @@ impl DatasetRecovery<'_> {
             Reads::Unlogged if !is_whole && !self.is_settled(id).await => Some(0),
             Reads::Unlogged => None,
         };
-        let (parts, shares) = (self.parts, self.shares);
-        let search = Search { parts, name, id, read_from, shares };
+        let (context, shares) = (self.context, self.shares);
+        let search = Search { context, name, id, read_from, shares };
         let (mut progress, mut outcome) = (Progress::of(name, self.progress), Outcome::default());
         if !self.read_all(search, named, &mut outcome, &mut progress).await?
             || !self.read_later(named, &mut outcome, &mut progress.state).await?
@@ -183,7 +183,7 @@ impl DatasetRecovery<'_> {
         let read = self.finish(name, &outcome, &mut progress.state).await;
         if !outcome.unread
             && !is_whole
-            && !catalog::index(parts, name, named, DatasetState::Live).await?
+            && !catalog::index(context, name, named, DatasetState::Live).await?
         {
             return self.ended(name, named).await;
         }
@@ -300,8 +300,8 @@ impl DatasetRecovery<'_> {
                 break;
             }
             self.progress.mention(state.clone());
-            self.parts.clock.sleep(pause).await;
-            if self.progress.is_deserted() || !identity::answers(self.parts).await {
+            self.context.clock.sleep(pause).await;
+            if self.progress.is_deserted() || !identity::answers(self.context).await {
                 outcome.interrupted = true;
                 break;
             }
@@ -322,7 +322,7 @@ impl DatasetRecovery<'_> {
         }
         if !outcome.later.is_empty() {
             outcome.unread = true;
-            outcome.interrupted |= !identity::answers(self.parts).await;
+            outcome.interrupted |= !identity::answers(self.context).await;
         }
         let later = std::mem::take(&mut outcome.later);
         state.problems.extend(later.into_iter().map(|(_, error)| error.chain()));
@@ -335,12 +335,12 @@ impl DatasetRecovery<'_> {
         if !self.is_refused {
             return true;
         }
-        let record = match self.parts.meta.record_named(name).await {
+        let record = match self.context.meta.record_named(name).await {
             Ok(Some(record)) => record,
             Ok(None) => return true,
             Err(_) => return false,
         };
-        living::set_aside(self.parts, record).await
+        living::set_aside(self.context, record).await
     }
 
     /// Whether the log lacks appended objects, and no other sign shows the incomplete contents.
@@ -348,7 +348,7 @@ impl DatasetRecovery<'_> {
         let is_asked = self.reads == Reads::Everything && !self.is_refused;
         is_asked
             && self
-                .parts
+                .context
                 .meta
                 .outline(id)
                 .await
@@ -357,30 +357,30 @@ impl DatasetRecovery<'_> {
 
     /// Whether all objects of the log have their rows.
     async fn is_settled(&self, id: DatasetId) -> bool {
-        let counted = self.parts.meta.dataset(id).await;
+        let counted = self.context.meta.dataset(id).await;
         counted.is_ok_and(|counted| counted.is_some_and(|counted| counted.is_settled))
     }
 
     /// Whether the metadata has the dataset under its name: a loss of the name leaves no other sign.
     async fn is_named(&self, name: &DatasetName, named: Named) -> Result<bool, Error> {
-        let record = self.parts.meta.record_named(name).await.doing("recover dataset", name)?;
+        let record = self.context.meta.record_named(name).await.doing("recover dataset", name)?;
         Ok(record.is_some_and(|record| record.id == named.record.dataset))
     }
 
     async fn is_gone(&self, named: Named) -> Result<bool, Error> {
         let id = named.record.dataset;
-        Ok(self.parts.meta.record(id).await.doing("recover dataset", id)?.is_none())
+        Ok(self.context.meta.record(id).await.doing("recover dataset", id)?.is_none())
     }
 
     /// Ends the recovery of a deleted dataset. Fails if the metadata lost or renamed a dataset with a live
     /// name.
     async fn ended(&self, name: &DatasetName, named: Named) -> Result<Read, Error> {
-        let newest = names::newest(self.parts, name).await?;
+        let newest = names::newest(self.context, name).await?;
         let is_live = newest.is_some_and(|newest| newest.generation == named.generation);
-        let record = self.parts.meta.record_named(name).await.doing("recover dataset", name)?;
+        let record = self.context.meta.record_named(name).await.doing("recover dataset", name)?;
         if is_live && record.is_none() {
             let of_id = self
-                .parts
+                .context
                 .meta
                 .record(named.record.dataset)
                 .await
@@ -410,7 +410,7 @@ impl DatasetRecovery<'_> {
         Ok(match step {
             Step::Found(listed) => {
                 let place = self.shares.header().await;
-                let header = read_header(self.parts, &listed.object.key).await;
+                let header = read_header(self.context, &listed.object.key).await;
                 Step::Read(Box::new((listed, header)), place)
             }
             step => step,
@@ -452,12 +452,12 @@ impl DatasetRecovery<'_> {
 
     /// A missing part of a file in a chunk.
     async fn lacked(&self, named: Named, chunk: ChunkId) -> Result<Option<ChunkId>, Error> {
-        let (parts, dataset) = (self.parts, named.record.dataset);
-        let header = read_header(parts, &object_key(dataset, chunk, ObjectKind::Chunk)).await?;
+        let (context, dataset) = (self.context, named.record.dataset);
+        let header = read_header(context, &object_key(dataset, chunk, ObjectKind::Chunk)).await?;
         for extent in header.extents() {
-            if !is_committed(parts, dataset, extent).await? {
+            if !is_committed(context, dataset, extent).await? {
                 // A purge removes parts before their chunks.
-                let is_live = self.is_refused || is_live(parts, &header).await?;
+                let is_live = self.is_refused || is_live(context, &header).await?;
                 return Ok(is_live.then_some(extent.part));
             }
         }
@@ -498,7 +498,7 @@ impl DatasetRecovery<'_> {
             Err(error) => return problem(format!("{}: {error}", object.key)),
         };
         let _rows = self.shares.rows(committed.header().entry_count()).await;
-        let done = match self.parts.meta.append(&committed).await {
+        let done = match self.context.meta.append(&committed).await {
             Ok(Appended::New) => Done::New(files),
             Ok(Appended::Known) => Done::Passed,
             Ok(Appended::Restamped) => Done::Restamped,
@@ -510,10 +510,13 @@ impl DatasetRecovery<'_> {
 }
 
 /// Whether the metadata still has a file in the chunk.
-async fn is_live(parts: &Parts, header: &Header) -> Result<bool, Error> {
+async fn is_live(context: &ServerContext, header: &Header) -> Result<bool, Error> {
     let paths: Vec<FilePath> = header.entries().map(|entry| entry.path).collect();
-    let found =
-        parts.meta.lookup(header.dataset(), &paths).await.doing("look up files of", header.id())?;
+    let found = context
+        .meta
+        .lookup(header.dataset(), &paths)
+        .await
+        .doing("look up files of", header.id())?;
     let is_here =
         |found: &Found| matches!(found, Found::File(file) if file.holder.chunk == header.id());
     Ok(found.iter().any(is_here))

@@ -18,7 +18,7 @@ use futures::stream::{self, Stream, StreamExt, TryStreamExt};
 use super::shares::{FOLDERS_AT_ONCE, Shares};
 use crate::datasets::survey::is_logged;
 use crate::error::{Doing, Error};
-use crate::shared::parts::{Parts, prefix};
+use crate::shared::context::{ServerContext, prefix};
 
 const LOG_PAGE: usize = 10_000;
 /// Objects of a lot, as many as a bucket lists at once.
@@ -50,7 +50,7 @@ pub(super) struct Lot {
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Search<'a> {
-    pub(super) parts: &'a Parts,
+    pub(super) context: &'a ServerContext,
     pub(super) name: &'a DatasetName,
     pub(super) id: DatasetId,
     /// The seconds of the oldest ids of logged objects to read; none to read no logged object.
@@ -128,7 +128,7 @@ impl<'a> Search<'a> {
     }
 
     fn list(self, below: Prefix) -> impl Stream<Item = Result<ObjectInfo, Error>> + Send + 'a {
-        let listed = self.parts.store.list(&below);
+        let listed = self.context.store.list(&below);
         listed.map_err(move |error| Error::store("list the objects of dataset", self.name, error))
     }
 
@@ -137,7 +137,7 @@ impl<'a> Search<'a> {
         let mut after = None;
         loop {
             let page = self
-                .parts
+                .context
                 .meta
                 .objects(self.id, after, LOG_PAGE)
                 .await
@@ -157,7 +157,7 @@ impl<'a> Search<'a> {
     /// Unlisted objects in `folders` that the log had before the listing, and has after.
     async fn lost(self, known: &Known, folders: Range<usize>) -> Result<Vec<ChunkId>, Error> {
         let looked_at = stream::iter(known.unmet(folders)).map(|id| async move {
-            Ok::<_, Error>(is_logged(self.parts, self.id, id).await?.then_some(id))
+            Ok::<_, Error>(is_logged(self.context, self.id, id).await?.then_some(id))
         });
         let lost = looked_at.buffered(LOOKED_AT_ONCE).try_filter_map(async |id| Ok(id));
         lost.try_collect().await
@@ -188,7 +188,11 @@ impl<'a> Search<'a> {
         lot.objects.sort_unstable_by_key(|listed| listed.chunk);
         // The metadata will name the objects.
         let keys: Vec<Key> = lot.objects.iter().map(|listed| listed.object.key.clone()).collect();
-        self.parts.store.settle(&keys).await.storing("settle the objects of dataset", self.name)?;
+        self.context
+            .store
+            .make_durable(&keys)
+            .await
+            .storing("make durable the objects of dataset", self.name)?;
         Ok(lot)
     }
 }

@@ -14,7 +14,7 @@ use crate::datasets::identity;
 use crate::datasets::leftovers;
 use crate::datasets::names::{self, Deleted, Named, Names, Past};
 use crate::error::{Doing, Error};
-use crate::shared::parts::{Parts, key};
+use crate::shared::context::{ServerContext, key};
 
 const RESTORE: &str = "restore the name of dataset";
 
@@ -22,19 +22,19 @@ const RESTORE: &str = "restore the name of dataset";
 const LOOKED_AT_ONCE: usize = 64;
 
 /// Ends the deleted datasets in the metadata, also rows without the record of a dataset.
-pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), Error> {
-    let names::Deletions { found, used_again } = names::deleted(parts, Past::All).await?;
+pub(super) async fn end_deleted(context: &ServerContext, is_damaged: bool) -> Result<(), Error> {
+    let names::Deletions { found, used_again } = names::deleted(context, Past::All).await?;
     let by_id = stream::iter(found).map(|Deleted { name, named, .. }| async move {
         let id = named.record.dataset;
-        let record = match parts.meta.record(id).await {
-            Ok(None) if is_damaged => leftovers::forget(parts, &name, id).await.map(|()| None),
+        let record = match context.meta.record(id).await {
+            Ok(None) if is_damaged => leftovers::forget(context, &name, id).await.map(|()| None),
             record => record.doing("find deleted dataset", &name),
         };
         (name, record)
     });
     // Ids of older generations are not kept, or may not be readable.
     let by_name = stream::iter(used_again).map(|(name, newest)| async move {
-        let record = parts.meta.record_named(&name).await;
+        let record = context.meta.record_named(&name).await;
         let record = record.map(|record| record.filter(|record| record.generation < newest));
         let record = record.doing("find deleted dataset", &name);
         (name, record)
@@ -46,7 +46,7 @@ pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), E
             Ok(None) => continue,
             Ok(Some(record)) => {
                 tracing::warn!(%name, id = %record.id, "metadata had a dataset that was deleted");
-                leftovers::forget(parts, &record.name, record.id).await
+                leftovers::forget(context, &record.name, record.id).await
             }
             Err(error) => Err(error),
         };
@@ -63,14 +63,14 @@ pub(super) async fn end_deleted(parts: &Parts, is_damaged: bool) -> Result<(), E
 
 /// Writes lost names again from the metadata; gives the names that can't be written.
 pub(super) async fn restore_names(
-    parts: &Parts,
+    context: &ServerContext,
     wanted: Option<&DatasetName>,
     caller: &Caller,
 ) -> Result<Vec<(DatasetName, Error)>, Error> {
-    let records = match parts.meta.records().await {
+    let records = match context.meta.records().await {
         Ok(records) => records,
         Err(error) => {
-            let is_damaged = parts.meta.damage().await.is_ok_and(|damage| damage.is_some());
+            let is_damaged = context.meta.damage().await.is_ok_and(|damage| damage.is_some());
             if error.is_retryable() && !is_damaged {
                 return Err(Error::meta("list", "datasets", error));
             }
@@ -82,11 +82,11 @@ pub(super) async fn restore_names(
     let is_wanted = |record: &DatasetRecord| {
         wanted.is_none_or(|wanted| *wanted == record.name) && caller.may(Role::Read, &record.name)
     };
-    let names = names::all(parts).await?;
+    let names = names::all(context).await?;
     let mut failed = Vec::new();
     for record in records.into_iter().filter(is_wanted) {
         // A failure keeps no other dataset from its recovery.
-        if let Err(error) = restore(parts, &names, &record).await {
+        if let Err(error) = restore(context, &names, &record).await {
             failed.push((record.name, error));
         }
     }
@@ -98,7 +98,7 @@ pub(super) async fn restore_names(
 /// # Errors
 /// [`Kind::Conflict`] where the name stands for another dataset: somebody has changed its object.
 pub(super) async fn restore(
-    parts: &Parts,
+    context: &ServerContext,
     names: &Names,
     dataset: &DatasetRecord,
 ) -> Result<bool, Error> {
@@ -114,19 +114,19 @@ pub(super) async fn restore(
     if !is_nameless(names, dataset) {
         return Ok(false);
     }
-    parts.settings.refuse_read_only(RESTORE, name)?;
+    context.settings.refuse_read_only(RESTORE, name)?;
     let record =
         NameRecord { state: NameState::Live, dataset: *id, shape: *shape, created: *created };
     // False: another server was faster, which is as good.
-    if !names::create(parts, name, *generation, &record).await? {
+    if !names::create(context, name, *generation, &record).await? {
         return Ok(false);
     }
     // A concurrent deletion looks at the name after the record is gone, so that either side sees the other.
-    let is_restored = parts.meta.record(*id).await.doing(RESTORE, name)?.is_some();
+    let is_restored = context.meta.record(*id).await.doing(RESTORE, name)?.is_some();
     if is_restored {
         tracing::warn!(%name, "wrote the name of a dataset again");
     } else {
-        parts.store.delete(&key(name_key(name, *generation))).await.storing(RESTORE, name)?;
+        context.store.delete(&key(name_key(name, *generation))).await.storing(RESTORE, name)?;
     }
     Ok(is_restored)
 }
@@ -140,36 +140,40 @@ pub(super) fn is_nameless(names: &Names, dataset: &DatasetRecord) -> bool {
 
 /// The names of all datasets, and whether unreadable names may come back with the store. Unreadable names
 /// are tried again, as their datasets are no longer served.
-pub(super) async fn names(parts: &Parts) -> Result<(Names, bool), Error> {
-    let mut names = names::all(parts).await?;
-    read_again(parts, &mut names).await;
+pub(super) async fn names(context: &ServerContext) -> Result<(Names, bool), Error> {
+    let mut names = names::all(context).await?;
+    read_again(context, &mut names).await;
     if !names.unread.iter().any(|(_, error)| error.kind.is_retryable()) {
         return Ok((names, false));
     }
-    let answers = identity::answers(parts).await;
+    let answers = identity::answers(context).await;
     if answers {
         // The store may have come back a moment ago.
-        read_again(parts, &mut names).await;
+        read_again(context, &mut names).await;
     }
-    Ok((names, !answers || !identity::answers(parts).await))
+    Ok((names, !answers || !identity::answers(context).await))
 }
 
 /// Refuses a dataset that the metadata lacks. True if the dataset waits for its recovery now.
-pub(super) async fn leave(parts: &Parts, name: &DatasetName, named: Named) -> Result<bool, Error> {
-    let known = parts.meta.record(named.record.dataset).await.doing("find dataset", name)?;
+pub(super) async fn leave(
+    context: &ServerContext,
+    name: &DatasetName,
+    named: Named,
+) -> Result<bool, Error> {
+    let known = context.meta.record(named.record.dataset).await.doing("find dataset", name)?;
     match known.map(|record| record.state) {
-        None => catalog::index(parts, name, named, DatasetState::Recovering).await,
+        None => catalog::index(context, name, named, DatasetState::Recovering).await,
         Some(state) => Ok(state == DatasetState::Recovering),
     }
 }
 
-async fn read_again(parts: &Parts, names: &mut Names) {
+async fn read_again(context: &ServerContext, names: &mut Names) {
     let unread = stream::iter(std::mem::take(&mut names.unread)).map(|(name, error)| async move {
         if !error.kind.is_retryable() {
             return (name, Err(error));
         }
-        let named = match names::newest_generation(parts, &name).await {
-            Ok(Some(newest)) => names::read_patiently(parts, &name, newest).await,
+        let named = match names::newest_generation(context, &name).await {
+            Ok(Some(newest)) => names::read_patiently(context, &name, newest).await,
             Ok(None) => Err(error),
             Err(error) => Err(error),
         };
@@ -186,9 +190,9 @@ async fn read_again(parts: &Parts, names: &mut Names) {
 }
 
 /// Refuses a dataset until its recovery. False when the metadata store does not record the refusal.
-pub(super) async fn set_aside(parts: &Parts, record: DatasetRecord) -> bool {
+pub(super) async fn set_aside(context: &ServerContext, record: DatasetRecord) -> bool {
     let aside = DatasetRecord { state: DatasetState::Recovering, ..record };
-    match parts.meta.put_dataset(&aside).await {
+    match context.meta.put_dataset(&aside).await {
         Ok(()) => {}
         // The name stands for another dataset by now.
         Err(error) if error.kind == dl_meta::Kind::Conflict => return true,
@@ -196,9 +200,9 @@ pub(super) async fn set_aside(parts: &Parts, record: DatasetRecord) -> bool {
     }
     // A deletion changes the name before the metadata, so that either side sees the other. The next generation
     // of a live name is its deletion, readable or not.
-    match names::newest_generation(parts, &aside.name).await {
+    match names::newest_generation(context, &aside.name).await {
         Ok(Some(newest)) if newest > aside.generation => {
-            leftovers::forget(parts, &aside.name, aside.id).await.is_ok()
+            leftovers::forget(context, &aside.name, aside.id).await.is_ok()
         }
         Ok(_) => true,
         Err(_) => false,

@@ -31,7 +31,7 @@ use crate::datasets::identity;
 use crate::datasets::names;
 use crate::error::Error;
 use crate::metrics::RebuildMetrics;
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 
 /// The objects whose headers are read and appended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,36 +44,37 @@ enum Reads {
 
 /// Recovers the datasets of a request that the caller may read; reports to `progress`.
 pub(crate) async fn recover(
-    parts: &Parts,
+    context: &ServerContext,
     request: RecoverRequest,
     caller: &Caller,
     progress: &mpsc::Sender<Reply<RecoverProgress>>,
 ) -> Result<(), Error> {
-    let progress = &Listener::new(parts, progress);
+    let progress = &Listener::new(context, progress);
     // The metadata store must not belong to another chunk store.
-    identity::Tie::default().check(parts).await?;
+    identity::Tie::default().check(context).await?;
     let is_all = request.dataset.is_none() && caller.may_all(Role::Read);
-    let job = Recovery { parts, request, caller, reads: Reads::Everything, progress };
-    let found = beside_search(parts, is_all, |found| job.command(found)).await?;
-    unnamed::report(parts, found, progress).await;
+    let job = Recovery { context, request, caller, reads: Reads::Everything, progress };
+    let found = beside_search(context, is_all, |found| job.command(found)).await?;
+    unnamed::report(context, found, progress).await;
     progress.end()
 }
 
 /// Runs `work` beside the search for datasets with objects; gives the found datasets.
 async fn beside_search<'a, W: Future<Output = Result<(), Error>>>(
-    parts: &'a Parts,
+    context: &'a ServerContext,
     searches: bool,
     work: impl FnOnce(Shared<BoxFuture<'a, BTreeSet<DatasetId>>>) -> W,
 ) -> Result<BTreeSet<DatasetId>, Error> {
-    let found = async move { if searches { unnamed::find(parts).await } else { BTreeSet::new() } };
+    let found =
+        async move { if searches { unnamed::find(context).await } else { BTreeSet::new() } };
     let found = found.boxed().shared();
     let (found, ()) = try_join(found.clone().map(Ok), work(found)).await?;
     Ok(found)
 }
 
 /// Adopts all objects missing in the logs; gives their number.
-pub(crate) async fn recover_unlogged(parts: &Parts) -> Result<u64, Error> {
-    match quietly(parts, Reads::Unlogged, |_| {}).await {
+pub(crate) async fn recover_unlogged(context: &ServerContext) -> Result<u64, Error> {
+    match quietly(context, Reads::Unlogged, |_| {}).await {
         // Only the incomplete datasets are refused until their recovery.
         (Err(error), adopted) if error.kind == Kind::Unavailable => {
             tracing::error!(error = error.chain(), "some datasets are not whole");
@@ -84,17 +85,20 @@ pub(crate) async fn recover_unlogged(parts: &Parts) -> Result<u64, Error> {
 }
 
 /// Rebuilds all datasets from headers, with reports to `metrics`; gives the number of objects missing in the logs.
-pub(crate) async fn rebuild_all(parts: &Parts, metrics: &RebuildMetrics) -> Result<u64, Error> {
+pub(crate) async fn rebuild_all(
+    context: &ServerContext,
+    metrics: &RebuildMetrics,
+) -> Result<u64, Error> {
     metrics.begin();
     let (recovered, adopted) =
-        quietly(parts, Reads::Everything, |report| metrics.report(report)).await;
+        quietly(context, Reads::Everything, |report| metrics.report(report)).await;
     metrics.end();
     recovered.map(|()| adopted)
 }
 
 /// Recovers all datasets; problems go into the log. Gives the number of adopted objects.
 async fn quietly(
-    parts: &Parts,
+    context: &ServerContext,
     reads: Reads,
     mut hear: impl FnMut(&RecoverProgress),
 ) -> (Result<(), Error>, u64) {
@@ -107,11 +111,11 @@ async fn quietly(
         adopted += if report.done { report.adopted } else { 0 };
     });
     let recovered = async {
-        let listener = Listener::new(parts, &progress);
+        let listener = Listener::new(context, &progress);
         let (request, caller) = (RecoverRequest { dataset: None, since: None }, &Caller::Everybody);
-        let job = Recovery { parts, request, caller, reads, progress: &listener };
+        let job = Recovery { context, request, caller, reads, progress: &listener };
         let searches = reads == Reads::Everything;
-        let recovered = beside_search(parts, searches, |found| job.run(found)).await;
+        let recovered = beside_search(context, searches, |found| job.run(found)).await;
         let recovered = recovered.and_then(|_| listener.end());
         drop(progress);
         recovered
@@ -135,28 +139,32 @@ fn heard(
 
 /// Adopts all objects missing in the log of a dataset; gives the problems of its objects.
 pub(crate) async fn adopt_unlogged(
-    parts: &Parts,
+    context: &ServerContext,
     name: &DatasetName,
 ) -> Result<Vec<String>, Error> {
-    bring(parts, name, Reads::Unlogged).await
+    bring(context, name, Reads::Unlogged).await
 }
 
 /// Appends all objects of a dataset again: the stamps of their headers replace wrong stamps.
-pub(crate) async fn take_stamps(parts: &Parts, name: &DatasetName) -> Result<(), Error> {
-    bring(parts, name, Reads::Everything).await.map(drop)
+pub(crate) async fn take_stamps(context: &ServerContext, name: &DatasetName) -> Result<(), Error> {
+    bring(context, name, Reads::Everything).await.map(drop)
 }
 
-async fn bring(parts: &Parts, name: &DatasetName, reads: Reads) -> Result<Vec<String>, Error> {
-    let newest = names::newest(parts, name).await?;
+async fn bring(
+    context: &ServerContext,
+    name: &DatasetName,
+    reads: Reads,
+) -> Result<Vec<String>, Error> {
+    let newest = names::newest(context, name).await?;
     let Some(named) = newest.filter(|named| named.record.state == NameState::Live) else {
-        return Err(no_name(parts, name).await);
+        return Err(no_name(context, name).await);
     };
     let mut problems = Vec::new();
     let (progress, reports) = heard(|report| problems.extend(report.problems));
     let brought = async {
-        let (shares, listener) = (Shares::default(), Listener::new(parts, &progress));
+        let (shares, listener) = (Shares::default(), Listener::new(context, &progress));
         let recovery = DatasetRecovery {
-            parts,
+            context,
             reads,
             since: 0,
             is_refused: false,
@@ -179,8 +187,8 @@ async fn bring(parts: &Parts, name: &DatasetName, reads: Reads) -> Result<Vec<St
 }
 
 /// The error for a dataset without a name in the chunk store.
-async fn no_name(parts: &Parts, name: &DatasetName) -> Error {
-    let (kind, why) = match parts.meta.record_named(name).await {
+async fn no_name(context: &ServerContext, name: &DatasetName) -> Error {
+    let (kind, why) = match context.meta.record_named(name).await {
         Err(error) => return Error::meta("find dataset", name, error),
         // The name of a deleted dataset goes first.
         Ok(Some(record)) if record.state != DatasetState::Ending => (

@@ -10,13 +10,13 @@ use dl_runtime::{Clock, SystemClock};
 use dl_store::StoreExt;
 
 use super::*;
-use crate::shared::parts::object_key;
+use crate::shared::context::object_key;
 use crate::testing::{Rig, chunk, dataset, first_name, path, rig, until_met};
 use crate::write::commit;
 
 /// [`super::rebuild_all`] without a look at its progress.
-async fn rebuild_all(parts: &Parts) -> Result<u64, Error> {
-    super::rebuild_all(parts, &RebuildMetrics::default()).await
+async fn rebuild_all(context: &ServerContext) -> Result<u64, Error> {
+    super::rebuild_all(context, &RebuildMetrics::default()).await
 }
 
 mod redis;
@@ -28,7 +28,7 @@ fn problems(reports: &[RecoverProgress]) -> Vec<&String> {
 }
 
 async fn state(rig: &Rig, id: DatasetId) -> Option<DatasetState> {
-    rig.parts.meta.record(id).await.unwrap().map(|record| record.state)
+    rig.context.meta.record(id).await.unwrap().map(|record| record.state)
 }
 
 #[tokio::test]
@@ -40,7 +40,7 @@ async fn an_unclean_stop_costs_many_small_datasets_their_latency_together() {
     }
     // The names, then each dataset twice: its name and its objects.
     rig.store.script("list", vec![SECOND; 129]);
-    let (adopted, seconds) = rig.run(recover_unlogged(&rig.parts)).await;
+    let (adopted, seconds) = rig.run(recover_unlogged(&rig.context)).await;
     assert_eq!(adopted.unwrap(), 64);
     assert!(seconds <= 20, "{seconds} s for 64 datasets");
 }
@@ -59,7 +59,7 @@ async fn folders_of_a_large_dataset_are_listed_at_once_and_a_small_one_costs_one
         let of_empty_log = lists() - before;
         rig.store.script("list", vec![SECOND; 300]);
         let (before, read) = (lists(), rig.counters.counts().ranges);
-        let (adopted, seconds) = rig.run(recover_unlogged(&rig.parts)).await;
+        let (adopted, seconds) = rig.run(recover_unlogged(&rig.context)).await;
         assert_eq!(adopted.unwrap(), 0);
         assert!(rig.counters.counts().ranges - read < 10, "headers were read");
         took.push((lists() - before - of_empty_log, seconds));
@@ -79,7 +79,7 @@ async fn a_recovery_reads_the_beginning_of_a_chunk_and_no_more() {
     let mut stored = 0;
     for number in 0..4 {
         let names = (0..7).map(|file| format!("{number}/{file}"));
-        let sealed = chunk(ids.next(rig.parts.clock.now()), id, names, &[7; 500_000]);
+        let sealed = chunk(ids.next(rig.context.clock.now()), id, names, &[7; 500_000]);
         stored += rig.store_sealed(&sealed).await.1.len() as u64;
     }
     let before = rig.counters.counts().read_bytes;
@@ -101,7 +101,7 @@ async fn a_recovery_of_many_large_datasets_holds_no_more_headers_than_that_of_on
     }
     let reads = rig.counters.counts().ranges;
     rig.meta.script("append", vec![Some(Fault::Delay(Duration::from_secs(1))); 256]);
-    let (adopted, seconds) = rig.run(recover_unlogged(&rig.parts)).await;
+    let (adopted, seconds) = rig.run(recover_unlogged(&rig.context)).await;
     assert_eq!(adopted.unwrap(), 256);
     assert!(rig.counters.counts().ranges - reads >= 256);
     // 64 at a time.
@@ -114,10 +114,10 @@ async fn a_dataset_that_is_deleted_while_it_is_set_aside_stays_deleted() {
     let (name, id) = (dataset("ds"), rig.create("ds").await);
     let (progress, _told) = mpsc::channel(1);
     let shares = Shares::default();
-    let progress = Listener::new(&rig.parts, &progress);
+    let progress = Listener::new(&rig.context, &progress);
     let recovery = DatasetRecovery {
         reports_lost: true,
-        parts: &rig.parts,
+        context: &rig.context,
         reads: Reads::Everything,
         since: 0,
         is_refused: true,
@@ -147,19 +147,19 @@ async fn a_dataset_with_a_damaged_tombstone_is_refused_after_a_loss() {
         let id = rig.create("ds").await;
         let chunk = rig.store_chunk(id, 1).await;
         rig.adopt().await;
-        let [Found::File(file)] = rig.parts.meta.lookup(id, &[path("file-1")]).await.unwrap()[..]
+        let [Found::File(file)] = rig.context.meta.lookup(id, &[path("file-1")]).await.unwrap()[..]
         else {
             panic!("no file")
         };
         let mut deletions = Deletions::default();
         deletions.insert(&EntryVersion { chunk, ..file.version });
-        let tombstone = ChunkIdMaker::new([9; 9]).next(rig.parts.clock.now());
-        commit::put_tombstone(&rig.parts, id, tombstone, &deletions).await.unwrap();
+        let tombstone = ChunkIdMaker::new([9; 9]).next(rig.context.clock.now());
+        commit::put_tombstone(&rig.context, id, tombstone, &deletions).await.unwrap();
         let key = match is_tombstone {
             true => object_key(id, tombstone, ObjectKind::Tombstone),
             false => object_key(id, chunk, ObjectKind::Chunk),
         };
-        let mut bytes = rig.parts.store.read_all(&key).await.unwrap().to_vec();
+        let mut bytes = rig.context.store.read_all(&key).await.unwrap().to_vec();
         match is_cut {
             true => bytes.push(0),
             false => bytes[100] ^= 1,
@@ -204,7 +204,7 @@ async fn only_a_recovery_that_is_asked_for_reads_again_what_the_log_has() {
         let read = ranges();
         match by {
             "a user" => rig.run(rig.recover(None)).await.0.0.unwrap(),
-            "a loss" => drop(rig.run(rebuild_all(&rig.parts)).await.0.unwrap()),
+            "a loss" => drop(rig.run(rebuild_all(&rig.context)).await.0.unwrap()),
             _ => drop(rig.adopt().await),
         }
         assert_eq!(ranges() >= read + 8, is_all_read, "{} after {read}, by {by}", ranges());
@@ -233,7 +233,7 @@ async fn a_deleted_dataset_that_came_back_ends_also_when_what_says_so_can_not_be
     let used_again = rig.create("other").await;
     // Both generations of the name, and the one of the other.
     rig.store.script("read", failing().into_iter().chain(failing()).chain(failing()));
-    rig.run(rebuild_all(&rig.parts)).await.0.unwrap();
+    rig.run(rebuild_all(&rig.context)).await.0.unwrap();
     assert!(rig.store.is_used_up("read"), "the names were not tried again");
     assert_eq!(state(&rig, id).await, None);
     assert!(state(&rig, used_again).await.is_some());
@@ -246,7 +246,7 @@ async fn rows_of_deleted_datasets_are_dropped_from_damaged_metadata() {
     rig.delete("ds", id).await.unwrap();
     for is_damaged in [true, false] {
         rig.meta.script("drop_dataset", [Some(Fault::Before(dl_meta::Kind::Unavailable))]);
-        let done = living::end_deleted(&rig.parts, is_damaged).await;
+        let done = living::end_deleted(&rig.context, is_damaged).await;
         let is_asked = rig.meta.is_used_up("drop_dataset");
         assert_eq!((done.is_err(), is_asked), (is_damaged, is_damaged));
     }
@@ -256,7 +256,7 @@ async fn rows_of_deleted_datasets_are_dropped_from_damaged_metadata() {
 async fn a_deleted_dataset_that_comes_back_while_a_recovery_begins_ends_with_it() {
     let rig = rig().await;
     rig.meta.script("begin_rebuild", [Some(Fault::Delay(Duration::from_secs(5)))]);
-    let mut again = Box::pin(rebuild_all(&rig.parts));
+    let mut again = Box::pin(rebuild_all(&rig.context));
     until_met(&rig.meta, "begin_rebuild", &mut again).await;
     let id = delete_and_set_back(&rig, "ds").await;
     rig.run(again).await.0.unwrap();
@@ -291,13 +291,13 @@ async fn an_object_that_the_store_always_fails_for_is_told_and_the_others_are_re
 async fn a_name_that_can_not_be_written_again_is_told() {
     let rig = rig().await;
     let (name, id) = (dataset("ds"), rig.create("ds").await);
-    rig.parts.store.delete(&first_name("ds")).await.unwrap();
+    rig.context.store.delete(&first_name("ds")).await.unwrap();
     let full = || rig.store.script("create", [Some(Fault::Before(dl_store::Kind::Full))]);
     full();
     let refused = rig.run(rig.recover(Some("ds"))).await.0.0.unwrap_err();
     assert_eq!(refused.kind, Kind::Full, "{}", refused.chain());
     // A purge names the remedy.
-    let purged = rig.run(adopt_unlogged(&rig.parts, &name)).await.0.unwrap_err();
+    let purged = rig.run(adopt_unlogged(&rig.context, &name)).await.0.unwrap_err();
     assert_eq!(purged.kind, Kind::NeedsRecovery, "{}", purged.chain());
     assert!(purged.chain().contains("dlcmd recover dl://ds"), "{}", purged.chain());
     full();
@@ -306,7 +306,7 @@ async fn a_name_that_can_not_be_written_again_is_told() {
     assert!(problems(&reports)[0].contains("write the name"), "{reports:?}");
     assert_eq!(state(&rig, id).await, Some(DatasetState::Live));
     rig.run(rig.recover(Some("ds"))).await.0.0.unwrap();
-    let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
+    let named = names::newest(&rig.context, &name).await.unwrap().unwrap();
     assert_eq!((named.generation, named.record.dataset), (1, id));
 }
 
@@ -321,16 +321,16 @@ async fn what_there_is_no_room_for_is_told_and_brought_back_later() {
     }
     let full = || rig.meta.script("append", [Some(Fault::Before(dl_meta::Kind::Full))]);
     full();
-    let refused = rig.run(crate::prepare(&rig.parts, Stop::Unclean)).await.0.unwrap_err();
+    let refused = rig.run(crate::prepare(&rig.context, Stop::Unclean)).await.0.unwrap_err();
     assert!(refused.kind == Kind::Full && refused.chain().contains("make room"));
     full();
     assert_eq!(rig.run(rig.recover(None)).await.0.0.unwrap_err().kind, Kind::Full);
     rig.run(rig.recover(None)).await.0.0.unwrap();
-    rig.run(crate::prepare(&rig.parts, Stop::Unclean)).await.0.unwrap();
-    let all = rig.parts.meta.remnants().await.unwrap();
+    rig.run(crate::prepare(&rig.context, Stop::Unclean)).await.0.unwrap();
+    let all = rig.context.meta.remnants().await.unwrap();
     assert!(all.len() == 3 && all.iter().all(|record| record.state == DatasetState::Live));
     for record in all {
-        assert_eq!(rig.parts.meta.dataset(record.id).await.unwrap().unwrap().objects, 1);
+        assert_eq!(rig.context.meta.dataset(record.id).await.unwrap().unwrap().objects, 1);
     }
 }
 
@@ -345,7 +345,7 @@ async fn a_rebuild_without_room_for_the_record_of_a_dataset_is_not_taken_for_who
         // The second write is the one of the record that is set aside.
         rig.meta.script("put_dataset", if has_room { vec![full] } else { vec![full; 2] });
         rig.meta.script("end_rebuild", [Some(Fault::Delay(Duration::ZERO))]);
-        assert_eq!(rig.run(rebuild_all(&rig.parts)).await.0.unwrap_err().kind, Kind::Full);
+        assert_eq!(rig.run(rebuild_all(&rig.context)).await.0.unwrap_err().kind, Kind::Full);
         assert_eq!(rig.meta.is_used_up("end_rebuild"), has_room, "it counts as whole");
         let expected = has_room.then_some(DatasetState::Recovering);
         assert_eq!(state(&rig, id).await, expected);
@@ -356,18 +356,21 @@ async fn a_rebuild_without_room_for_the_record_of_a_dataset_is_not_taken_for_who
 async fn a_name_that_was_moved_is_told_and_the_other_one_is_written_again() {
     let rig = rig().await;
     let (name, moved, id) = (dataset("ds"), dataset("moved"), rig.create("ds").await);
-    let record = names::newest(&rig.parts, &name).await.unwrap().unwrap().record;
-    rig.parts.store.delete(&first_name("ds")).await.unwrap();
-    assert!(names::create(&rig.parts, &moved, 1, &record).await.unwrap());
+    let record = names::newest(&rig.context, &name).await.unwrap().unwrap().record;
+    rig.context.store.delete(&first_name("ds")).await.unwrap();
+    assert!(names::create(&rig.context, &moved, 1, &record).await.unwrap());
     let (_, reports) = rig.run(rig.recover(Some("moved"))).await.0;
     let told = problems(&reports);
     assert!(told.len() == 1 && told[0].contains("copied or moved"), "{told:?}");
-    rig.parts.store.delete(&first_name("moved")).await.unwrap();
+    rig.context.store.delete(&first_name("moved")).await.unwrap();
     let (_, reports) = rig.run(rig.recover(None)).await.0;
     assert_eq!(problems(&reports), Vec::<&String>::new());
-    let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
+    let named = names::newest(&rig.context, &name).await.unwrap().unwrap();
     assert_eq!(named.record, record);
-    assert_eq!(rig.parts.meta.record_named(&name).await.unwrap().map(|record| record.id), Some(id));
+    assert_eq!(
+        rig.context.meta.record_named(&name).await.unwrap().map(|record| record.id),
+        Some(id)
+    );
 }
 
 /// Keeps S-02: a dataset that the metadata lost while it was recovered was not deleted.
@@ -388,17 +391,17 @@ async fn a_dataset_that_is_lost_again_under_its_recovery_is_not_taken_for_a_dele
 async fn a_changed_name_is_refused_until_its_object_is_removed() {
     let rig = rig().await;
     let (name, id) = (dataset("ds"), rig.create("ds").await);
-    let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
+    let named = names::newest(&rig.context, &name).await.unwrap().unwrap();
     let other = NameRecord { dataset: DatasetId::from_bytes([9; 16]), ..named.record };
     rig.replace(&first_name("ds"), other.encode()).await;
     let restore =
-        async || living::restore_names(&rig.parts, None, &Caller::Everybody).await.unwrap();
+        async || living::restore_names(&rig.context, None, &Caller::Everybody).await.unwrap();
     let failed = restore().await;
     let [(told, error)] = &failed[..] else { panic!("{failed:?}") };
     assert!(*told == name && error.chain().contains("names/ds/00000001"), "{}", error.chain());
-    rig.parts.store.delete(&first_name("ds")).await.unwrap();
+    rig.context.store.delete(&first_name("ds")).await.unwrap();
     assert!(restore().await.is_empty());
-    let named = names::newest(&rig.parts, &name).await.unwrap().unwrap();
+    let named = names::newest(&rig.context, &name).await.unwrap().unwrap();
     assert_eq!(named.record.dataset, id);
 }
 
@@ -406,14 +409,14 @@ async fn a_changed_name_is_refused_until_its_object_is_removed() {
 async fn a_name_is_not_given_back_to_a_dataset_that_is_deleted_meanwhile() {
     let rig = rig().await;
     let (name, id) = (dataset("ds"), rig.create("ds").await);
-    rig.parts.store.delete(&first_name("ds")).await.unwrap();
+    rig.context.store.delete(&first_name("ds")).await.unwrap();
     rig.store.script("create", [SECOND]);
-    let restoring = living::restore_names(&rig.parts, None, &Caller::Everybody);
+    let restoring = living::restore_names(&rig.context, None, &Caller::Everybody);
     let both = futures::future::join(restoring, rig.memory.drop_dataset(&name, id));
     let (restored, dropped) = rig.run(both).await.0;
     dropped.unwrap();
     assert!(restored.unwrap().is_empty() && rig.store.is_used_up("create"));
-    assert!(names::newest(&rig.parts, &name).await.unwrap().is_none());
+    assert!(names::newest(&rig.context, &name).await.unwrap().is_none());
 }
 
 /// Keeps S-02 and S-47: the name and the metadata of the dataset are lost, and the dataset is not forgotten.
@@ -426,7 +429,7 @@ async fn a_dataset_that_nobody_knows_any_more_is_told_by_its_id() {
     for (id, number) in [lost, kept, gone].into_iter().zip(0..) {
         rig.store_chunk(id, number).await;
     }
-    rig.parts.store.delete(&first_name("lost")).await.unwrap();
+    rig.context.store.delete(&first_name("lost")).await.unwrap();
     rig.memory.drop_dataset(&dataset("lost"), lost).await.unwrap();
     let mut told_of = Vec::new();
     for one in [None, Some("kept")] {

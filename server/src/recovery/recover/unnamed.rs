@@ -17,16 +17,16 @@ use super::progress::Progress;
 use crate::answers::listener::Listener;
 use crate::datasets::names::{self, Deleted, Names, Past};
 use crate::error::{Doing, Error};
-use crate::shared::parts::Parts;
+use crate::shared::context::ServerContext;
 
 /// The longest time of a search, which lists the whole chunk store.
 const AT_MOST: Duration = Duration::from_secs(30);
 
 /// Finds datasets with objects, in bounded time, beside a recovery.
-pub(super) async fn find(parts: &Parts) -> BTreeSet<DatasetId> {
+pub(super) async fn find(context: &ServerContext) -> BTreeSet<DatasetId> {
     let mut found = BTreeSet::new();
-    let deadline = Deadline::after(&*parts.clock, AT_MOST);
-    match deadline.bound(&*parts.clock, search(parts, &mut found)).await {
+    let deadline = Deadline::after(&*context.clock, AT_MOST);
+    match deadline.bound(&*context.clock, search(context, &mut found)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
             tracing::warn!(error = error.chain(), "could not look for datasets without names");
@@ -37,8 +37,8 @@ pub(super) async fn find(parts: &Parts) -> BTreeSet<DatasetId> {
 }
 
 /// Refuses datasets without names, which a rebuild passes over. False when another try is needed.
-pub(super) async fn set_aside(parts: &Parts, mut found: BTreeSet<DatasetId>) -> bool {
-    let names = match explain(parts, &mut found).await {
+pub(super) async fn set_aside(context: &ServerContext, mut found: BTreeSet<DatasetId>) -> bool {
+    let names = match explain(context, &mut found).await {
         Ok(names) => names,
         Err(error) => {
             tracing::warn!(error = error.chain(), "could not look for datasets without names");
@@ -47,9 +47,9 @@ pub(super) async fn set_aside(parts: &Parts, mut found: BTreeSet<DatasetId>) -> 
     };
     let mut is_done = true;
     for dataset in found {
-        is_done &= match parts.meta.record(dataset).await {
+        is_done &= match context.meta.record(dataset).await {
             Ok(Some(record)) if living::is_nameless(&names, &record) => {
-                living::set_aside(parts, record).await
+                living::set_aside(context, record).await
             }
             Ok(_) => true,
             // A damaged record is refused anyway.
@@ -61,12 +61,12 @@ pub(super) async fn set_aside(parts: &Parts, mut found: BTreeSet<DatasetId>) -> 
 
 /// Reports datasets without a name or a deletion, after the recovery of all other datasets.
 pub(super) async fn report(
-    parts: &Parts,
+    context: &ServerContext,
     mut found: BTreeSet<DatasetId>,
     progress: &Listener<'_, RecoverProgress>,
 ) {
-    let deadline = Deadline::after(&*parts.clock, AT_MOST);
-    let explained = deadline.bound(&*parts.clock, explain(parts, &mut found)).await;
+    let deadline = Deadline::after(&*context.clock, AT_MOST);
+    let explained = deadline.bound(&*context.clock, explain(context, &mut found)).await;
     let names = match explained {
         Ok(Ok(names)) => names,
         unexplained => {
@@ -76,12 +76,12 @@ pub(super) async fn report(
         }
     };
     for dataset in found {
-        if deadline.remaining(&*parts.clock).is_zero() || progress.is_deserted() {
+        if deadline.remaining(&*context.clock).is_zero() || progress.is_deserted() {
             tracing::info!("not all datasets without names were reported");
             return;
         }
         let told = Progress::of(&dataset, progress);
-        match problem(parts, &names, dataset).await {
+        match problem(context, &names, dataset).await {
             Ok(None) => {}
             Ok(Some(problem)) => told.report(problem).await,
             Err(error) => told.fail(&error).await,
@@ -89,8 +89,8 @@ pub(super) async fn report(
     }
 }
 
-async fn search(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<(), Error> {
-    let mut all = parts.store.list(&Prefix::ROOT);
+async fn search(context: &ServerContext, found: &mut BTreeSet<DatasetId>) -> Result<(), Error> {
+    let mut all = context.store.list(&Prefix::ROOT);
     while let Some(object) = all.try_next().await.storing("list objects of", "all datasets")? {
         found.extend(parse_object_key(object.key.as_str()).map(|(dataset, _, _)| dataset));
     }
@@ -99,16 +99,16 @@ async fn search(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<(), Er
 
 /// Drops datasets with a name or a deletion from `found`; gives the names. Names are read after the objects: a
 /// dataset has a name before any object.
-async fn explain(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<Names, Error> {
+async fn explain(context: &ServerContext, found: &mut BTreeSet<DatasetId>) -> Result<Names, Error> {
     if found.is_empty() {
         return Ok(Names::default());
     }
-    let names = names::all(parts).await?;
+    let names = names::all(context).await?;
     for (_, named) in &names.read {
         found.remove(&named.record.dataset);
     }
     if !found.is_empty() {
-        for Deleted { named, .. } in names::deleted(parts, Past::All).await?.found {
+        for Deleted { named, .. } in names::deleted(context, Past::All).await?.found {
             found.remove(&named.record.dataset);
         }
     }
@@ -117,13 +117,13 @@ async fn explain(parts: &Parts, found: &mut BTreeSet<DatasetId>) -> Result<Names
 
 /// The problem of a dataset without a name; none during its deletion.
 async fn problem(
-    parts: &Parts,
+    context: &ServerContext,
     names: &Names,
     dataset: DatasetId,
 ) -> Result<Option<String>, Error> {
-    let known = parts.meta.record(dataset).await.doing("find dataset", dataset)?;
+    let known = context.meta.record(dataset).await.doing("find dataset", dataset)?;
     let Some(record) = known else {
-        if !names::has_objects(parts, dataset, dataset).await? {
+        if !names::has_objects(context, dataset, dataset).await? {
             return Ok(None);
         }
         let why = "there are objects of it, and neither a name nor a deletion that can be read, and the \
@@ -133,12 +133,12 @@ async fn problem(
         return Ok(Some(why.to_owned()));
     };
     // The dataset has its name, or another server restores the name or deletes the dataset.
-    if !living::restore(parts, names, &record).await? {
+    if !living::restore(context, names, &record).await? {
         return Ok(None);
     }
     // A recovery goes by names, so the dataset was not recovered.
     let name = record.name.clone();
-    if !living::set_aside(parts, record).await {
+    if !living::set_aside(context, record).await {
         return Ok(Some(format!("it has lost its name, {name}; run `dlcmd recover --all` again")));
     }
     Ok(Some(format!(

@@ -15,17 +15,17 @@ use crate::testing::{self, Rig, rig};
 /// Stores the snapshot of what a dataset holds now.
 async fn build(rig: &Rig, dataset: DatasetId) -> Version {
     let snapshots = Snapshots::new(Arc::default());
-    snapshots.find(&rig.parts, dataset, None).await.unwrap().version
+    snapshots.find(&rig.context, dataset, None).await.unwrap().version
 }
 
 /// Adds a file.
 async fn change(rig: &Rig, dataset: DatasetId, number: u8) {
     rig.store_chunk(dataset, number).await;
-    recover::adopt_unlogged(&rig.parts, &testing::dataset("pets")).await.unwrap();
+    recover::adopt_unlogged(&rig.context, &testing::dataset("pets")).await.unwrap();
 }
 
 async fn stored(rig: &Rig, dataset: DatasetId) -> HashSet<Version> {
-    stored::list(&rig.parts, dataset).await.unwrap().into_keys().collect()
+    stored::list(&rig.context, dataset).await.unwrap().into_keys().collect()
 }
 
 #[tokio::test]
@@ -38,7 +38,7 @@ async fn of_a_dataset_that_changes_all_the_time_few_versions_are_kept() {
         versions.push(build(&rig, dataset).await);
         rig.clock.advance(KEPT_OTHERS);
     }
-    let newest: HashSet<Version> = versions.iter().rev().take(FEW).copied().collect();
+    let newest: HashSet<Version> = versions.iter().rev().take(KEPT_LONG).copied().collect();
     assert_eq!(stored(&rig, dataset).await, newest);
 }
 
@@ -51,7 +51,7 @@ async fn while_the_servers_are_read_only_none_goes() {
         build(&rig, dataset).await;
     }
     let newest = build(&rig, dataset).await;
-    assert_eq!(sweep(&rig.parts, dataset, newest, false).await.unwrap().len(), 1);
+    assert_eq!(sweep(&rig.context, dataset, newest, false).await.unwrap().len(), 1);
     rig.clock.advance(KEPT);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, "[live]\nread_only = true\n").unwrap();
@@ -59,8 +59,8 @@ async fn while_the_servers_are_read_only_none_goes() {
     let live = |text: &str| config::live(text).map_err(|error| error.to_string());
     let time = Arc::new(dl_runtime::SystemClock::new());
     let followed = Followed::open("it", source, time, live).await.unwrap();
-    rig.parts.settings = Settings::of(Some(&followed));
-    let left = sweep(&rig.parts, dataset, newest, false).await.unwrap();
+    rig.context.settings = Settings::of(Some(&followed));
+    let left = sweep(&rig.context, dataset, newest, false).await.unwrap();
     assert_eq!(left.len(), 1);
     assert_eq!(stored(&rig, dataset).await.len(), 2);
 }
@@ -77,7 +77,7 @@ async fn while_a_dataset_is_being_rebuilt_its_newest_version_is_not_taken_for_an
     rig.memory.drop_dataset(&testing::dataset("pets"), dataset).await.unwrap();
     let rebuilt = DatasetRecord { state: DatasetState::Recovering, ..record };
     rig.memory.put_dataset(&rebuilt).await.unwrap();
-    sweep_all(&rig.parts, &mut HashMap::new()).await.unwrap();
+    sweep_all(&rig.context, &mut HashMap::new()).await.unwrap();
     assert_eq!(stored(&rig, dataset).await, HashSet::from([newest]));
 }
 
@@ -92,12 +92,12 @@ async fn one_that_was_stored_long_ago_stays_for_an_hour_from_when_it_was_replace
     // As where a purge took something off the log.
     let other = Version::default();
     let older = |left| Older { version: first, kept: PERIOD + left };
-    assert_eq!(sweep(&rig.parts, dataset, other, false).await.unwrap(), [older(KEPT)]);
+    assert_eq!(sweep(&rig.context, dataset, other, false).await.unwrap(), [older(KEPT)]);
     rig.clock.advance(KEPT - Duration::from_secs(1));
     let left = Duration::from_secs(1);
-    assert_eq!(sweep(&rig.parts, dataset, other, false).await.unwrap(), [older(left)]);
+    assert_eq!(sweep(&rig.context, dataset, other, false).await.unwrap(), [older(left)]);
     rig.clock.advance(Duration::from_secs(1));
-    assert_eq!(sweep(&rig.parts, dataset, other, false).await.unwrap(), []);
+    assert_eq!(sweep(&rig.context, dataset, other, false).await.unwrap(), []);
 }
 
 /// Keeps S-27 and S-53: as where a build took longer than it was of the newest version.
@@ -109,14 +109,14 @@ async fn one_that_was_stored_after_it_was_replaced_goes_too() {
     let newest = build(&rig, dataset).await;
     let mut swept = HashMap::new();
     rig.clock.advance(KEPT);
-    sweep_all(&rig.parts, &mut swept).await.unwrap();
+    sweep_all(&rig.context, &mut swept).await.unwrap();
     assert_eq!(swept.len(), 1);
     let part = dl_format::snapshot_key(dataset, Version::default(), SnapshotObject::Part(0));
-    rig.parts.store.create(&crate::shared::parts::key(part), "late".into()).await.unwrap();
-    let older = sweep(&rig.parts, dataset, newest, false).await.unwrap();
+    rig.context.store.create(&crate::shared::context::key(part), "late".into()).await.unwrap();
+    let older = sweep(&rig.context, dataset, newest, false).await.unwrap();
     assert_eq!(older, [Older { version: Version::default(), kept: KEPT + PERIOD }]);
     rig.clock.advance(KEPT);
-    sweep_all(&rig.parts, &mut swept).await.unwrap();
+    sweep_all(&rig.context, &mut swept).await.unwrap();
     assert_eq!(stored(&rig, dataset).await, HashSet::from([newest]));
 }
 
@@ -129,12 +129,12 @@ async fn a_dataset_that_nobody_asks_for_keeps_its_newest_version_only() {
         build(&rig, dataset).await;
     }
     let mut swept = HashMap::new();
-    sweep_all(&rig.parts, &mut swept).await.unwrap();
+    sweep_all(&rig.context, &mut swept).await.unwrap();
     assert_eq!((stored(&rig, dataset).await.len(), swept.len()), (3, 0));
     rig.clock.advance(KEPT);
-    sweep_all(&rig.parts, &mut swept).await.unwrap();
+    sweep_all(&rig.context, &mut swept).await.unwrap();
     assert_eq!((stored(&rig, dataset).await.len(), swept.len()), (1, 1));
     let lists = rig.counters.counts().lists;
-    sweep_all(&rig.parts, &mut swept).await.unwrap();
+    sweep_all(&rig.context, &mut swept).await.unwrap();
     assert!(rig.counters.counts().lists <= lists + 1, "only names were looked for");
 }

@@ -13,7 +13,7 @@ fn chunk(rig: &Rig, dataset: DatasetId, number: u8) -> Sealed {
 }
 
 async fn put(rig: &Rig, dataset: DatasetId, sealed: &Sealed) -> Result<Stamp, Error> {
-    testing::commit(&rig.parts, dataset, sealed.as_slice().to_vec(), rig.clock.now()).await
+    testing::commit(&rig.context, dataset, sealed.as_slice().to_vec(), rig.clock.now()).await
 }
 
 /// Keeps S-06: I6. The first answer was lost.
@@ -38,12 +38,12 @@ async fn an_object_of_an_ended_dataset_is_removed_while_another_name_is_damaged(
     rig.create("other").await;
     let sealed = chunk(&rig, dataset, 1);
     let (object, bytes) = rig.store_sealed(&sealed).await;
-    let committed = read_header(&rig.parts, &object).await.unwrap().committed().unwrap();
+    let committed = read_header(&rig.context, &object).await.unwrap().committed().unwrap();
     rig.delete("pets", dataset).await.unwrap();
     // What the sweep has missed.
-    rig.parts.store.create(&object, bytes).await.unwrap();
+    rig.context.store.create(&object, bytes).await.unwrap();
     rig.replace(&first_name("other"), "damaged").await;
     rig.clock.advance(Duration::from_secs(1));
-    assert_eq!(append(&rig.parts, &committed).await.unwrap_err().kind, Kind::NotFound);
-    assert!(!is_stored(&rig.parts, &object).await.unwrap());
+    assert_eq!(append(&rig.context, &committed).await.unwrap_err().kind, Kind::NotFound);
+    assert!(!is_stored(&rig.context, &object).await.unwrap());
 }

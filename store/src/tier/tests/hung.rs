@@ -64,8 +64,8 @@ impl Store for Hung {
         self.inner.delete(key).await
     }
 
-    async fn settle(&self, keys: &[Key]) -> Result<(), Error> {
-        self.inner.settle(keys).await
+    async fn make_durable(&self, keys: &[Key]) -> Result<(), Error> {
+        self.inner.make_durable(keys).await
     }
 
     async fn prune(&self, prefix: &Prefix) -> Result<(), Error> {

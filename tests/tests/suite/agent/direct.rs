@@ -22,7 +22,7 @@ const FILES: u32 = 6_000;
 /// Chunks of a group: a quarter of the dataset.
 const GROUP: u32 = 24;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Scene {
     /// The number of finished requests of a method of the server.
@@ -62,7 +62,7 @@ impl Scene {
 
     /// A handle without an agent: there is no program for the agent.
     fn open_without(&self) -> Result<Dataset> {
-        self.open_with(&self.path("missing"), PATIENCE)
+        self.open_with(&self.path("missing"), TIMEOUT)
     }
 }
 
@@ -139,7 +139,7 @@ fn workers_of_a_rank_and_a_resumed_epoch_read_whole_chunks() -> Result<()> {
         })
     })?;
     scene.start_agent(&["--memory", "4MiB"])?;
-    for dataset in [dataset, scene.open_with(&program("dlcmd")?, PATIENCE)?] {
+    for dataset in [dataset, scene.open_with(&program("dlcmd")?, TIMEOUT)?] {
         let epoch = begin(&dataset, 1)?;
         read(&scene, &epoch, Some(FILES / 2))?;
         let resume = Some(epoch.token(epoch.position()));
@@ -159,7 +159,7 @@ fn a_group_larger_than_the_memory_is_noted_once_and_read_in_whole_chunks() -> Re
     let scene = Scene::stamped(FILES)?;
     for memory in ["4MiB", "12MiB"] {
         scene.start_agent(&["--memory", memory])?;
-        let dataset = scene.open_with(&program("dlcmd")?, PATIENCE)?;
+        let dataset = scene.open_with(&program("dlcmd")?, TIMEOUT)?;
         let chunks = chunks_of(&dataset)?;
         for number in 0..2 {
             // An agent asks twice for a chunk with a waiting reader.
@@ -229,14 +229,14 @@ fn an_epoch_outlives_its_agent_and_uses_the_next() -> Result<()> {
     let agent_program = scene.path("agent");
     symlink(program("dlcmd")?, &agent_program)?;
     scene.start_agent(&["--memory", "64MiB"])?;
-    let dataset = scene.open_with(&agent_program, PATIENCE)?;
+    let dataset = scene.open_with(&agent_program, TIMEOUT)?;
     let chunks = chunks_of(&dataset)?;
     let epoch = begin_long(&dataset)?;
     read(&scene, &epoch, Some(100))?;
     fs::rename(&agent_program, scene.path("away"))?;
     let agent = scene.agent()?;
     kill_process(agent, Signal::KILL)?;
-    wait_for_end(agent, PATIENCE)?;
+    wait_for_end(agent, TIMEOUT)?;
     scene.asks_at_most(chunks, || read(&scene, &epoch, Some(FILES / 2)))?;
     fs::rename(scene.path("away"), &agent_program)?;
     read_until_hits(&scene, &epoch, Some(0))?;

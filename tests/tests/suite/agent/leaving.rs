@@ -18,7 +18,7 @@ use super::{Scene, wait_for_end};
 /// About ten chunks.
 const FILES: u32 = 1_000;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Scene {
     /// The lines of `lease list`.
@@ -49,7 +49,7 @@ impl Scene {
     fn kill_agent(&self, signal: Signal) -> Result<()> {
         let agent = self.agent()?;
         kill_process(agent, signal)?;
-        wait_for_end(agent, PATIENCE)
+        wait_for_end(agent, TIMEOUT)
     }
 
     /// Waits until the servers count no member of the job.
@@ -113,7 +113,7 @@ fn each_signal_has_its_exit_code() -> Result<()> {
         let mut agent = Process::start(scene.dlcmd()?.args(["agent", "run"]))?;
         scene.await_agent()?;
         agent.signal(signal)?;
-        let ended = agent.wait(PATIENCE)?;
+        let ended = agent.wait(TIMEOUT)?;
         ensure!(ended == code, "{signal:?} ended with {ended}");
     }
     // As `nohup` starts programs.
@@ -127,7 +127,7 @@ fn each_signal_has_its_exit_code() -> Result<()> {
     std::thread::sleep(Duration::from_millis(300));
     ensure!(agent.ended()?.is_none(), "a hang-up ended an agent below nohup");
     agent.signal(Signal::TERM)?;
-    ensure!(agent.wait(PATIENCE)? == 143, "SIGTERM ended it otherwise");
+    ensure!(agent.wait(TIMEOUT)? == 143, "SIGTERM ended it otherwise");
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use super::{Scene, agent_program, bytes_of, wait_for_end};
 const ONESHOT: [&str; 4] = ["--memory", "256MiB", "--policy", "oneshot"];
 
 /// Longer than any look at a server that is away, and shorter than a connect timeout.
-const SOON: Duration = Duration::from_secs(4);
+const WAIT_MAX: Duration = Duration::from_secs(4);
 
 #[test]
 fn an_agent_with_all_chunks_serves_workers_with_other_settings() -> Result<()> {
@@ -47,7 +47,7 @@ fn an_agent_with_all_chunks_serves_workers_with_other_settings() -> Result<()> {
         let dataset = Client::connect(options.clone())?.dataset(&DatasetName::new("ds")?)?;
         let path = dataset.snapshot().context("a snapshot")?.path(7)?;
         ensure!(dataset.get(&path)? == bytes_of(&scene, &path)?, "other bytes of {path}");
-        ensure!(clock.monotonic() - begun < SOON, "{options:?} waited");
+        ensure!(clock.monotonic() - begun < WAIT_MAX, "{options:?} waited");
     }
     let stranger = ConnectOptions { servers: vec!["127.0.0.1:10".to_owned()], ..usual() };
     let refused = Client::connect(stranger)?.dataset(&DatasetName::new("ds")?);

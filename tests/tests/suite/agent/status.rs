@@ -17,7 +17,7 @@ use super::shared::open_at;
 use super::{FILES, LONGEST, Scene, bytes_of, wait_for_end};
 
 /// The time limit for a reader.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A handle of this process with a time-out for the agent.
 fn open(scene: &Scene, patience: Duration) -> Result<Dataset> {
@@ -84,7 +84,7 @@ fn why_shows_fetch_progress_and_readers_from_the_servers() -> Result<()> {
     let mut scene = Scene::new(21)?;
     scene.start_agent(&["--memory", "64MiB"])?;
     ensure!(scene.why()? == "No read waits.\n", "{}", scene.why()?);
-    let dataset = open(&scene, PATIENCE)?;
+    let dataset = open(&scene, TIMEOUT)?;
     let files = files_of_chunks(&dataset, 1)?;
     let [file] = files[..] else { anyhow::bail!("a single file") };
     scene.signal_server(Signal::STOP)?;
@@ -101,7 +101,7 @@ fn why_shows_fetch_progress_and_readers_from_the_servers() -> Result<()> {
     scene.wait_of(reader.id(), "from-servers")?;
     ensure!(scene.why()?.contains("the process itself reads from the servers"), "no fallback");
     scene.signal_server(Signal::CONT)?;
-    ensure!(reader.wait(PATIENCE)? == 0, "the reader failed");
+    ensure!(reader.wait(TIMEOUT)? == 0, "the reader failed");
     ensure!(scene.why()? == "No read waits.\n", "{}", scene.why()?);
     let place = dataset.snapshot().context("a snapshot")?.place(file)?;
     let status = scene.status()?;
@@ -113,7 +113,7 @@ fn why_shows_fetch_progress_and_readers_from_the_servers() -> Result<()> {
 fn why_names_the_processes_with_pinned_slots() -> Result<()> {
     let mut scene = Scene::new(22)?;
     scene.start_agent(&["--memory", "8MiB"])?;
-    let dataset = open(&scene, PATIENCE)?;
+    let dataset = open(&scene, TIMEOUT)?;
     let files = files_of_chunks(&dataset, 3)?;
     let [first, second, third] = files[..] else { anyhow::bail!("three files") };
     // All workers share a bounded number of slots for views; the first test reader must have ended.
@@ -246,7 +246,7 @@ fn a_too_large_prefetch_says_so_and_leaves_room_for_readers() -> Result<()> {
 fn a_library_prefetch_returns_at_once_and_reports_progress() -> Result<()> {
     let mut scene = Scene::new(27)?;
     scene.start_agent(&["--memory", "64MiB"])?;
-    let dataset = open(&scene, PATIENCE)?;
+    let dataset = open(&scene, TIMEOUT)?;
     let snapshot = dataset.snapshot().context("a snapshot")?;
     let all = libdiesel::Selection::all(snapshot.files());
     scene.signal_server(Signal::STOP)?;
@@ -265,7 +265,7 @@ fn a_library_prefetch_returns_at_once_and_reports_progress() -> Result<()> {
 fn status_shows_orders_with_windows_and_oversized_groups() -> Result<()> {
     let scene = Scene::new(28)?;
     scene.start_agent(&["--memory", "24MiB"])?;
-    let dataset = open(&scene, PATIENCE)?;
+    let dataset = open(&scene, TIMEOUT)?;
     let epoch = dataset.shuffle(ShuffleOptions::new(1, 0, 2))?;
     ensure!(epoch.next()?.is_some(), "a file");
     scene.wait_until(|status| {
@@ -296,7 +296,7 @@ fn a_task_keeps_its_version_after_a_kill_and_a_change() -> Result<()> {
     run(scene.dlcmd()?.arg("put").arg(more).arg("dl://ds/more"))?.code(0)?;
     let agent = scene.agent()?;
     kill_process(agent, Signal::KILL)?;
-    wait_for_end(agent, PATIENCE)?;
+    wait_for_end(agent, TIMEOUT)?;
     ensure!(scene.read(&["--epoch", "1"])? == FILES as u64, "another version is read");
     let status = scene.status()?;
     ensure!(status["datasets"][0]["version"] == version, "{version} became {status}");
@@ -312,7 +312,7 @@ fn a_task_keeps_its_version_after_a_kill_and_a_change() -> Result<()> {
 fn the_last_worker_or_a_stop_ends_the_agent_of_a_task() -> Result<()> {
     let scene = Scene::new(14)?;
     ensure!(scene.read(&[])? == FILES as u64, "files are missing");
-    wait_for_end(scene.agent()?, PATIENCE).context("an agent without workers")?;
+    wait_for_end(scene.agent()?, TIMEOUT).context("an agent without workers")?;
     scene.start_agent(&[])?;
     let agent = scene.agent()?;
     run(scene.dlcmd_of("other")?.args(["agent", "status"]))?.code(3)?;

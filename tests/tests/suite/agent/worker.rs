@@ -15,7 +15,7 @@ use libdiesel::{Client, ConnectOptions};
 use super::Scene;
 
 /// The time limit for an answer.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Scene {
     /// A dataset of small chunks, whose contents the example derives from the paths.
@@ -90,7 +90,7 @@ impl Worker {
 
     /// The next line on stdout.
     pub(super) fn answer(&self) -> Result<String> {
-        self.answers.recv_timeout(PATIENCE).or_else(|why| self.fails(&why.to_string()))
+        self.answers.recv_timeout(TIMEOUT).or_else(|why| self.fails(&why.to_string()))
     }
 
     /// Sends a command and returns the answer.
@@ -110,7 +110,7 @@ impl Worker {
     /// Ends the worker, checks its exit code and returns its last answers.
     pub(super) fn end(mut self) -> Result<Vec<String>> {
         self.stdin = None;
-        match self.process.wait(PATIENCE) {
+        match self.process.wait(TIMEOUT) {
             Ok(0) => Ok(self.answers.iter().collect()),
             ended => self.fails(&format!("the end of the worker was {ended:?}")),
         }

@@ -10,7 +10,7 @@ use dl_tests::program::{run, server_command};
 use dl_tests::scene::Scene;
 
 /// A failed start takes at most 5 s; a busy machine starts programs slowly.
-const PATIENCE: Duration = Duration::from_secs(9);
+const TIMEOUT: Duration = Duration::from_secs(9);
 
 /// The last line on stderr of a server with a bucket at the unreachable `endpoint`.
 fn refused(endpoint: &str, variables: &[(&str, &str)]) -> Result<String> {
@@ -26,7 +26,7 @@ fn refused(endpoint: &str, variables: &[(&str, &str)]) -> Result<String> {
     let began = clock().monotonic();
     let ended = run(server.arg(scene.data()))?.code(1)?;
     let took = clock().monotonic().saturating_sub(began);
-    ensure!(took < PATIENCE, "the start took {took:?}: {}", ended.stderr);
+    ensure!(took < TIMEOUT, "the start took {took:?}: {}", ended.stderr);
     Ok(ended.stderr.lines().last().unwrap_or_default().to_owned())
 }
 

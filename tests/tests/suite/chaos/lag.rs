@@ -16,7 +16,7 @@ use dl_tests::wire::Wire;
 use dl_tests::{folder, rounds};
 use tonic::{Code, Status};
 
-use super::PATIENCE;
+use super::TIMEOUT;
 
 const PRIMARIES: usize = 3;
 
@@ -91,7 +91,7 @@ async fn missing_writes_of_a_new_primary_are_refused_until_restored() -> Result<
         let (first, second) = (serve()?, serve()?);
         lose(&scene, &redis, &first, round % PRIMARIES).await?;
         let wanted = folder::paths(&scene.src())?.len();
-        let deadline = Deadline::after(&*clock(), PATIENCE);
+        let deadline = Deadline::after(&*clock(), TIMEOUT);
         let mut refusals = Vec::new();
         for server in [&first, &second] {
             let client = Wire::connect(server.address().parse()?).await?;

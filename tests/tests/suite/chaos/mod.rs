@@ -55,7 +55,7 @@ const QUOTAS: [&str; 2] = ["1GiB", "4MiB"];
 
 /// The time limit for the return to normal after a failure, with a Redis failover and the servers'
 /// repairs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The latency of the bucket for a slow recovery.
 const SLOWLY: Duration = Duration::from_millis(200);

@@ -24,7 +24,7 @@ use libdiesel::{Client, ConnectOptions};
 use tokio::runtime::Runtime;
 
 use super::writer::{Access, Writer};
-use super::{HASTE, NAME, PATIENCE, again, compare, connect, counted};
+use super::{HASTE, NAME, TIMEOUT, again, compare, connect, counted};
 
 /// The duration of the cut: longer than a command may take.
 const CUT: Duration = Duration::from_secs(7);
@@ -152,7 +152,7 @@ fn the_line_between_a_server_and_redis_is_cut_and_comes_back() -> Result<()> {
         let is_refused = asked.as_ref().is_err_and(|error| error.kind().is_retryable());
         ensure!(is_refused, "the server still reaches Redis: {asked:?}");
         let felt = clock().monotonic() - down_at;
-        ensure!(felt < PATIENCE, "an answer took {felt:?}");
+        ensure!(felt < TIMEOUT, "an answer took {felt:?}");
         std::thread::sleep(CUT.saturating_sub(felt));
         network.set("up")?;
         becomes_well(inside.http())?;

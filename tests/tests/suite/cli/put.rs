@@ -88,7 +88,7 @@ fn put_skips_files_with_equal_size_and_time() -> Result<()> {
 #[test]
 fn put_with_checksum_finds_a_change_of_equal_size_and_time() -> Result<()> {
     let scene = Scene::with(&[("a", "1")])?;
-    settle(&scene, "src/a")?;
+    age_file(&scene, "src/a")?;
     scene.dl(["put", "src", "dl://ds"])?.code(0)?;
     let time = fs::metadata(scene.path("src/a"))?.modified()?;
     scene.write("a", "2")?;
@@ -105,7 +105,7 @@ fn set_time(scene: &Scene, path: &str, time: SystemTime) -> Result<()> {
 }
 
 /// Makes a file old enough that its modification time reveals changes.
-fn settle(scene: &Scene, path: &str) -> Result<()> {
+fn age_file(scene: &Scene, path: &str) -> Result<()> {
     let time = fs::metadata(scene.path(path))?.modified()? - Duration::from_secs(60);
     set_time(scene, path, time)
 }
@@ -114,7 +114,7 @@ fn settle(scene: &Scene, path: &str) -> Result<()> {
 fn put_stores_a_file_again_whose_mode_alone_has_changed() -> Result<()> {
     let scene = Scene::new()?;
     scene.write("a", "1")?;
-    settle(&scene, "src/a")?;
+    age_file(&scene, "src/a")?;
     for (flag, mode) in [("--quiet", 0o600), ("--quiet", 0o755), ("--checksum", 0o644)] {
         fs::set_permissions(scene.path("src/a"), fs::Permissions::from_mode(mode))?;
         for files in [1, 0] {
@@ -153,7 +153,7 @@ fn put_stores_the_last_state_of_a_silently_changed_file() -> Result<()> {
     let scene = Scene::new()?;
     fs::create_dir(scene.path("src"))?;
     fs::File::create(scene.path("src/zeros"))?.set_len(1 << 30)?;
-    settle(&scene, "src/zeros")?;
+    age_file(&scene, "src/zeros")?;
     scene.write("a", "1")?;
     // Old enough to be trusted after the large file is stored, but not at the time of the read.
     let time = fs::metadata(scene.path("src/a"))?.modified()? - Duration::from_millis(1_500);

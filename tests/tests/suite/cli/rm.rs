@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::common::Scene;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 const FILES: [(&str, &str); 4] = [("a", "1"), ("d/x", "2"), ("d/y/z", "3"), ("dd", "4")];
 
@@ -59,7 +59,7 @@ fn an_interrupted_rm_reports_the_deleted_files() -> Result<()> {
         }
         // Before the first delete, Ctrl-C ends the program by its signal.
         let interrupted = clock().monotonic();
-        let code = rm.wait(PATIENCE).unwrap_or(130);
+        let code = rm.wait(TIMEOUT).unwrap_or(130);
         // The program waits at most two seconds for the last answer.
         let is_late = clock().monotonic() - interrupted > Duration::from_millis(1_800);
         let deleted = before - count()?;

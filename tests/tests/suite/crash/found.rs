@@ -10,9 +10,9 @@ use dl_format::DatasetId;
 use dl_meta::{Memory, MetaStore};
 use dl_runtime::ManualClock;
 use dl_runtime::fault::CutPoint;
-use dl_server::Parts;
+use dl_server::ServerContext;
 use dl_store::VolatileDisk;
-use dl_tests::cluster::{Running, clock, parts};
+use dl_tests::cluster::{Running, clock, context};
 use dl_tests::wire::{Wire, chunk, new_id};
 use tonic::Code;
 
@@ -57,7 +57,7 @@ async fn serve(
     now: SystemTime,
 ) -> Result<(Running, Wire)> {
     let clock = Arc::new(ManualClock::new(now));
-    Running::fresh(Parts { clock, ..parts(disk.open()?, meta) }).await
+    Running::fresh(ServerContext { clock, ..context(disk.open()?, meta) }).await
 }
 
 /// A dataset and a chunk for it.

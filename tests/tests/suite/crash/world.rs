@@ -10,7 +10,7 @@ use dl_runtime::SeededRandom;
 use dl_runtime::fault::{CutPoint, Faults};
 use dl_server::prepare;
 use dl_store::{self as store, FaultStore, VolatileDisk};
-use dl_tests::cluster::{Running, clock, parts};
+use dl_tests::cluster::{Running, clock, context};
 use dl_tests::dice::Dice;
 use dl_tests::wire::{Files, Wire};
 
@@ -84,9 +84,9 @@ impl World {
         let meta: Arc<dyn MetaStore> = Arc::new(meta);
         let store = self.disk.open()?;
         let store = FaultStore::new(store, clock(), self.store_faults.clone(), CutPoint::new());
-        let parts = parts(Arc::new(store), Arc::clone(&meta));
-        prepare(&parts, stop).await?;
-        let server = Running::start(parts).await?;
+        let context = context(Arc::new(store), Arc::clone(&meta));
+        prepare(&context, stop).await?;
+        let server = Running::start(context).await?;
         let client = Wire::connect(server.address()).await?;
         Ok(Life { server, client, meta })
     }
@@ -157,8 +157,8 @@ impl World {
 
     /// Removes all metadata: the server must refuse until recovered, then agree.
     pub(super) async fn check_without_metadata(&self, journal: &Journal) -> Result<()> {
-        let parts = parts(self.disk.open()?, Arc::new(Memory::new()));
-        let (_server, client) = Running::fresh(parts).await?;
+        let context = context(self.disk.open()?, Arc::new(Memory::new()));
+        let (_server, client) = Running::fresh(context).await?;
         for name in journal.acknowledged_names() {
             let refused = client.dataset(name).await.err();
             let refused = refused.with_context(|| format!("{name} is taken for gone or empty"))?;

@@ -27,7 +27,7 @@ const MAX_FRAME_SIZE: u16 = 5;
 const FIRST_WINDOW: u32 = 65_535;
 
 /// The time limit for the other end's settings.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Debug, PartialEq)]
 struct Sizes {
@@ -69,7 +69,7 @@ fn a_server_announces_the_sizes_of_a_server() -> Result<()> {
     let runtime = Runtime::new()?;
     let (server, _) = runtime.block_on(Running::fresh(in_memory(Limits::default())))?;
     let mut client = TcpStream::connect(server.address())?;
-    client.set_read_timeout(Some(PATIENCE))?;
+    client.set_read_timeout(Some(TIMEOUT))?;
     client.write_all(PREFACE)?;
     client.write_all(&[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])?;
     let sizes = announced(&mut client)?;
@@ -93,7 +93,7 @@ fn a_client_announces_the_sizes_of_a_client() -> Result<()> {
     // The connection gets no answer, and the test does not wait for the client.
     std::thread::spawn(|| Client::connect(options));
     let (mut server, _) = listener.accept()?;
-    server.set_read_timeout(Some(PATIENCE))?;
+    server.set_read_timeout(Some(TIMEOUT))?;
     let mut preface = [0; PREFACE.len()];
     server.read_exact(&mut preface)?;
     ensure!(preface == PREFACE, "{preface:?}");

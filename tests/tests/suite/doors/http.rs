@@ -8,9 +8,9 @@ use dl_meta::{DatasetRecord, DatasetState, Datasets, Memory, Stop};
 use dl_proto::pb::PutChunkRequest;
 use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_runtime::{SeededRandom, blocking};
-use dl_server::{Doors, HttpPort, Limits, Parts, prepare};
+use dl_server::{Doors, HttpPort, Limits, ServerContext, prepare};
 use dl_store::{CountStore, FaultStore, Kind};
-use dl_tests::cluster::{Running, clock, in_memory, parts};
+use dl_tests::cluster::{Running, clock, context, in_memory};
 use dl_tests::http::{get, sample};
 use dl_tests::program::{Process, Server, dl, dlcmd, run, server_command};
 use dl_tests::scene::Scene;
@@ -27,13 +27,13 @@ use tonic_health::pb::health_client::HealthClient;
 const TOLERATED: Duration = Duration::from_secs(10);
 
 /// A server of these parts in this process, with the address of its HTTP port.
-async fn serve(parts: Parts) -> Result<(Running, String)> {
+async fn serve(context: ServerContext) -> Result<(Running, String)> {
     let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock(), None)?;
     let address = http.address().to_string();
-    prepare(&parts, Stop::Fresh).await?;
+    prepare(&context, Stop::Fresh).await?;
     let grpc = TcpListener::bind("127.0.0.1:0").await?;
     let doors = Doors { http: Some(http), ..Doors::open(grpc) };
-    Ok((Running::behind(doors, parts).await?, address))
+    Ok((Running::behind(doors, context).await?, address))
 }
 
 /// Asks for a path of an HTTP port.
@@ -88,8 +88,8 @@ fn metrics_count_requests_and_show_no_names() -> Result<()> {
 async fn a_server_with_failing_or_silent_stores_is_unhealthy() -> Result<()> {
     let faults = Faults::new(Arc::new(SeededRandom::new(1)));
     let store = FaultStore::new(dl_store::memory(), clock(), faults.clone(), CutPoint::new());
-    let parts = parts(Arc::new(store), Arc::new(Memory::new()));
-    let (server, address) = serve(parts).await?;
+    let context = context(Arc::new(store), Arc::new(Memory::new()));
+    let (server, address) = serve(context).await?;
     ensure!(health(&address).await?.0 == 200, "not well from the start");
     for (fault, told) in [
         (Fault::Before(Kind::Unavailable), "the chunk store can't be asked: "),
@@ -123,8 +123,8 @@ async fn concurrent_health_checks_share_an_answer() -> Result<()> {
     let faults = Faults::new(Arc::new(SeededRandom::new(1)));
     let store = FaultStore::new(dl_store::memory(), clock(), faults.clone(), CutPoint::new());
     let (store, counters) = CountStore::new(Arc::new(store));
-    let parts = parts(Arc::new(store), Arc::new(Memory::new()));
-    let (server, address) = serve(parts).await?;
+    let context = context(Arc::new(store), Arc::new(Memory::new()));
+    let (server, address) = serve(context).await?;
     faults.script("read", vec![Some(Fault::Delay(Duration::from_secs(5))); ASKING]);
     let (before, start) = (counters.counts().reads, clock().monotonic());
     let asking = (0..ASKING).map(|_| ask(&address, "/healthz"));
@@ -143,8 +143,8 @@ async fn concurrent_health_checks_share_an_answer() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_with_refused_datasets_is_healthy_and_counts_them() -> Result<()> {
     let meta = Arc::new(Memory::new());
-    let parts = parts(dl_store::memory(), Arc::<Memory>::clone(&meta));
-    let (server, address) = serve(parts).await?;
+    let context = context(dl_store::memory(), Arc::<Memory>::clone(&meta));
+    let (server, address) = serve(context).await?;
     let wire = Wire::connect(server.address()).await?;
     wire.create("served").await?;
     let record = meta.record(wire.create("secret-set").await?).await?.context("a dataset")?;
@@ -166,7 +166,7 @@ async fn a_server_with_refused_datasets_is_healthy_and_counts_them() -> Result<(
 /// Keeps S-32.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_starting_or_stopping_server_is_alive_but_unhealthy() -> Result<()> {
-    let parts = in_memory(Limits::default());
+    let context = in_memory(Limits::default());
     let http = HttpPort::open(TcpListener::bind("127.0.0.1:0").await?, clock(), None)?;
     let address = http.address().to_string();
     let ask = async |path| ask(&address, path).await;
@@ -183,9 +183,9 @@ async fn a_starting_or_stopping_server_is_alive_but_unhealthy() -> Result<()> {
         "a starting server"
     );
     ensure!(ask("/livez").await? == (200, "ok\n".to_owned()), "a starting server is alive");
-    prepare(&parts, Stop::Fresh).await?;
+    prepare(&context, Stop::Fresh).await?;
     let grpc = TcpListener::bind("127.0.0.1:0").await?;
-    let server = Running::behind(Doors { http: Some(http), ..Doors::open(grpc) }, parts).await?;
+    let server = Running::behind(Doors { http: Some(http), ..Doors::open(grpc) }, context).await?;
     ensure!(ask("/healthz").await? == (200, "ok\n".to_owned()), "a serving server is healthy");
 
     let wire = Wire::connect(server.address()).await?;

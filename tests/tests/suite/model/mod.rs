@@ -13,9 +13,9 @@ use anyhow::{Context, Result, ensure};
 use dl_meta::{FaultMeta, MetaStore};
 use dl_runtime::SeededRandom;
 use dl_runtime::fault::{CutPoint, Faults, Rates};
-use dl_server::Parts;
+use dl_server::ServerContext;
 use dl_store::{FaultStore, Store};
-use dl_tests::cluster::{clock, parts};
+use dl_tests::cluster::{clock, context};
 use dl_tests::rounds;
 
 use self::run::Run;
@@ -71,13 +71,15 @@ fn chaos(seed: u64) -> Chaos {
     let meta = Faults::new(Arc::new(SeededRandom::new(!seed)));
     let (for_store, for_meta) = (store.clone(), meta.clone());
     Chaos {
-        wrap: Box::new(move |inner: Arc<dyn Store>, inner_meta: Arc<dyn MetaStore>| -> Parts {
-            let cut = CutPoint::new();
-            let store = FaultStore::new(inner, clock(), store.clone(), cut.clone());
-            let meta: Arc<dyn MetaStore> =
-                Arc::new(FaultMeta::new(inner_meta, clock(), meta.clone(), cut));
-            parts(Arc::new(store), meta)
-        }),
+        wrap: Box::new(
+            move |inner: Arc<dyn Store>, inner_meta: Arc<dyn MetaStore>| -> ServerContext {
+                let cut = CutPoint::new();
+                let store = FaultStore::new(inner, clock(), store.clone(), cut.clone());
+                let meta: Arc<dyn MetaStore> =
+                    Arc::new(FaultMeta::new(inner_meta, clock(), meta.clone(), cut));
+                context(Arc::new(store), meta)
+            },
+        ),
         set: Box::new(move |is_on| {
             for operation in ["create", "read", "delete", "settle", "list"] {
                 for_store.set_rates(operation, is_on.then(|| rates(dl_store::Kind::Unavailable)));

@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dl_meta::redis_testing::Server as RedisServer;
 use dl_meta::{Embedded, EmbeddedOptions, Memory, MetaStore, Redis, RedisOptions, Stop};
-use dl_server::{Limits, Parts, prepare};
+use dl_server::{Limits, ServerContext, prepare};
 use dl_store::Store;
-use dl_tests::cluster::{Cluster, clock, parts};
+use dl_tests::cluster::{Cluster, clock, context};
 use dl_tests::http::get;
 use libdiesel::Client;
 use tempfile::TempDir;
@@ -30,7 +30,7 @@ pub(super) struct Chaos {
 }
 
 /// Builds parts with faulty stores from healthy stores.
-type Wrap = Box<dyn Fn(Arc<dyn Store>, Arc<dyn MetaStore>) -> Parts>;
+type Wrap = Box<dyn Fn(Arc<dyn Store>, Arc<dyn MetaStore>) -> ServerContext>;
 
 /// The metadata store of the servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,16 +78,16 @@ impl Servers {
 
     fn serve(&mut self) -> Result<()> {
         for meta in self.handles()? {
-            let working = parts(Arc::clone(&self.store), Arc::clone(&meta));
+            let working = context(Arc::clone(&self.store), Arc::clone(&meta));
             self.cluster.run(prepare(&working, Stop::Fresh))?;
-            let parts = match &self.chaos {
+            let context = match &self.chaos {
                 Some(chaos) => (chaos.wrap)(Arc::clone(&self.store), meta),
                 None => {
                     let limits = Limits { clock_skew: SKEW, ..working.limits };
-                    Parts { limits, ..working }
+                    ServerContext { limits, ..working }
                 }
             };
-            self.cluster.start(&parts, 1)?;
+            self.cluster.start(&context, 1)?;
         }
         Ok(())
     }

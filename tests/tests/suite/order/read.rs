@@ -8,7 +8,7 @@ use bytes::Bytes;
 use dl_meta::{Memory, Stop};
 use dl_server::prepare;
 use dl_store::{CountStore, Counters};
-use dl_tests::cluster::{Cluster, parts};
+use dl_tests::cluster::{Cluster, context};
 use dl_tests::dice::Dice;
 use dl_tests::rounds;
 use libdiesel::{
@@ -31,9 +31,9 @@ impl Scene {
     fn new(files: Files) -> Result<Self> {
         let mut cluster = Cluster::new()?;
         let (store, counters) = CountStore::new(dl_store::memory());
-        let parts = parts(Arc::new(store), Arc::new(Memory::new()));
-        cluster.run(prepare(&parts, Stop::Fresh))?;
-        cluster.start(&parts, 1)?;
+        let context = context(Arc::new(store), Arc::new(Memory::new()));
+        cluster.run(prepare(&context, Stop::Fresh))?;
+        cluster.start(&context, 1)?;
         let client = cluster.client()?;
         scene::put(&client, &files)?;
         Ok(Self { _cluster: cluster, client, counters, folder: tempfile::tempdir()?, files })

@@ -16,7 +16,7 @@ use rustix::process::Signal;
 /// while.
 const LARGE: u64 = 256 << 20;
 const FILES: usize = 500;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Keeps S-11, S-01 and S-60.
 #[test]
@@ -40,7 +40,7 @@ fn a_put_reports_a_dead_server_and_waits_for_its_return() -> Result<()> {
     ensure!(said.contains("dl://ds"), "{said}");
 
     let server = Server::start_with(&scene.data(), &address, &[])?;
-    let code = put.wait(PATIENCE)?;
+    let code = put.wait(TIMEOUT)?;
     let said = fs::read_to_string(&notes)?;
     ensure!(code == 0, "put ended with exit code {code}: {said}");
     ensure!(said.lines().count() < 20, "put prints too much: {said}");
@@ -78,9 +78,9 @@ fn put_and_get_report_a_hanging_server_and_end_in_a_minute() -> Result<()> {
     soon("the silence is reported", || Ok(said()?.contains(&silence)))?;
     let told = clock.monotonic() - began;
     ensure!(told < Duration::from_secs(9), "the report came after {told:?}: {}", said()?);
-    let code = put.wait(PATIENCE + Duration::from_secs(20))?;
+    let code = put.wait(TIMEOUT + Duration::from_secs(20))?;
     let took = clock.monotonic() - began;
-    ensure!(took < PATIENCE + Duration::from_secs(10), "put took {took:?}: {}", said()?);
+    ensure!(took < TIMEOUT + Duration::from_secs(10), "put took {took:?}: {}", said()?);
     ensure!(code == 5, "put ended with exit code {code}: {}", said()?);
     // The get waits a minute as well; its threads wait in parallel with its listing.
     let code = get.wait(Duration::from_secs(15))?;

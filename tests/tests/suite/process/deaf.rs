@@ -23,7 +23,7 @@ use super::readers::impatient;
 use super::stalled::{PREFACE, frame, headers};
 
 /// Less than the HTTP/2 ping time-out.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A silent client gets a ping after this time, and is closed after the same time again.
 const PING: Duration = Duration::from_secs(20);
@@ -57,7 +57,7 @@ async fn readers_with_idle_sockets_lose_their_memory() -> Result<()> {
     let (server, honest, dataset) = impatient(limits, &bytes).await?;
     // Both connections together hold all the memory for reads.
     let mut deaf = vec![ask(server.address(), dataset)?, ask(server.address(), dataset)?];
-    let until = clock().monotonic() + PATIENCE;
+    let until = clock().monotonic() + TIMEOUT;
     while !deaf.is_empty() {
         ensure!(clock().monotonic() < until, "{} of them are still there", deaf.len());
         clock().sleep(Duration::from_millis(50)).await;

@@ -23,7 +23,7 @@ const LONGEST: usize = 20_000;
 /// an interrupt are still stored.
 const LONGER: usize = 60_000;
 
-const PATIENCE: Duration = Duration::from_secs(100);
+const TIMEOUT: Duration = Duration::from_secs(100);
 
 /// The factor between attempts and requested kills, before a test fails.
 const TRIED: usize = 15;
@@ -55,7 +55,7 @@ impl Stage {
         let stage = Self { scene, dice: Dice::new(seed), usual: Cell::default() };
         let server = stage.scene.start()?;
         let mut put = stage.put(&server, "dl://measure", Stdio::null())?;
-        ensure!(put.process.wait(PATIENCE)? == 0, "put failed");
+        ensure!(put.process.wait(TIMEOUT)? == 0, "put failed");
         stage.usual.set(put.lasts());
         dl(&server, ["delete-dataset", "dl://measure"])?.code(0)?;
         Ok(stage)
@@ -82,7 +82,7 @@ impl Stage {
     /// Waits until a put has stored a chunk or has ended.
     fn await_chunk(&self, put: &mut Put) -> Result<()> {
         while put.process.ended()?.is_none() && self.scene.objects()?.len() <= put.before {
-            ensure!(put.lasts() < PATIENCE, "the put stores nothing");
+            ensure!(put.lasts() < TIMEOUT, "the put stores nothing");
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
@@ -160,7 +160,7 @@ fn a_put_survives_kills_of_the_server() -> Result<()> {
         server.kill()?;
         // A running put continues at the same address.
         let server = Server::start_with(&stage.scene.data(), &address, &[])?;
-        let ended = put.process.wait(PATIENCE)?;
+        let ended = put.process.wait(TIMEOUT)?;
         ensure!(ended == 0, "the put ended with {ended}");
         server.compare(&dataset, &stage.scene.src()).context("a single put")?;
         stage.put_and_compare(&server, &dataset).context("another put")?;
@@ -206,7 +206,7 @@ fn an_interrupted_put_leaves_the_reported_files() -> Result<()> {
             put.process.signal(Signal::INT)?;
         }
         let interrupted = clock().monotonic();
-        let code = put.process.wait(PATIENCE)?;
+        let code = put.process.wait(TIMEOUT)?;
         // Chunks without an answer within a second are given up, but may be stored.
         let was_answered = clock().monotonic() - interrupted < Duration::from_millis(900);
         let there = stage.check_part(&server, &dataset)?;

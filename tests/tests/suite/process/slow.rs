@@ -8,9 +8,9 @@ use dl_format::{Attributes, ChunkShape, DatasetName, FilePath};
 use dl_meta::{Memory, Stop};
 use dl_runtime::OsRandom;
 use dl_runtime::fault::{CutPoint, Fault, Faults};
-use dl_server::{Limits, Parts, prepare};
+use dl_server::{Limits, ServerContext, prepare};
 use dl_store::FaultStore;
-use dl_tests::cluster::{Cluster, clock, in_memory, parts};
+use dl_tests::cluster::{Cluster, clock, context, in_memory};
 use dl_tests::dice::Dice;
 use dl_tests::slow_link::SlowLink;
 use libdiesel::{Client, ConnectOptions};
@@ -21,10 +21,10 @@ const RATE: u32 = 100_000;
 const PLAIN: Attributes = Attributes { mode: 0o644, mtime: 1 };
 
 /// A server and its address.
-fn server(parts: &Parts) -> Result<(Cluster, String)> {
+fn server(context: &ServerContext) -> Result<(Cluster, String)> {
     let mut cluster = Cluster::new()?;
-    cluster.run(prepare(parts, Stop::Fresh))?;
-    cluster.start(parts, 1)?;
+    cluster.run(prepare(context, Stop::Fresh))?;
+    cluster.start(context, 1)?;
     let address = cluster.addresses().pop().context("the server runs")?;
     Ok((cluster, address))
 }
@@ -124,8 +124,8 @@ fn a_put_without_server_memory_shows_the_reason() -> Result<()> {
     let store = FaultStore::new(dl_store::memory(), clock(), faults.clone(), CutPoint::new());
     let patience = Duration::from_secs(3);
     let limits = Limits { write_bytes: 512 << 10, patience, ..Limits::default() };
-    let parts = Parts { limits, ..parts(Arc::new(store), Arc::new(Memory::new())) };
-    let (_cluster, address) = server(&parts)?;
+    let context = ServerContext { limits, ..context(Arc::new(store), Arc::new(Memory::new())) };
+    let (_cluster, address) = server(&context)?;
     let (client, _) = client(&address, 6)?;
     let name = DatasetName::new("ds")?;
     let dataset = client.create_dataset(&name, ChunkShape::new(1 << 20, 64)?)?;

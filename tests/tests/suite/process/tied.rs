@@ -10,7 +10,7 @@ use dl_tests::program::{Process, Server, dl, run};
 use dl_tests::scene::Scene;
 use dl_tests::{folder, soon};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Keeps S-05, S-07 and S-49: two servers start at the same moment, on two chunk stores or on one.
 #[tokio::test(flavor = "multi_thread")]
@@ -47,7 +47,7 @@ async fn a_server_whose_redis_was_given_to_another_chunk_store_ends() -> Result<
     let mut first = start("first")?;
     redis.ask(&["FLUSHALL"]).await;
     let second = start("second")?;
-    ensure!(first.process().wait(PATIENCE)? == 1, "the first server has another exit code");
+    ensure!(first.process().wait(TIMEOUT)? == 1, "the first server has another exit code");
     let log = first.kill()?;
     ensure!(log.contains("check --store and --meta"), "{log}");
     dl(&second, ["datasets"])?.code(0)?;
@@ -164,7 +164,7 @@ async fn writes_with_a_read_only_primary_store_nothing() -> Result<()> {
         );
         primary.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
         for writer in &mut writers {
-            ensure!(writer.wait(PATIENCE)? == 0, "{number}: a put or a delete failed");
+            ensure!(writer.wait(TIMEOUT)? == 0, "{number}: a put or a delete failed");
         }
         for kept in [&new, &begun] {
             server.compare(kept, &source)?;

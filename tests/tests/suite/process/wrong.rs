@@ -16,14 +16,14 @@ use dl_tests::scene::{Scene, check_well};
 use rustix::process::Signal;
 
 /// The time limit for a missing server: five seconds and the start of the program, with a margin.
-const PATIENCE: Duration = Duration::from_secs(9);
+const TIMEOUT: Duration = Duration::from_secs(9);
 
 fn ask(address: &str) -> Result<Ended> {
     let clock = clock();
     let began = clock.monotonic();
     let ended = run(dlcmd()?.args(["--server", address, "ls", "dl://ds"]))?.code(5)?;
     let took = clock.monotonic() - began;
-    ensure!(took < PATIENCE, "{address} cost {took:?}");
+    ensure!(took < TIMEOUT, "{address} cost {took:?}");
     ensure!(ended.stderr.contains(address), "{address} is not in: {}", ended.stderr);
     Ok(ended)
 }

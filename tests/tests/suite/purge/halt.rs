@@ -7,9 +7,9 @@ use anyhow::{Context, Result, ensure};
 use dl_meta::{Memory, MetaStore, Stop};
 use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_runtime::{Clock, SeededRandom};
-use dl_server::{Followed, Live, Parts, Settings, Source, prepare};
+use dl_server::{Followed, Live, ServerContext, Settings, Source, prepare};
 use dl_store::{FaultStore, Kind, Store};
-use dl_tests::cluster::{Running, clock, parts};
+use dl_tests::cluster::{Running, clock, context};
 use dl_tests::wire::Wire;
 
 use super::scene::{GRACE, NAME, check, history, new_clock, purge_all, stored};
@@ -43,9 +43,10 @@ async fn a_purge_stops_on_read_only_servers_and_can_be_repeated() -> Result<()> 
     let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
     let wall: Arc<dyn Clock> = Arc::<dl_runtime::ManualClock>::clone(&time);
     let settings = Settings::of(Some(&*followed));
-    let parts = Parts { clock: wall, settings, ..parts(Arc::new(store), Arc::clone(&meta)) };
-    prepare(&parts, Stop::Fresh).await?;
-    let server = Running::start(parts).await?;
+    let context =
+        ServerContext { clock: wall, settings, ..context(Arc::new(store), Arc::clone(&meta)) };
+    prepare(&context, Stop::Fresh).await?;
+    let server = Running::start(context).await?;
     let client = Wire::connect(server.address()).await?;
     let following = Arc::clone(&followed);
     let following = dl_runtime::spawn(async move { following.follow().await });

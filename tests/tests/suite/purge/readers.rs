@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use dl_tests::cluster::{Cluster, parts};
+use dl_tests::cluster::{Cluster, context};
 use libdiesel::{ReadItem, ShuffleOptions, SnapshotCache};
 
 use super::scene::{Fixture, NAME, data};
@@ -21,7 +21,7 @@ fn libdiesel_reads_files_listed_before_a_purge() -> Result<()> {
         scene.purge_settled().await?;
         anyhow::Ok(listed)
     })?;
-    cluster.start(&parts(Arc::clone(&scene.store), Arc::clone(&scene.meta)), 1)?;
+    cluster.start(&context(Arc::clone(&scene.store), Arc::clone(&scene.meta)), 1)?;
     let dataset = cluster.client()?.dataset(&NAME.parse()?)?;
     let writer = &scene.writer;
     let items: Vec<ReadItem> = listed.iter().cloned().map(ReadItem::from).collect();
@@ -53,7 +53,7 @@ fn an_epoch_across_a_purge_names_only_deleted_files() -> Result<()> {
         let file = |n: usize| (format!("{n}/{chunk:02}"), data(chunk * 7 + n, 20_000));
         cluster.run(scene.put(&(0..10).map(file).collect::<Vec<_>>()))?;
     }
-    cluster.start(&parts(Arc::clone(&scene.store), Arc::clone(&scene.meta)), 1)?;
+    cluster.start(&context(Arc::clone(&scene.store), Arc::clone(&scene.meta)), 1)?;
     let folder = tempfile::tempdir()?;
     let cache = SnapshotCache::new(folder.path(), 1 << 30);
     let dataset = cluster.client()?.dataset(&NAME.parse()?)?.with_snapshot(&cache)?;

@@ -10,9 +10,9 @@ use dl_format::{
 use dl_meta::{Memory, MetaStore, Stop};
 use dl_proto::PurgeProgress;
 use dl_runtime::{Clock, ManualClock};
-use dl_server::{Parts, prepare};
+use dl_server::{ServerContext, prepare};
 use dl_store::{Key, Store, StoreExt};
-use dl_tests::cluster::{Running, parts};
+use dl_tests::cluster::{Running, context};
 use dl_tests::wire::{Files, Wire, chunk, shape};
 
 pub(super) const NAME: &str = "ds";
@@ -38,10 +38,10 @@ pub(super) async fn serve(
     clock: &Arc<ManualClock>,
     stop: Stop,
 ) -> Result<(Running, Wire)> {
-    let parts = parts(Arc::clone(store), Arc::clone(meta));
-    let parts = Parts { clock: Arc::<ManualClock>::clone(clock), ..parts };
-    prepare(&parts, stop).await?;
-    let server = Running::start(parts).await?;
+    let context = context(Arc::clone(store), Arc::clone(meta));
+    let context = ServerContext { clock: Arc::<ManualClock>::clone(clock), ..context };
+    prepare(&context, stop).await?;
+    let server = Running::start(context).await?;
     let client = Wire::connect(server.address()).await?;
     Ok((server, client))
 }
@@ -67,8 +67,8 @@ impl Writer {
         now: SystemTime,
         files: &[(String, Vec<u8>)],
     ) -> Result<()> {
-        let parts = files.iter().map(|(path, data)| (path.as_bytes(), data.as_slice()));
-        let object = chunk(self.ids.next(now), self.dataset, parts)?;
+        let context = files.iter().map(|(path, data)| (path.as_bytes(), data.as_slice()));
+        let object = chunk(self.ids.next(now), self.dataset, context)?;
         client.put(self.dataset, &object).await?;
         let files = files.iter();
         self.files.extend(files.map(|(path, data)| (path.clone().into_bytes(), data.clone())));

@@ -22,12 +22,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ("dl-meta", &[]),
     ("dl-proto", &[]),
     ("dl-server", &["dl-store", "dl-meta", "dl-proto"]),
-    ("libdiesel", &["dl-store", "dl-proto"]),
-    ("dl-agent", &["dl-store", "dl-proto", "libdiesel"]),
-    ("dl-fuse", &["libdiesel"]),
-    ("dl-csi", &["libdiesel", "dl-fuse"]),
-    ("dlcmd", &["libdiesel", "dl-agent", "dl-fuse", "dl-csi"]),
-    ("dl-python", &["libdiesel"]),
+    ("dl-node", &[]),
+    ("libdiesel", &["dl-proto", "dl-node"]),
+    ("dl-agent", &["dl-proto", "dl-node", "libdiesel"]),
+    ("dl-fuse", &["dl-node", "libdiesel"]),
+    ("dl-csi", &["dl-node", "libdiesel", "dl-fuse"]),
+    ("dlcmd", &["dl-node", "libdiesel", "dl-agent", "dl-fuse", "dl-csi"]),
+    ("dl-python", &["dl-node", "libdiesel"]),
     ("dl-capi", &["libdiesel"]),
     ("dl-tests", ALL),
     ("dl-benches", ALL),
@@ -38,6 +39,7 @@ const ALL: &[&str] = &[
     "dl-meta",
     "dl-proto",
     "dl-server",
+    "dl-node",
     "libdiesel",
     "dl-agent",
     "dl-fuse",
@@ -96,6 +98,12 @@ fn breaches(packages: &[Package]) -> Vec<String> {
                     package.name
                 ));
             }
+        }
+        let is_used = |to: &&str| package.edges.iter().any(|edge| edge.to == **to);
+        if *allowed != ALL {
+            found.extend(allowed.iter().filter(|to| !is_used(to)).map(|to| {
+                format!("{manifest}: no {} -> {to}; take the edge out of the table", package.name)
+            }));
         }
     }
     for (name, _) in EDGES {

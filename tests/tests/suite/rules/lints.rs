@@ -11,11 +11,12 @@ const RULE: &str = "A crate takes the lints of the workspace and forbids unsafe 
 const INHERITED: &str = "[lints]\nworkspace = true\n";
 const FORBIDDEN: &str = "#![forbid(unsafe_code)]";
 /// Roots of crates with unsafe modules; elsewhere the workspace's lints deny unsafe code. The
-/// runtime configures the C allocator and copies with wide registers. The client library maps
-/// snapshots, shared memory and a fork marker. The agent waits for descriptors; the Python package
+/// runtime configures the C allocator and copies with wide registers. The node library maps
+/// files and shared memory; the client library has a fork marker. The agent waits for descriptors; the Python package
 /// lends memory to Python, the C library to C. The mount clones a descriptor, and takes one by its number.
-const UNSAFE: [&str; 6] = [
+const UNSAFE: [&str; 7] = [
     "runtime/src/lib.rs",
+    "node/src/lib.rs",
     "client/src/lib.rs",
     "agent/src/lib.rs",
     "fuse/src/lib.rs",

@@ -11,7 +11,7 @@ use dl_runtime::SeededRandom;
 use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_server::prepare;
 use dl_store::{FaultStore, Store};
-use dl_tests::cluster::{Running, clock, parts};
+use dl_tests::cluster::{Running, clock, context};
 use dl_tests::wire::{Wire, chunk};
 use tonic::{Code, Status};
 
@@ -82,10 +82,10 @@ async fn start(read: usize) -> Result<Start> {
     }
     let (meta, stop) = open(folder.path()).await?;
     ensure!(stop == Stop::Unclean, "{stop:?}");
-    let parts = parts(Arc::clone(&store), meta);
+    let context = context(Arc::clone(&store), meta);
     let refusal = Some(Fault::Before(Kind::Denied));
     faults.script("read", std::iter::repeat_n(None, read).chain([refusal]));
-    let started = prepare(&parts, stop).await;
+    let started = prepare(&context, stop).await;
     // Removes unused faults from the script.
     let is_beyond = (0..=read).any(|_| faults.next("read").is_some());
     if let Err(error) = started {
@@ -94,7 +94,7 @@ async fn start(read: usize) -> Result<Start> {
         ensure!(text.contains("make that object readable, then start again"), "{text}");
         return Ok(Start::Refused);
     }
-    let server = Running::start(parts).await?;
+    let server = Running::start(context).await?;
     let client = Wire::connect(server.address()).await?;
     let served = check(&client, &datasets, names).await?;
     client.recover().await?;

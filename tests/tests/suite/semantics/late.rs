@@ -8,9 +8,9 @@ use dl_format::{ChunkIdMaker, DatasetId};
 use dl_meta::redis_testing::{Cluster, eventually};
 use dl_meta::{Memory, MetaStore, Redis, RedisOptions, Stop};
 use dl_runtime::{Clock, ManualClock, SystemClock};
-use dl_server::{Parts, prepare};
+use dl_server::{ServerContext, prepare};
 use dl_store::Store;
-use dl_tests::cluster::{Running, parts};
+use dl_tests::cluster::{Running, context};
 use dl_tests::wire::{Wire, chunk};
 
 /// Longer than any permitted clock difference.
@@ -25,9 +25,9 @@ async fn changes_adopted_right_before_a_failover_are_adopted_again() -> Result<(
         cluster.flush().await;
         let store = dl_store::open("memory:").await?;
         let (server, dataset) = {
-            let parts = on_redis(&store, &cluster.url()).await?;
-            prepare(&parts, Stop::Fresh).await?;
-            let server = Running::start(parts).await?;
+            let context = on_redis(&store, &cluster.url()).await?;
+            prepare(&context, Stop::Fresh).await?;
+            let server = Running::start(context).await?;
             let dataset = Wire::connect(server.address()).await?.create("ds").await?;
             (server, dataset)
         };
@@ -60,10 +60,10 @@ async fn put_long_ago(store: &Arc<dyn Store>, dataset: DatasetId) -> Result<()> 
             SystemClock::new().now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs(),
         )
         - LONG;
-    let parts = parts(Arc::clone(store), Arc::new(Memory::new()));
-    let parts = Parts { clock: Arc::new(ManualClock::new(then)), ..parts };
-    prepare(&parts, Stop::Fresh).await?;
-    let server = Running::start(parts).await?;
+    let context = context(Arc::clone(store), Arc::new(Memory::new()));
+    let context = ServerContext { clock: Arc::new(ManualClock::new(then)), ..context };
+    prepare(&context, Stop::Fresh).await?;
+    let server = Running::start(context).await?;
     let client = Wire::connect(server.address()).await?;
     client.recover().await?;
     let names: Vec<_> = (0..FILES).map(|file| format!("{file}/late")).collect();
@@ -73,9 +73,9 @@ async fn put_long_ago(store: &Arc<dyn Store>, dataset: DatasetId) -> Result<()> 
     Ok(())
 }
 
-async fn on_redis(store: &Arc<dyn Store>, url: &str) -> Result<Parts> {
+async fn on_redis(store: &Arc<dyn Store>, url: &str) -> Result<ServerContext> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let meta: Arc<dyn MetaStore> =
         Arc::new(Redis::open(url, RedisOptions::default(), clock).await?);
-    Ok(parts(Arc::clone(store), meta))
+    Ok(context(Arc::clone(store), meta))
 }

@@ -9,7 +9,7 @@ use dl_proto::pb;
 use dl_runtime::SeededRandom;
 use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_server::prepare;
-use dl_tests::cluster::{Running, clock, parts};
+use dl_tests::cluster::{Running, clock, context};
 use dl_tests::wire::{Wire, chunk};
 
 /// Counts look-ups of the dataset record by a script of faults.
@@ -37,9 +37,9 @@ async fn a_request_looks_the_record_of_its_dataset_up_once() -> Result<()> {
     let store = dl_store::open("memory:").await?;
     let faults = Faults::new(Arc::new(SeededRandom::new(1)));
     let meta = FaultMeta::new(Arc::new(Memory::new()), clock(), faults.clone(), CutPoint::new());
-    let parts = parts(store, Arc::new(meta));
-    prepare(&parts, Stop::Fresh).await?;
-    let server = Running::start(parts).await?;
+    let context = context(store, Arc::new(meta));
+    prepare(&context, Stop::Fresh).await?;
+    let server = Running::start(context).await?;
     let wire = Wire::connect(server.address()).await?;
     let id = wire.create("ds").await?;
     let look_ups = LookUps(faults);

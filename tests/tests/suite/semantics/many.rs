@@ -76,7 +76,7 @@ impl Store for Many {
         self.inner.delete(key).await
     }
 
-    async fn settle(&self, _keys: &[Key]) -> Result<(), Error> {
+    async fn make_durable(&self, _keys: &[Key]) -> Result<(), Error> {
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use dl_format::{ChunkId, ChunkIdMaker};
 use dl_meta::{Memory, MetaStore, Stop};
 use dl_server::prepare;
 use dl_store::Store;
-use dl_tests::cluster::{Running, clock, parts};
+use dl_tests::cluster::{Running, clock, context};
 use dl_tests::wire::Wire;
 
 /// A server with its own metadata over `store`.
@@ -26,9 +26,9 @@ async fn serve(store: &Arc<dyn Store>) -> Result<(Running, Wire)> {
 }
 
 async fn serve_with(store: &Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> Result<(Running, Wire)> {
-    let parts = parts(Arc::clone(store), meta);
-    prepare(&parts, Stop::Fresh).await?;
-    let server = Running::start(parts).await?;
+    let context = context(Arc::clone(store), meta);
+    prepare(&context, Stop::Fresh).await?;
+    let server = Running::start(context).await?;
     let client = Wire::connect(server.address()).await?;
     Ok((server, client))
 }

@@ -9,9 +9,9 @@ use dl_meta::redis_testing::Server;
 use dl_meta::{Memory, MetaStore, Redis, RedisOptions, Stop};
 use dl_proto::{RecoverProgress, RecoverRequest, pb};
 use dl_runtime::{Clock, ManualClock};
-use dl_server::{Parts, prepare};
+use dl_server::{ServerContext, prepare};
 use dl_store::Store;
-use dl_tests::cluster::{Running, parts};
+use dl_tests::cluster::{Running, context};
 use dl_tests::wire::{Files, Wire, chunk};
 
 /// The slack promised by docs/SEMANTICS.md.
@@ -129,10 +129,10 @@ async fn serve(
     meta: Arc<dyn MetaStore>,
     now: SystemTime,
 ) -> Result<(Running, Wire)> {
-    let parts = parts(Arc::clone(store), meta);
-    let parts = Parts { clock: Arc::new(ManualClock::new(now)), ..parts };
-    prepare(&parts, Stop::Fresh).await?;
-    let server = Running::start(parts).await?;
+    let context = context(Arc::clone(store), meta);
+    let context = ServerContext { clock: Arc::new(ManualClock::new(now)), ..context };
+    prepare(&context, Stop::Fresh).await?;
+    let server = Running::start(context).await?;
     let client = Wire::connect(server.address()).await?;
     Ok((server, client))
 }

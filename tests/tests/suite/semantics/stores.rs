@@ -10,7 +10,7 @@ use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_runtime::{Deadline, SeededRandom};
 use dl_server::prepare;
 use dl_store::{FaultStore, Prefix, Store, StoreExt};
-use dl_tests::cluster::{clock, parts};
+use dl_tests::cluster::{clock, context};
 use dl_tests::wire::chunk;
 use tonic::Code;
 
@@ -39,7 +39,7 @@ async fn an_unindexed_complete_chunk_is_adopted() -> Result<()> {
     let everything = store.list_sorted(&Prefix::ROOT).await?;
     let (_server, client) = serve_with(&store, Arc::clone(&behind)).await?;
     ensure!(client.files(dataset).await?.len() == 1, "the metadata already have the second chunk");
-    prepare(&parts(Arc::clone(&store), behind), Stop::Unclean).await?;
+    prepare(&context(Arc::clone(&store), behind), Stop::Unclean).await?;
     ensure!(client.files(dataset).await?.len() == 2, "the second chunk was not adopted");
     ensure!(store.list_sorted(&Prefix::ROOT).await? == everything, "objects came or went");
     Ok(())

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use dl_meta::{DatasetRecord, DatasetState, Memory, MetaStore};
-use dl_tests::cluster::parts;
+use dl_tests::cluster::context;
 use dl_tests::dice::Dice;
 use dl_tests::http::get;
 use dl_tests::program::{Server, run};
@@ -19,7 +19,7 @@ use super::{Scene, at_once, files_in, listed, name, path, put};
 fn a_snapshot_reader_goes_on_while_its_dataset_is_rebuilt() -> Result<()> {
     let store = dl_store::memory();
     let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
-    let scene = Scene::over(1, &store, parts(Arc::clone(&store), Arc::clone(&meta)))?;
+    let scene = Scene::over(1, &store, context(Arc::clone(&store), Arc::clone(&meta)))?;
     put(&scene.dataset, &[("a", b"some bytes")])?;
     let reader = scene.reader("cache")?;
     let id = scene.dataset.info().id;

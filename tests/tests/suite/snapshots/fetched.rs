@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use dl_meta::{FaultMeta, Memory};
 use dl_runtime::SeededRandom;
 use dl_runtime::fault::{CutPoint, Faults, Rates};
-use dl_tests::cluster::{clock, parts};
+use dl_tests::cluster::{clock, context};
 use dl_tests::program::run;
 use dl_tests::skip;
 use libdiesel::{DirPath, Kind, ReadItem, ShuffleOptions, SnapshotCache, StatItem};
@@ -21,7 +21,7 @@ fn with_a_snapshot_no_metadata_is_asked_for() -> Result<()> {
     let (store, faults) = (dl_store::memory(), Faults::new(Arc::new(SeededRandom::new(1))));
     let inner = Arc::new(Memory::new());
     let meta = FaultMeta::new(inner, clock(), faults.clone(), CutPoint::new());
-    let mut scene = Scene::over(1, &store, parts(Arc::clone(&store), Arc::new(meta)))?;
+    let mut scene = Scene::over(1, &store, context(Arc::clone(&store), Arc::new(meta)))?;
     let large = vec![7; 2_500_000];
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"22"), ("large", b"")])?;
     let attributes = libdiesel::Attributes { mode: 0o644, mtime: 7 };

@@ -19,9 +19,9 @@ use anyhow::Result;
 use dl_format::snapshot::Manifest;
 use dl_format::{SnapshotObject, parse_snapshot_key, snapshots_prefix};
 use dl_meta::{Memory, Stop};
-use dl_server::{Parts, prepare};
+use dl_server::{ServerContext, prepare};
 use dl_store::{Prefix, Store, StoreExt};
-use dl_tests::cluster::{Cluster, parts};
+use dl_tests::cluster::{Cluster, context};
 use dl_tests::program::{Ended, Server, run};
 use libdiesel::admin::{PurgeProgress, PurgeRequest, RecoverRequest};
 use libdiesel::{Attributes, ChunkShape, Client, Dataset, DatasetName, FilePath, SnapshotCache};
@@ -39,14 +39,14 @@ impl Scene {
     /// A server over stores in memory.
     fn new() -> Result<Self> {
         let store = dl_store::memory();
-        Self::over(1, &store, parts(Arc::clone(&store), Arc::new(Memory::new())))
+        Self::over(1, &store, context(Arc::clone(&store), Arc::new(Memory::new())))
     }
 
     /// Servers with these parts over `store`.
-    fn over(count: usize, store: &Arc<dyn Store>, parts: Parts) -> Result<Self> {
+    fn over(count: usize, store: &Arc<dyn Store>, context: ServerContext) -> Result<Self> {
         let (mut cluster, store) = (Cluster::new()?, Arc::clone(store));
-        cluster.run(prepare(&parts, Stop::Fresh))?;
-        cluster.start(&parts, count)?;
+        cluster.run(prepare(&context, Stop::Fresh))?;
+        cluster.start(&context, count)?;
         let client = cluster.client()?;
         let dataset = client.create_dataset(&name()?, ChunkShape::new(1 << 20, 64)?)?;
         Ok(Self { cluster, store, client, dataset, folder: tempfile::tempdir()? })
@@ -102,9 +102,9 @@ impl Scene {
     /// Replaces the server by a server whose metadata are recovered from the chunks.
     fn rebuild_metadata(&mut self) -> Result<()> {
         self.cluster.kill();
-        let parts = parts(Arc::clone(&self.store), Arc::new(Memory::new()));
-        self.cluster.run(prepare(&parts, Stop::Fresh))?;
-        self.cluster.start(&parts, 1)?;
+        let context = context(Arc::clone(&self.store), Arc::new(Memory::new()));
+        self.cluster.run(prepare(&context, Stop::Fresh))?;
+        self.cluster.start(&context, 1)?;
         self.client = self.cluster.client()?;
         self.client.recover(RecoverRequest { dataset: None, since: None }, &mut |_| ())?;
         Ok(())

@@ -10,9 +10,9 @@ use dl_format::{SnapshotObject, dataset_prefix};
 use dl_meta::Memory;
 use dl_runtime::fault::{CutPoint, Fault, Faults};
 use dl_runtime::{Clock, ManualClock, SeededRandom, SystemClock};
-use dl_server::Parts;
+use dl_server::ServerContext;
 use dl_store::{CountStore, FaultStore, Prefix, Store, StoreExt};
-use dl_tests::cluster::{clock, parts};
+use dl_tests::cluster::{clock, context};
 use dl_tests::rounds;
 use libdiesel::admin::{RecoverRequest, VerifyRequest};
 use libdiesel::{Kind, StatItem};
@@ -82,7 +82,7 @@ fn rebuilt_metadata_gives_the_same_snapshot_to_the_byte() -> Result<()> {
 fn however_many_ask_a_snapshot_is_built_and_stored_once() -> Result<()> {
     let (store, counters) = CountStore::new(dl_store::memory());
     let store: Arc<dyn Store> = Arc::new(store);
-    let scene = Scene::over(1, &store, parts(Arc::clone(&store), Arc::new(Memory::new())))?;
+    let scene = Scene::over(1, &store, context(Arc::clone(&store), Arc::new(Memory::new())))?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     let before = counters.counts().creates;
     at_once(8, |number| {
@@ -98,7 +98,7 @@ fn however_many_ask_a_snapshot_is_built_and_stored_once() -> Result<()> {
 #[test]
 fn concurrent_builds_of_a_snapshot_agree() -> Result<()> {
     let store = dl_store::memory();
-    let scene = Scene::over(3, &store, parts(Arc::clone(&store), Arc::new(Memory::new())))?;
+    let scene = Scene::over(3, &store, context(Arc::clone(&store), Arc::new(Memory::new())))?;
     for round in 0..rounds(8, 100) {
         put(&scene.dataset, &[(&format!("{round}"), b"1")])?;
         let saved = at_once(3, |number| scene.saved(&format!("{round}-{number}")))?;
@@ -115,7 +115,7 @@ const ATTEMPTS: usize = 3;
 fn an_incomplete_snapshot_is_never_handed_out() -> Result<()> {
     let (inner, faults) = (dl_store::memory(), Faults::new(Arc::new(SeededRandom::new(1))));
     let store = FaultStore::new(Arc::clone(&inner), clock(), faults.clone(), CutPoint::new());
-    let scene = Scene::over(1, &inner, parts(Arc::new(store), Arc::new(Memory::new())))?;
+    let scene = Scene::over(1, &inner, context(Arc::new(store), Arc::new(Memory::new())))?;
     put(&scene.dataset, &[("a", b"1"), ("b/c", b"2")])?;
     let expected = scene.saved("first")?;
     for step in 0..2 {
@@ -218,9 +218,9 @@ fn a_lost_chunk_is_not_searched_for_by_every_connection() -> Result<()> {
     let inner = dl_store::memory();
     let (store, counters) = CountStore::new(Arc::clone(&inner));
     let time = Arc::new(ManualClock::new(SystemClock::new().now()));
-    let parts = parts(Arc::new(store), Arc::new(Memory::new()));
-    let parts = Parts { clock: Arc::<ManualClock>::clone(&time), ..parts };
-    let scene = Scene::over(1, &inner, parts)?;
+    let context = context(Arc::new(store), Arc::new(Memory::new()));
+    let context = ServerContext { clock: Arc::<ManualClock>::clone(&time), ..context };
+    let scene = Scene::over(1, &inner, context)?;
     for number in 0..20 {
         put(&scene.dataset, &[(&format!("{number}"), b"1")])?;
     }

@@ -98,8 +98,7 @@ fn scene(answer: Answer) -> (EpochSource, Arc<Mutex<Vec<Asked>>>) {
     let script = Script { chunks: Box::new(chunks), read: Box::new(read), ..Script::default() };
     let dataset = dataset(script);
     let (session, info) = (dataset.remote().session().unwrap(), dataset.info().clone());
-    let is_old = AtomicBool::new(false);
-    (EpochSource { session, info, snapshot: snapshot(), is_old }, asked)
+    (EpochSource { session, info, snapshot: snapshot() }, asked)
 }
 
 /// Fetches files, and compares their content.

@@ -10,9 +10,9 @@ const CHUNKS: usize = 500;
 async fn on_redis(redis: &Server) -> (Rig, DatasetId) {
     let mut rig = rig().await;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    rig.parts.meta = dl_meta::open(&redis.url(), Arc::clone(&clock)).await.unwrap().0;
-    rig.parts.clock = clock;
-    crate::prepare(&rig.parts, Stop::Clean).await.unwrap();
+    rig.context.meta = dl_meta::open(&redis.url(), Arc::clone(&clock)).await.unwrap().0;
+    rig.context.clock = clock;
+    crate::prepare(&rig.context, Stop::Clean).await.unwrap();
     let id = rig.create("ds").await;
     rig.store_chunks(id, CHUNKS).await;
     recover_until(&rig, u64::MAX).await.0.unwrap();
@@ -26,7 +26,7 @@ async fn recover_until(rig: &Rig, checked: u64) -> (Result<(), Error>, u64, u64)
     let before = rig.counters.counts().ranges;
     let asked = async {
         let request = RecoverRequest { dataset: None, since: None };
-        let recovered = recover(&rig.parts, request, &Caller::Everybody, &progress).await;
+        let recovered = recover(&rig.context, request, &Caller::Everybody, &progress).await;
         drop(progress);
         recovered
     };
@@ -50,18 +50,18 @@ async fn recover_until(rig: &Rig, checked: u64) -> (Result<(), Error>, u64, u64)
 async fn a_recovery_into_an_emptied_redis_that_was_cut_off_begins_again() {
     let redis = Server::start(&[]).await;
     let (rig, id) = on_redis(&redis).await;
-    let whole = rig.parts.meta.dataset(id).await.unwrap().unwrap();
+    let whole = rig.context.meta.dataset(id).await.unwrap().unwrap();
     assert_eq!(whole.files, CHUNKS as u64);
     redis.ask(&["FLUSHALL"]).await;
     let (recovered, brought, _) = recover_until(&rig, 64).await;
     assert_eq!(recovered.unwrap_err().kind, Kind::Unavailable);
-    assert_eq!(rig.parts.meta.identity().await.unwrap(), None, "it is taken for whole");
+    assert_eq!(rig.context.meta.identity().await.unwrap(), None, "it is taken for whole");
     let (recovered, rest, read) = recover_until(&rig, u64::MAX).await;
     recovered.unwrap();
     assert!(rest > 0 && rest + brought <= CHUNKS as u64, "{brought} and {rest}");
     assert!(read >= CHUNKS as u64, "{read} of all headers were read");
-    assert_eq!(rig.parts.meta.dataset(id).await.unwrap().unwrap(), whole);
-    assert!(rig.parts.meta.identity().await.unwrap().is_some());
+    assert_eq!(rig.context.meta.dataset(id).await.unwrap().unwrap(), whole);
+    assert!(rig.context.meta.identity().await.unwrap().is_some());
 }
 
 /// Keeps S-02: nobody would know any more that the others are missing.
@@ -109,7 +109,7 @@ async fn what_was_left_in_a_redis_is_read_again_after_a_recovery_that_was_cut_of
 /// How many files are found by their paths.
 async fn files_there(rig: &Rig, id: DatasetId) -> usize {
     let paths: Vec<_> = (0..CHUNKS).map(|number| path(&format!("file-{number}"))).collect();
-    let found = rig.parts.meta.lookup(id, &paths).await.unwrap();
+    let found = rig.context.meta.lookup(id, &paths).await.unwrap();
     found.iter().filter(|found| matches!(found, Found::File(_))).count()
 }
 
@@ -122,7 +122,7 @@ async fn a_dataset_whose_name_was_taken_by_another_one_is_told() {
             if redis.call('TYPE', key).ok == 'hash' then redis.call('HDEL', key, 'ds') end
         end";
     redis.ask(&["EVAL", lose, "0"]).await;
-    rig.parts.store.delete(&first_name("ds")).await.unwrap();
+    rig.context.store.delete(&first_name("ds")).await.unwrap();
     let other = rig.create("ds").await;
     assert_ne!(other, id);
     rig.store_chunk(other, 1).await;

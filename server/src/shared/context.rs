@@ -1,6 +1,7 @@
 //! The stores, the clock and the limits of all requests.
 //!
-//! Must hold: the process keeps no other state, so that any server can answer any request.
+//! Must hold: all that a server keeps beside the stores is a copy or a count, so that any server can
+//! answer any request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,9 +16,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::Error;
 use crate::settings::Settings;
+use crate::shared::disk_reserve::DiskReserve;
 use crate::shared::name_cache::NameCache;
 use crate::shared::replaced::Replaced;
-use crate::shared::room::Room;
 
 /// Bounds of memory and waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub struct Limits {
     /// The most time between a chunk id and the server's clock at the first piece, and until the last piece.
     pub clock_skew: Duration,
     /// Pause before a new identity or name is read back; zero where a create is atomic.
-    pub settle: Duration,
+    pub read_back_delay: Duration,
 }
 
 impl Default for Limits {
@@ -41,7 +42,7 @@ impl Default for Limits {
             read_bytes: 48 << 20,
             patience: Duration::from_secs(30),
             clock_skew: Duration::from_secs(15 * 60),
-            settle: Duration::ZERO,
+            read_back_delay: Duration::ZERO,
         }
     }
 }
@@ -51,14 +52,14 @@ impl Limits {
     /// object has ended. The receiving server's clock may be behind the writer's and the asking server's; the
     /// chunk then takes time to arrive. Two thirds of the skew are for a commit, and for a copy of a looked-up
     /// file.
-    pub(crate) fn settled(&self) -> Duration {
+    pub(crate) fn quiet_age(&self) -> Duration {
         self.clock_skew * 4 + self.clock_skew * 2 / 3
     }
 }
 
-/// The components of a server.
+/// What all requests of a server share.
 #[derive(Debug, Clone)]
-pub struct Parts {
+pub struct ServerContext {
     /// The chunk store.
     pub store: Arc<dyn Store>,
     /// The metadata store.
@@ -70,7 +71,7 @@ pub struct Parts {
     /// Bounds.
     pub limits: Limits,
     /// Disk space kept free for deletes.
-    pub room: Room,
+    pub reserve: DiskReserve,
     /// The stored snapshots with newer versions.
     pub replaced: Replaced,
     /// Settings changed by an admin.
@@ -135,9 +136,9 @@ impl Budget {
     pub(crate) async fn take(
         &self,
         bytes: u64,
-        parts: &Parts,
+        context: &ServerContext,
     ) -> Result<OwnedSemaphorePermit, Error> {
-        self.take_within(parts.limits.patience, bytes, parts).await
+        self.take_within(context.limits.patience, bytes, context).await
     }
 
     /// Waits for memory, for no longer than `limit`.
@@ -145,7 +146,7 @@ impl Budget {
         &self,
         limit: Duration,
         bytes: u64,
-        parts: &Parts,
+        context: &ServerContext,
     ) -> Result<OwnedSemaphorePermit, Error> {
         let total = self.total.load(Ordering::Relaxed);
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(total);
@@ -155,7 +156,7 @@ impl Budget {
         let permit = Arc::clone(&self.room).acquire_many_owned(bytes);
         tokio::select! {
             permit = permit => Ok(permit.expect("the semaphore is never closed")),
-            () = parts.clock.sleep(limit) => {
+            () = context.clock.sleep(limit) => {
                 let why = format!("{total} bytes are in use after {limit:?}; try again");
                 Err(Error::new(Kind::Unavailable, "wait for memory to", self.purpose, why))
             }

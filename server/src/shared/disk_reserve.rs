@@ -23,7 +23,7 @@ const KEPT_PART: u64 = 16;
 
 /// The folders of a server's stores. Clones share the bytes in flight.
 #[derive(Debug, Clone, Default)]
-pub struct Room {
+pub struct DiskReserve {
     folders: Arc<[PathBuf]>,
     scratch: Option<Arc<Path>>,
     fast_store: Option<Arc<Path>>,
@@ -61,7 +61,7 @@ pub(crate) struct Full {
     others: u64,
 }
 
-impl Room {
+impl DiskReserve {
     /// Watches the file systems of `folders`; without folders there is always room.
     pub fn of(folders: impl IntoIterator<Item = PathBuf>) -> Self {
         let folders = folders.into_iter().collect();
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn bytes_in_flight_are_not_given_twice() {
         let folder = tempfile::tempdir().unwrap();
-        let room = Room::of([folder.path().to_owned()]);
+        let room = DiskReserve::of([folder.path().to_owned()]);
         let disk = statvfs(folder.path()).unwrap();
         let free = disk.f_bavail * disk.f_frsize;
         assert!(free > KEPT_MAX + (64 << 20), "this test needs some room itself");
@@ -171,6 +171,6 @@ mod tests {
 
     #[test]
     fn without_disks_of_this_machine_there_is_always_room() {
-        Room::default().take(u64::MAX).unwrap();
+        DiskReserve::default().take(u64::MAX).unwrap();
     }
 }

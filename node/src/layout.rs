@@ -9,8 +9,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use super::mapped::HUGE_PAGE;
 use super::memory::{Access, SharedMemory};
-use crate::snapshot::HUGE_PAGE;
 
 /// Bytes of a memory segment, at most.
 const SEGMENT_BYTES: u64 = 1 << 30;
@@ -91,7 +91,10 @@ impl Arena {
     }
 
     /// Maps the arena of an agent for reading.
-    pub(super) fn map(shape: Shape, files: &[OwnedFd]) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// Errors of the kernel, and for files of other lengths.
+    pub fn map(shape: Shape, files: &[OwnedFd]) -> io::Result<Self> {
         let lengths: Vec<usize> = shape.segments().collect();
         if shape.slots > SLOTS_MAX || lengths.len() != files.len() {
             let why = "the arena has another size than the agent announced";
@@ -219,7 +222,11 @@ impl Table {
         Ok((Self { memory, chunks }, file))
     }
 
-    pub(super) fn map(file: impl AsFd, chunks: u32) -> io::Result<Self> {
+    /// Maps the table of an agent for reading.
+    ///
+    /// # Errors
+    /// Errors of the kernel, and for a file of another length.
+    pub fn map(file: impl AsFd, chunks: u32) -> io::Result<Self> {
         Ok(Self { memory: SharedMemory::map(file, Self::length(chunks), false)?, chunks })
     }
 
@@ -262,7 +269,8 @@ impl Table {
         }
     }
 
-    pub(super) fn last_beat(&self) -> u64 {
+    /// The last sign of life, in milliseconds of the monotonic clock.
+    pub fn last_beat(&self) -> u64 {
         self.memory.word(0).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 }
@@ -334,12 +342,17 @@ impl PinPage {
         Ok((Self { memory: made.0, slots }, made.1))
     }
 
-    pub(super) fn map(file: impl AsFd, slots: u32) -> io::Result<Self> {
+    /// Maps a page of the agent for its reader.
+    ///
+    /// # Errors
+    /// Errors of the kernel, and for a file of another length.
+    pub fn map(file: impl AsFd, slots: u32) -> io::Result<Self> {
         Ok(Self { memory: SharedMemory::map(file, Self::length(slots), true)?, slots })
     }
 
+    /// The word of a slot: its pins and its uses.
     #[inline]
-    pub(super) fn count(&self, slot: u32) -> Option<&AtomicU32> {
+    pub fn count(&self, slot: u32) -> Option<&AtomicU32> {
         self.memory.half(HEAD + slot as usize * size_of::<u32>())
     }
 
@@ -406,8 +419,9 @@ impl PinPage {
         }
     }
 
+    /// Adds to the value of a gauge.
     #[inline]
-    pub(super) fn add(&self, gauge: Gauge, value: u64) {
+    pub fn add(&self, gauge: Gauge, value: u64) {
         if let Some(word) = self.gauge(gauge) {
             // Two separate steps: an atomic step for each file costs more than a lost count.
             word.store(word.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
@@ -424,7 +438,7 @@ impl PinPage {
     }
 
     /// Adds the views of a child, whose parent still holds the same views.
-    pub(super) fn add_views(&self, views: impl Iterator<Item = (u32, u32)>) {
+    pub fn add_views(&self, views: impl Iterator<Item = (u32, u32)>) {
         for (slot, count) in views {
             if let Some(pins) = self.count(slot) {
                 pins.fetch_add(count, Ordering::SeqCst);
@@ -434,7 +448,7 @@ impl PinPage {
     }
 
     /// Sets the pins of a page to the given views, in a process with a single thread.
-    pub(super) fn keep_views(&self, views: impl Iterator<Item = (u32, u32)>) {
+    pub fn keep_views(&self, views: impl Iterator<Item = (u32, u32)>) {
         self.set(Gauge::Views, 0);
         let mut views = views.peekable();
         for slot in 0..self.slots {
@@ -449,14 +463,14 @@ impl PinPage {
     }
 
     /// Counts a slot with a first view.
-    pub(super) fn count_viewed_slot(&self) {
+    pub fn count_viewed_slot(&self) {
         if let Some(counted) = self.gauge(Gauge::Views) {
             counted.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Removes the pin of a view; `is_last` for the last view of the slot.
-    pub(super) fn end_view(&self, slot: u32, is_last: bool) {
+    pub fn end_view(&self, slot: u32, is_last: bool) {
         self.unpin(slot);
         if is_last && let Some(counted) = self.gauge(Gauge::Views) {
             counted.fetch_sub(1, Ordering::Relaxed);
@@ -466,15 +480,18 @@ impl PinPage {
 
 /// The maps of a reader for a dataset version.
 #[derive(Debug)]
-pub(super) struct Maps {
-    pub(super) arena: Arena,
-    pub(super) table: Table,
-    pub(super) pins: PinPage,
+pub struct Maps {
+    /// The slots.
+    pub arena: Arena,
+    /// The positions of the chunks.
+    pub table: Table,
+    /// The pins of the reader.
+    pub pins: PinPage,
 }
 
 /// A pinned slot, whose content is fixed while the value lives.
 #[derive(Debug)]
-pub(super) struct Pinned<'a> {
+pub struct Pinned<'a> {
     maps: &'a Maps,
     /// The page with the pin.
     pins: &'a PinPage,
@@ -484,7 +501,7 @@ pub(super) struct Pinned<'a> {
 impl Maps {
     /// Pins a chunk; none for an absent chunk.
     #[inline]
-    pub(super) fn pin(&self, chunk: u32) -> Option<Pinned<'_>> {
+    pub fn pin(&self, chunk: u32) -> Option<Pinned<'_>> {
         for _ in 0..LOOKS {
             let word = self.table.load(chunk);
             let slot = word.slot()?;
@@ -500,25 +517,25 @@ impl Maps {
     }
 
     /// Takes over a pin set by the agent for the reader, in a page.
-    pub(super) fn take_over<'a>(&'a self, pins: &'a PinPage, slot: u32) -> Pinned<'a> {
+    pub fn take_over<'a>(&'a self, pins: &'a PinPage, slot: u32) -> Pinned<'a> {
         Pinned { maps: self, pins, slot }
     }
 
     /// Adds a pin to a pinned slot, in the same page: the agent looks at one page after the other.
-    pub(super) fn pin_again<'a>(pinned: &Pinned<'a>) -> Option<Pinned<'a>> {
+    pub fn pin_again<'a>(pinned: &Pinned<'a>) -> Option<Pinned<'a>> {
         pinned.pins.count(pinned.slot)?.fetch_add(1, Ordering::Relaxed);
         Some(Pinned { maps: pinned.maps, pins: pinned.pins, slot: pinned.slot })
     }
 
     /// Bytes of a slot whose pin was taken from a [`Pinned`].
     #[inline]
-    pub(super) fn pinned_bytes(&self, slot: u32, offset: u32, length: usize) -> Option<&[u8]> {
+    pub fn pinned_bytes(&self, slot: u32, offset: u32, length: usize) -> Option<&[u8]> {
         self.arena.bytes(slot, offset, length)
     }
 
     /// Prefetches the first bytes of a file, without a pin.
     #[inline]
-    pub(super) fn prefetch(&self, chunk: u32, offset: u32, lines: usize) {
+    pub fn prefetch(&self, chunk: u32, offset: u32, lines: usize) {
         let place =
             self.table.load(chunk).slot().and_then(|slot| self.arena.place(slot, offset, 1));
         if let Some((segment, at)) = place {
@@ -530,23 +547,24 @@ impl Maps {
 impl Pinned<'_> {
     /// Bytes of the chunk; none for bytes outside of the slot.
     #[inline]
-    pub(super) fn bytes(&self, offset: u32, length: usize) -> Option<&[u8]> {
+    pub fn bytes(&self, offset: u32, length: usize) -> Option<&[u8]> {
         self.maps.arena.bytes(self.slot, offset, length)
     }
 
+    /// The slot.
     #[inline]
-    pub(super) fn slot(&self) -> u32 {
+    pub fn slot(&self) -> u32 {
         self.slot
     }
 
     /// Whether the pin is in the page of the process's first connection, where views have theirs.
     #[inline]
-    pub(super) fn may_become_view(&self) -> bool {
+    pub fn may_become_view(&self) -> bool {
         std::ptr::eq(self.pins, &raw const self.maps.pins)
     }
 
     /// The slot; the caller must remove the pin by [`PinPage::unpin`].
-    pub(super) fn into_slot(self) -> u32 {
+    pub fn into_slot(self) -> u32 {
         let slot = self.slot;
         std::mem::forget(self);
         slot

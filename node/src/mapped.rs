@@ -17,7 +17,8 @@ pub const HUGE_PAGE: usize = 2 << 20;
 
 /// Bytes of a snapshot: mapped from a file, or in memory of the process alone.
 #[derive(Debug)]
-pub(crate) enum Mapped {
+pub enum Mapped {
+    /// Of a file.
     File(Mapping),
     /// For a snapshot without a file.
     Memory(Bytes),
@@ -35,7 +36,7 @@ impl AsRef<[u8]> for Mapped {
 
 /// Makes the processor prefetch the first of these bytes without waiting.
 #[inline]
-pub(crate) fn fetch(bytes: &[u8]) {
+pub fn fetch(bytes: &[u8]) {
     prefetch(bytes.as_ptr());
 }
 
@@ -55,7 +56,7 @@ pub(crate) fn prefetch(at: *const u8) {
 
 /// Advice for the kernel that changes no byte. Kernels that don't know an advice ignore the call.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Advice {
+pub enum Advice {
     /// Use huge pages at first touches, on a machine that permits huge pages to programs that ask.
     HugePages = libc::MADV_HUGEPAGE as isize,
     /// Bring all pages into memory at once.
@@ -66,7 +67,7 @@ pub(crate) enum Advice {
 }
 
 /// Gives the kernel an advice on memory that begins at a page.
-pub(crate) fn advise(start: *const u8, length: usize, advice: Advice) {
+pub fn advise(start: *const u8, length: usize, advice: Advice) {
     // Memory without the advice is good enough.
     let _ = try_advise(start, length, advice);
 }
@@ -83,8 +84,8 @@ pub(crate) fn try_advise(start: *const u8, length: usize, advice: Advice) -> io:
 /// its name.
 #[derive(Debug)]
 pub(crate) struct RawMap {
-    pub(crate) start: NonNull<u8>,
-    pub(crate) length: usize,
+    pub start: NonNull<u8>,
+    pub length: usize,
     /// The address space around the range.
     _reserved: Reserved,
 }
@@ -127,11 +128,14 @@ impl RawMap {
 
 /// A mapped file.
 #[derive(Debug)]
-pub(crate) struct Mapping(RawMap);
+pub struct Mapping(RawMap);
 
 impl Mapping {
     /// Maps the whole of a file, which is not empty.
-    pub(crate) fn of(file: &File) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn of(file: &File) -> io::Result<Self> {
         let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         Ok(Self(RawMap::of(file, length, ProtFlags::READ)?))
     }

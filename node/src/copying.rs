@@ -39,7 +39,7 @@ pub fn copy_to_new(from: &[u8], to: &mut [MaybeUninit<u8>]) {
 }
 
 /// A copy in memory of the process.
-pub(super) fn copy_of(bytes: &[u8]) -> Bytes {
+pub fn copy_of(bytes: &[u8]) -> Bytes {
     let mut copy = Vec::with_capacity(bytes.len());
     copy_to_new(bytes, &mut copy.spare_capacity_mut()[..bytes.len()]);
     #[expect(unsafe_code, reason = "there is no safe way to declare new memory written")]
@@ -61,7 +61,7 @@ mod vectors {
     /// Bytes of a register.
     const LINE: usize = 32;
     /// Registers that are loaded before the first of them is stored.
-    const TOGETHER: usize = 4;
+    const UNROLLED: usize = 4;
 
     /// Fewer bytes are copied without `rep movsb`, and more bytes past the processor's cache.
     const LENGTHS: RangeInclusive<usize> = 256..=16 << 20;
@@ -98,8 +98,8 @@ mod vectors {
     fn copy_blocks(from: &[u8], to: &mut [MaybeUninit<u8>]) {
         let (lines, rest) = from.as_chunks::<LINE>();
         let (places, rest_place) = to.as_chunks_mut::<LINE>();
-        let (blocks, lines) = lines.as_chunks::<TOGETHER>();
-        let (block_places, places) = places.as_chunks_mut::<TOGETHER>();
+        let (blocks, lines) = lines.as_chunks::<UNROLLED>();
+        let (block_places, places) = places.as_chunks_mut::<UNROLLED>();
         for (block, place) in blocks.iter().zip(block_places) {
             copy_lines(block, place);
         }

@@ -1,15 +1,14 @@
-//! Pins beside an agent that constantly fills, withdraws and reuses slots; messages of any bytes.
+//! Pins beside an agent that constantly fills, withdraws and reuses slots.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dl_runtime::since_boot;
-use proptest::prelude::*;
 
-use super::layout::{Arena, Gauge, Maps, PinPage, Shape, Table, Word};
-use super::message::{FromAgent, Hello, PROTOCOL, Servers, ToAgent, decode, encode};
-use super::socket::{Socket, accept, bind_at};
+use crate::FromAgent;
+use crate::{Arena, Gauge, Maps, PinPage, Shape, Table, Word};
+use crate::{Socket, accept, bind_at};
 
 const SLOT: u32 = 64 << 10;
 const SLOTS: u32 = 4;
@@ -191,33 +190,4 @@ fn reads_outside_of_a_slot_and_maps_of_wrong_descriptors_fail() {
     assert!(Table::map(&short, 100_000).is_err(), "too short memory");
     let shape = Shape { slot_bytes: SLOT, slots: SLOTS };
     assert!(Arena::map(shape, &[]).is_err(), "no segments");
-}
-
-#[test]
-fn messages_survive_encoding_and_a_hello_shows_no_key() {
-    let servers = Servers {
-        user: "ann".to_owned(),
-        key: Some("sesame".to_owned()),
-        addresses: vec!["127.0.0.1:7420".to_owned()],
-        ca: Some(vec![1, 2]),
-        certificate: None,
-        plain_text_key: true,
-        connect_timeout: 5_000,
-        request_timeout: 60_000,
-    };
-    let (dataset, version) = ("ds".to_owned(), None);
-    let hello = Hello { protocol: PROTOCOL, pid: 7, dataset, servers, version, is_beside: true };
-    assert!(!format!("{hello:?}").contains("sesame"));
-    let hello = ToAgent::Hello(hello);
-    assert_eq!(decode::<ToAgent>(&encode(&hello).unwrap()).unwrap(), hello);
-    let long = ToAgent::Prefetch(vec![(0, 1); 1 << 20]);
-    assert!(encode(&long).is_err());
-}
-
-proptest! {
-    #[test]
-    fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-        let _ = decode::<ToAgent>(&bytes);
-        let _ = decode::<FromAgent>(&bytes);
-    }
 }

@@ -13,7 +13,7 @@ use rustix::fs::{
 use rustix::mm::ProtFlags;
 
 use super::copying::copy_to_new;
-use crate::snapshot::{Advice, HUGE_PAGE, RawMap, advise, prefetch, try_advise};
+use super::mapped::{Advice, HUGE_PAGE, RawMap, advise, prefetch, try_advise};
 
 const LINE_BYTES: usize = 64;
 
@@ -22,14 +22,14 @@ const PAGE: usize = 4 << 10;
 
 /// Shared memory of a fixed length, mapped into the process.
 #[derive(Debug)]
-pub(crate) struct SharedMemory {
+pub struct SharedMemory {
     map: RawMap,
     is_writable: bool,
 }
 
 /// The processes with write access to new memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
+pub enum Access {
     /// Only the process that made the memory.
     Maker,
     /// Every process with the descriptor.
@@ -38,7 +38,10 @@ pub(crate) enum Access {
 
 impl SharedMemory {
     /// New memory full of zeros, mapped for writing, with the descriptor for other processes.
-    pub(crate) fn create(name: &str, length: usize, access: Access) -> io::Result<(Self, OwnedFd)> {
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn create(name: &str, length: usize, access: Access) -> io::Result<(Self, OwnedFd)> {
         let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let file = file.map_err(|why| {
             let why = io::Error::from(why);
@@ -61,7 +64,10 @@ impl SharedMemory {
     }
 
     /// Maps memory of another process.
-    pub(crate) fn map(file: impl AsFd, length: usize, is_writable: bool) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn map(file: impl AsFd, length: usize, is_writable: bool) -> io::Result<Self> {
         let there = usize::try_from(fstat(&file)?.st_size).unwrap_or_default();
         if there < length || !fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
             let why = "the memory is too short or not sealed";
@@ -82,7 +88,7 @@ impl SharedMemory {
     }
 
     /// Populates a range, much cheaper than page by page at the first write.
-    pub(crate) fn populate(&self, offset: usize, length: usize) {
+    pub fn populate(&self, offset: usize, length: usize) {
         if self.may_write(offset, length) {
             let first = offset - offset % PAGE;
             let start = self.map.start.as_ptr().wrapping_add(first);
@@ -91,12 +97,15 @@ impl SharedMemory {
     }
 
     /// The number of huge pages that lie in the map as a whole.
-    pub(crate) fn huge_pages(&self) -> usize {
+    pub fn huge_pages(&self) -> usize {
         self.map.length / HUGE_PAGE
     }
 
     /// Moves populated memory into a huge page, by its number in the map.
-    pub(crate) fn collapse(&self, page: usize) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn collapse(&self, page: usize) -> io::Result<()> {
         if page >= self.huge_pages() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -106,7 +115,7 @@ impl SharedMemory {
 
     /// The word of 8 bytes at an offset in bytes; none outside of the map.
     #[inline]
-    pub(crate) fn word(&self, offset: usize) -> Option<&AtomicU64> {
+    pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
         let at = self.at::<AtomicU64>(offset)?;
         #[expect(unsafe_code, reason = "mapped memory has no other face")]
         // SAFETY: the word is in the map and aligned (see `at`), and valid for any bytes. Processes only
@@ -116,7 +125,7 @@ impl SharedMemory {
 
     /// The word of 4 bytes at an offset in bytes; none outside of the map.
     #[inline]
-    pub(crate) fn half(&self, offset: usize) -> Option<&AtomicU32> {
+    pub fn half(&self, offset: usize) -> Option<&AtomicU32> {
         let at = self.at::<AtomicU32>(offset)?;
         #[expect(unsafe_code, reason = "mapped memory has no other face")]
         // SAFETY: as in `word`.
@@ -136,7 +145,7 @@ impl SharedMemory {
     /// The bytes at an offset; none outside of the map. During the use of the bytes, the caller
     /// holds a pin on their slot.
     #[inline]
-    pub(super) fn bytes(&self, offset: usize, length: usize) -> Option<&[u8]> {
+    pub fn bytes(&self, offset: usize, length: usize) -> Option<&[u8]> {
         let end = offset.checked_add(length)?;
         if end > self.map.length {
             return None;
@@ -148,7 +157,7 @@ impl SharedMemory {
 
     /// Prefetches cache lines from an offset on.
     #[inline]
-    pub(super) fn prefetch(&self, offset: usize, lines: usize) {
+    pub fn prefetch(&self, offset: usize, lines: usize) {
         for line in 0..lines {
             prefetch(self.map.start.as_ptr().wrapping_add(offset + line * LINE_BYTES));
         }
@@ -156,7 +165,7 @@ impl SharedMemory {
 
     /// Writes bytes at an offset; false outside of the map, or for a read-only map. No other access
     /// happens meanwhile, for the slot of the bytes has neither word nor pin.
-    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> bool {
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> bool {
         if !self.may_write(offset, bytes.len()) {
             return false;
         }
@@ -174,7 +183,7 @@ impl SharedMemory {
     /// Passes bytes at an offset to `write`, for example to read from a socket; none outside of the
     /// map, or for a read-only map. No other access happens meanwhile, as with
     /// [`write`](Self::write).
-    pub(crate) fn write_with<T>(
+    pub fn write_with<T>(
         &self,
         offset: usize,
         length: usize,
@@ -192,7 +201,7 @@ impl SharedMemory {
     }
 
     /// The bytes written by the process, the only writer.
-    pub(crate) fn written(&self, offset: usize, length: usize) -> Option<&[u8]> {
+    pub fn written(&self, offset: usize, length: usize) -> Option<&[u8]> {
         self.bytes(offset, length).filter(|_| self.is_writable)
     }
 }

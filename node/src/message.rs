@@ -10,21 +10,18 @@ use std::time::Duration;
 use dl_format::{DatasetId, DecodeError, Version};
 use wincode::{SchemaRead, SchemaWrite};
 
-use crate::order::{Order, OrderSettings, Partition, Tail};
-use crate::snapshot::Snapshot;
-
 /// The version of the messages and of the memory layout. A worker of another version reads from the
 /// servers.
 pub const PROTOCOL: u32 = 6;
 
 /// Bytes of a message, at most: less than the default buffer of a socket.
-pub(super) const MESSAGE_BYTES_MAX: usize = 128 << 10;
+pub(crate) const MESSAGE_BYTES_MAX: usize = 128 << 10;
 
 /// Hints in a message, at most: chunks needed soon.
 pub const HINTS_MAX: usize = 256;
 
 /// Runs of files or chunks in a message, at most, with room for other fields.
-pub(super) const RUNS_MAX: usize = 8 << 10;
+pub const RUNS_MAX: usize = 8 << 10;
 
 /// A message to the agent.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaWrite, SchemaRead)]
@@ -74,9 +71,9 @@ pub struct WantedVersion {
 }
 
 impl WantedVersion {
-    pub(super) fn of(snapshot: &Snapshot) -> Self {
-        let dataset = *snapshot.dataset().as_bytes();
-        Self { dataset, version: snapshot.version().to_bytes() }
+    /// By the ids of a snapshot.
+    pub fn new(dataset: DatasetId, version: Version) -> Self {
+        Self { dataset: *dataset.as_bytes(), version: version.to_bytes() }
     }
 
     /// The dataset and its version.
@@ -88,7 +85,7 @@ impl WantedVersion {
     }
 }
 
-/// The access to the servers: the part of [`ConnectOptions`](crate::ConnectOptions) that another
+/// The access to the servers: the part of the settings of a connection that another
 /// process can use.
 #[derive(Clone, PartialEq, Eq, Hash, SchemaWrite, SchemaRead)]
 pub struct Servers {
@@ -147,7 +144,7 @@ pub const NO_FILE: u32 = u32::MAX;
 /// An order, and the rank of the worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, SchemaWrite, SchemaRead)]
 pub struct Begin {
-    /// As in [`OrderSettings`], here and below.
+    /// As in the settings of an order, here and below.
     pub seed: u64,
     /// Counted from 0.
     pub epoch: u64,
@@ -165,34 +162,6 @@ pub struct Begin {
     pub position: u64,
     /// Runs of selected file numbers: begin and end of each; none for all files.
     pub selection: Option<Vec<(u32, u32)>>,
-}
-
-impl Begin {
-    /// The rank of an order at a position; none for an order too long for a message.
-    pub(super) fn of(order: &Order, rank: u32, position: u64) -> Option<Self> {
-        let OrderSettings { seed, epoch, group, world, partition, tail } = *order.settings();
-        if order.is_resumed() {
-            return None;
-        }
-        let nodes = match partition {
-            Partition::Global => None,
-            Partition::Local { nodes } => Some(nodes),
-        };
-        let selection = match order.selection().runs(RUNS_MAX) {
-            Ok(runs) => runs,
-            Err(_) => return None,
-        };
-        let is_padded = tail == Tail::Pad;
-        Some(Self { seed, epoch, group, world, nodes, is_padded, rank, position, selection })
-    }
-
-    /// The settings of the order.
-    pub fn settings(&self) -> OrderSettings {
-        let Self { seed, epoch, group, world, nodes, is_padded, .. } = *self;
-        let partition = nodes.map_or(Partition::Global, |nodes| Partition::Local { nodes });
-        let tail = if is_padded { Tail::Pad } else { Tail::Drop };
-        OrderSettings { seed, epoch, group, world, partition, tail }
-    }
 }
 
 /// A message to a worker.
@@ -261,7 +230,7 @@ pub struct Welcome {
     pub notes: Vec<String>,
 }
 
-pub(super) fn encode<M>(message: &M) -> io::Result<Vec<u8>>
+pub(crate) fn encode<M>(message: &M) -> io::Result<Vec<u8>>
 where
     M: SchemaWrite<wincode::config::DefaultConfig, Src = M>,
 {
@@ -273,7 +242,7 @@ where
     Ok(packet)
 }
 
-pub(super) fn decode<M>(packet: &[u8]) -> io::Result<M>
+pub(crate) fn decode<M>(packet: &[u8]) -> io::Result<M>
 where
     M: for<'a> SchemaRead<'a, wincode::config::DefaultConfig, Dst = M>,
 {
@@ -282,6 +251,44 @@ where
     })
 }
 
-pub(crate) fn milliseconds(time: Duration) -> u64 {
+/// Whole milliseconds, as in messages and shared memory.
+pub fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn messages_survive_encoding_and_a_hello_shows_no_key() {
+        let servers = Servers {
+            user: "ann".to_owned(),
+            key: Some("sesame".to_owned()),
+            addresses: vec!["127.0.0.1:7420".to_owned()],
+            ca: Some(vec![1, 2]),
+            certificate: None,
+            plain_text_key: true,
+            connect_timeout: 5_000,
+            request_timeout: 60_000,
+        };
+        let (dataset, version) = ("ds".to_owned(), None);
+        let hello =
+            Hello { protocol: PROTOCOL, pid: 7, dataset, servers, version, is_beside: true };
+        assert!(!format!("{hello:?}").contains("sesame"));
+        let hello = ToAgent::Hello(hello);
+        assert_eq!(decode::<ToAgent>(&encode(&hello).unwrap()).unwrap(), hello);
+        let long = ToAgent::Prefetch(vec![(0, 1); 1 << 20]);
+        assert!(encode(&long).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode::<ToAgent>(&bytes);
+            let _ = decode::<FromAgent>(&bytes);
+        }
+    }
 }
