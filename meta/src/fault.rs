@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fault_before_leaves_no_trace_a_lost_answer_is_done_and_a_delay_is_waited() {
+    async fn faults_leave_no_trace_lost_answers_are_done_delays_wait() {
         let (inner, clock, faults, _, store) = parts();
         let (before, lost) = (Fault::Before(Kind::Full), Fault::AnswerLost(Kind::Unavailable));
         let delay = Fault::Delay(Duration::from_secs(7));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_gets_through_after_the_cut_and_the_cut_write_is_done_or_not() {
+    async fn after_the_cut_nothing_is_written() {
         for (point, done) in [(0, None), (1, Some(FIRST))] {
             let (inner, _, _, cut, store) = parts();
             cut.arm(point);

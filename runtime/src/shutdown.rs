@@ -100,7 +100,7 @@ mod tests {
     use crate::ManualClock;
 
     #[tokio::test]
-    async fn the_grace_period_begins_with_the_request_and_a_second_one_ends_it() {
+    async fn grace_begins_with_a_stop_and_a_second_stop_ends_it() {
         let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
         let shutdown = Shutdown::new().with_grace(Duration::from_secs(3));
         let (waiting, time) = (shutdown.clone(), Arc::clone(&clock));

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_proxy_of_a_request_is_named_with_its_variable_and_without_its_login() {
+    fn a_proxy_is_named_with_its_variable_and_no_login() {
         let (plain, tls) = ("http://store:9000/a", "https://store/a");
         for (settings, uri, expected) in [
             (&[][..], plain, None),

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn prefetches_come_in_their_order_without_chunks_that_are_there() {
+    fn prefetches_come_in_order_without_present_chunks() {
         let mut backlog = Backlog::default();
         assert!(backlog.prefetch(1, 9, vec![(7, 9), (2, 4)]));
         assert!(backlog.prefetch(0, 3, vec![(0, 3)]));

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn this_agent_keeps_no_chunk_behind_more_members_than_are_asked() {
+    fn an_agent_keeps_no_chunk_behind_too_many_members() {
         let ranking = (0..4).map(|link| other(link, false, true)).chain([Candidate::Me]);
         let found = sources(ranking, true, false);
         assert_eq!(found, Sources { links: vec![0, 1, 2], holders: 0, is_mine: false });

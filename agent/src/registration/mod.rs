@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_or_late_registration_is_noted_until_the_servers_answer() {
+    fn a_missing_registration_is_noted_until_servers_answer() {
         let task = "job".parse().unwrap();
         let registration = Registration::default();
         registration.began_late("no answer");

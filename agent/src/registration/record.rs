@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_serves_its_task_at_its_servers_until_a_day_has_passed() {
+    fn a_record_serves_its_task_and_servers_for_a_day() {
         let folder = tempfile::tempdir().unwrap();
         let records = |owner: &str| Records {
             clock: Arc::new(SystemClock::new()),

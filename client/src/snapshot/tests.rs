@@ -104,7 +104,7 @@ fn at(minutes: u64) -> SystemTime {
 }
 
 #[test]
-fn the_least_recently_used_snapshot_goes_first_within_the_quota() {
+fn the_least_recently_used_snapshot_goes_first() {
     let folder = tempfile::tempdir().unwrap();
     let length = empty(DATASET, version(1)).len() as u64;
     let cache = SnapshotCache::new(folder.path().join("new/folder"), 3 * length);
@@ -226,7 +226,7 @@ fn a_lock_has_one_holder_although_its_file_is_removed() {
 }
 
 #[test]
-fn a_cached_file_with_another_snapshot_than_its_name_is_ignored() {
+fn a_cached_file_with_a_foreign_snapshot_is_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let cache = SnapshotCache::new(folder.path(), 1 << 20);
     let other = empty(DATASET, version(2));
@@ -298,7 +298,7 @@ fn only_the_beginning_of_an_invalid_file_is_read() {
 }
 
 #[test]
-fn a_save_replaces_only_regular_files_and_resumes_a_killed_save() {
+fn a_save_replaces_regular_files_and_resumes() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name| folder.path().join(name);
     pipe(&path("pipe"));

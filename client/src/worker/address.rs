@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_folder_of_the_user_alone_is_used_and_the_others_are_named() {
+    fn the_first_private_folder_is_used_and_others_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let below = |name| folder.path().join(name);
         for (name, mode) in [("open", 0o755), ("parent", 0o777), ("own", 0o700)] {

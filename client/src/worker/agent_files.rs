@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ended_agent_leaves_its_log_and_a_killed_agent_is_cleaned_by_the_next() {
+    fn an_agent_leaves_its_log_and_the_next_cleans_up() {
         let folder = tempfile::tempdir().unwrap();
         let files = [1, 2, 3, 4].map(|number| agent(folder.path(), number));
         let [ended, killed, alive, own] = &files;

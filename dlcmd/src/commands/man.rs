@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_has_its_options_with_their_values_and_its_examples() {
+    fn every_command_shows_options_values_and_examples() {
         fn check(page: &str, command: &Command) {
             for argument in command.get_arguments().filter(|argument| !argument.is_global_set()) {
                 for value in argument.get_possible_values() {

@@ -248,7 +248,7 @@ proptest! {
     /// Keeps S-17 (Rule 1), S-19 (Rule 3), S-25 (Rule 4), S-09 (Rule 9), S-02 (I2), S-04 (I4):
     /// the objects decide, in whatever order they come, and a purge changes nothing that a reader sees.
     #[test]
-    fn any_order_of_arrival_of_any_history_gives_what_the_rules_say(
+    fn any_order_of_arrival_obeys_the_rules(
         steps in steps(),
         seed in any::<u64>(),
     ) {

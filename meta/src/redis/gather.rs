@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_in_those_that_ask_is_told_to_who_waits_and_the_next_call_is_answered() {
+    async fn a_panic_fails_its_waiters_and_the_next_call_is_answered() {
         let gathering = Arc::new(Gathering::default());
         for _ in 0..3 {
             let calls = (0..CALLS_MAX as u32 * 3).map(|number| double(&gathering, number % 300));

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_were_dropped_between_two_looks_are_noticed_unless_they_were_to_expire() {
+    fn dropped_keys_are_noticed_and_expired_ones_are_not() {
         let node =
             |url| Address::parse(url).expect("of Redis").expect("an address").nodes.remove(0);
         let (first, second) = (node("redis://h:1"), node("redis://h:2"));

@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_an_hour_back_is_forgotten_when_there_is_much_and_nothing_else() {
+    fn only_an_excess_of_hour_old_entries_is_forgotten() {
         let (mut stamps, minute) = (Stamps::default(), HOUR_MICROS / 60);
         let stamp = |number: usize| Stamp::new((1_000 + number as u64 % 120) * minute);
         let now = Stamp::new(1_120 * minute);

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_message_tells_too_many_findings_or_too_many_bytes_of_them() {
+    fn messages_limit_findings_and_their_bytes() {
         let told = |length: usize, count: usize| {
             told_together(&vec!["x".repeat(length); count], String::len)
         };

@@ -90,7 +90,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[tokio::test]
-    async fn requests_take_less_the_less_is_left_and_the_last_request_waits() {
+    async fn requests_shrink_with_the_rest_and_the_last_waits() {
         let (context, budget) = (rig().await.context, Budget::new(48 << 20, "test"));
         let sizes = [8 * MIB, 2 * MIB, MIB];
         let mut reserved = Vec::new();

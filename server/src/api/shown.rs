@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_shown_as_it_is_and_anything_else_short_and_on_one_line() {
+    fn names_are_shown_whole_and_other_text_in_one_line() {
         assert_eq!(Shown("imagenet-2012").to_string(), "imagenet-2012");
         let longest = "n".repeat(CHARS);
         assert_eq!(Shown(&longest).to_string(), longest);

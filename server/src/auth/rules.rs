@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_method_of_the_service_has_a_rule_and_every_rule_a_method() {
+    fn every_method_has_a_rule_and_every_rule_a_method() {
         let described = FileDescriptorSet::decode(dl_proto::DESCRIPTORS).unwrap();
         let services = described.file.iter().flat_map(|file| &file.service);
         let methods = services.flat_map(|service| &service.method);

@@ -60,7 +60,7 @@ fn stores_in_memory_lie_in_no_folder() {
 }
 
 #[test]
-fn a_chunk_store_is_in_the_folder_that_the_store_opens_for_its_address() {
+fn a_chunk_store_lies_where_its_address_says() {
     let placed = |store: &str| {
         let config = load(&["--meta", "memory:", "--store", store]).unwrap();
         (config.folders(), config.limits.read_back_delay.is_zero())
@@ -83,7 +83,7 @@ fn a_fast_store_has_a_quota() {
 }
 
 #[test]
-fn a_fast_store_lies_in_no_folder_of_the_chunk_store_however_it_is_spelled() {
+fn a_fast_store_is_refused_inside_the_chunk_store() {
     let scene = tempfile::tempdir().unwrap();
     let store = scene.path().join("chunks");
     std::fs::create_dir(&store).unwrap();

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_that_may_be_dead_or_the_end_of_a_large_file_do_not_count() {
+    fn dead_chunks_and_ends_of_large_files_do_not_count() {
         let sizes = [30, 10, 20, 40];
         assert_eq!(small(100, 0, 0, &sizes), (4, 100));
         assert_eq!(small(95, 0, 0, &sizes), (4, 100));

@@ -260,7 +260,7 @@ mod tests {
     const SIZES: Sizes = Sizes { memory: 1 << 20, partition: 100 << 10 };
 
     #[test]
-    fn what_went_into_partitions_comes_out_in_the_order_of_its_numbers() {
+    fn partitions_come_out_in_the_order_of_numbers() {
         let folder = tempfile::tempdir().unwrap();
         for bytes in [100, 3 * SIZES.memory] {
             // A folder that is not there yet.
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spool_reads_what_was_pushed_whether_it_is_in_memory_or_not() {
+    fn a_spool_reads_what_was_pushed() {
         let folder = tempfile::tempdir().unwrap();
         for bound in [1, 10, 1_000] {
             let mut spool = Spool::new(Scratch::new(folder.path()), bound);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_than_were_written_are_errors_whether_changed_or_cut_off() {
+    fn changed_and_cut_bytes_are_errors() {
         let folder = tempfile::tempdir().unwrap();
         let scratch = Scratch::new(folder.path());
         for is_cut in [true, false] {

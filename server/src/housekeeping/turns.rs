@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_looked_at_everything_waits_for_memory_for_as_long_as_others_have_it() {
+    async fn a_complete_search_waits_for_memory_of_others() {
         let (rig, turns, told) = (rig().await, Turns::new(), AtomicU32::new(0));
         let first = turns.rewrite(&rig.context, u64::MAX, || true).await.unwrap();
         assert_eq!(first.num_permits(), REWRITE_BYTES as usize);

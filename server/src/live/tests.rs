@@ -26,7 +26,7 @@ impl Keeper<'_> {
 }
 
 #[tokio::test]
-async fn a_kept_dataset_is_looked_through_when_it_changes_and_not_all_the_time() {
+async fn a_kept_dataset_is_listed_again_only_after_changes() {
     let (store, counters) = CountStore::new(dl_store::memory());
     let clock = Arc::new(ManualClock::new(UNIX_EPOCH + RELIST_INTERVAL));
     clock.advance(Duration::from_secs(10));
@@ -86,7 +86,7 @@ async fn kept() -> (Rig, TierStore, [Pattern; 1]) {
 }
 
 #[tokio::test]
-async fn a_kept_dataset_that_could_not_be_listed_is_looked_through_again_soon() {
+async fn a_kept_dataset_is_soon_listed_again_after_a_failure() {
     let (rig, fast, keep) = kept().await;
     let mut keeper = Keeper::new(&rig.context, &fast);
     let refused = dl_runtime::fault::Fault::Before(dl_store::Kind::Unavailable);

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn calls_bytes_and_failures_are_counted_and_answers_are_no_failures() {
+    async fn calls_bytes_and_failures_are_counted() {
         let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
         let store = metered(&clock);
         let (key, gone) = (Key::new("a/b").unwrap(), Key::new("a/c").unwrap());

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bounded_number_of_jobs_is_shown_and_jobs_that_ended_make_room() {
+    fn shown_jobs_are_bounded_and_ended_ones_make_room() {
         let rig = Rig::new();
         (0..150).for_each(|task| rig.hear(task, 1, 1));
         assert_eq!(rig.told().matches("diesel_task_members{").count(), TASKS_MAX);

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_without_a_request_ends_and_the_places_of_others_are_bounded() {
+    fn an_idle_connection_ends_and_places_are_bounded() {
         let rig = rig(1, Vec::new());
         let (silent, asking) = (rig.limiter.enter(None), rig.limiter.enter(None));
         assert!(asking.keep() && asking.keep());
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_connection_without_a_request_makes_room_for_a_new_one() {
+    fn the_oldest_idle_connection_makes_room() {
         let rig = rig(8, Vec::new());
         let (asking, oldest) = (rig.limiter.enter(None), rig.limiter.enter(None));
         assert!(asking.keep());

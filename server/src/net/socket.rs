@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_of_an_answer_arrives_though_nobody_read_what_the_client_sent() {
+    async fn the_end_of_an_answer_arrives_beside_unread_requests() {
         let (mut client, mut socket) = connect(Duration::from_secs(30)).await;
         client.write_all(&[1; 10_000]).await.unwrap();
         let answered = dl_runtime::spawn(async move {

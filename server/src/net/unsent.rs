@@ -115,7 +115,7 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(30);
 
     #[tokio::test]
-    async fn memory_is_in_use_until_the_last_piece_is_sent_and_a_stuck_answer_is_found() {
+    async fn memory_is_used_until_the_last_piece_is_sent() {
         let clock = Arc::new(ManualClock::new(UNIX_EPOCH));
         let unsent = UnsentAnswers::new(Arc::<ManualClock>::clone(&clock));
         let budget = Budget::new(100, "test");

@@ -221,8 +221,7 @@ mod tests {
 
     /// Keeps S-05: all was lost and began to come back between two pages, or two questions.
     #[tokio::test]
-    async fn a_dataset_that_is_lost_under_a_call_is_not_taken_for_what_came_back_of_it_until_then()
-    {
+    async fn a_dataset_lost_during_a_call_is_not_its_partial_rebuild() {
         let rig = rig().await;
         let id = rig.create("pets").await;
         for number in 0..3 {

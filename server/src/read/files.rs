@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_became_longer_is_read_when_there_is_memory_for_it_and_else_refused() {
+    async fn a_grown_file_is_read_within_memory_or_refused() {
         let (piece, used) = replaced(false).await;
         assert_eq!((piece.length, piece.data.is_ok()), (600_000, true));
         assert!(used > 600_000, "{used} bytes");

@@ -101,7 +101,7 @@ mod tests {
     use crate::testing::rig;
 
     #[tokio::test]
-    async fn the_log_is_asked_once_for_each_chunk_that_is_not_there_and_of_many_at_once() {
+    async fn the_log_is_asked_once_for_missing_chunks_in_batches() {
         let rig = rig().await;
         let dataset = rig.create("ds").await;
         let mut ids = ChunkIdMaker::new([7; 9]);

@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_budget_that_shrinks_waits_for_what_is_out_and_one_that_grows_does_not() {
+    async fn a_shrinking_budget_waits_and_a_growing_one_does_not() {
         let budget = Budget::new(100, "test");
         let held = Arc::clone(&budget.room).acquire_many_owned(80).await.unwrap();
         budget.resize(50);

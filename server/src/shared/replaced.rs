@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_that_was_the_newest_again_is_replaced_since_it_was_not() {
+    fn a_version_newest_twice_counts_from_its_last_replacement() {
         let (replaced, dataset) = (Replaced::default(), DatasetId::from_bytes([1; 16]));
         let at = |version: Option<Version>, now| {
             let since = replaced.note(dataset, version.into_iter(), Duration::from_secs(now));

@@ -9,7 +9,7 @@ fn number(text: &str) -> Result<u32, String> {
 }
 
 #[tokio::test]
-async fn a_change_counts_and_a_broken_or_lost_file_leaves_the_last_good_one() {
+async fn a_broken_settings_file_leaves_the_last_good_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("number");
     let open = || {
@@ -81,7 +81,7 @@ async fn what_is_wrong_with_each_node_is_told_once_until_all_is_well() {
 }
 
 #[tokio::test]
-async fn a_text_that_is_just_being_written_is_not_taken_before_its_end() {
+async fn a_text_being_written_is_not_taken() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("number");
     let (manual, real) = (ManualClock::new(std::time::UNIX_EPOCH), SystemClock::new());

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_sums_over_servers_and_a_dead_server_stays_in_sight() {
+    fn rates_sum_over_servers_and_dead_ones_stay_listed() {
         let mut servers = Servers::new();
         let second = Duration::from_secs;
         let both = |at, first, other| {

@@ -139,7 +139,7 @@ async fn any_server_knows_a_job_that_calls_only_one_of_them() {
 }
 
 #[tokio::test]
-async fn a_silent_server_stays_in_sight_and_one_that_left_does_not_serve() {
+async fn a_silent_server_stays_listed_and_a_left_one_does_not() {
     let rig = rig().await;
     let [first, second] = ["a:1", "b:1"].map(|address| Server::new(&rig, address));
     first.announce().await;

@@ -143,7 +143,7 @@ async fn the_first_member_fixes_the_version_and_later_ones_get_it() {
 }
 
 #[tokio::test]
-async fn a_silent_job_is_over_and_goes_on_with_the_version_that_it_leases() {
+async fn a_silent_job_resumes_with_its_leased_version() {
     let scene = Scene::new().await;
     let first = scene.change(1).await;
     let began = scene.join(1).await;
@@ -164,7 +164,7 @@ async fn a_silent_job_is_over_and_goes_on_with_the_version_that_it_leases() {
 }
 
 #[tokio::test]
-async fn a_lease_is_renewed_when_half_of_it_is_left_and_goes_with_the_last_member() {
+async fn a_lease_is_renewed_at_half_and_ends_with_the_last_member() {
     let scene = Scene::new().await;
     scene.change(1).await;
     let began = scene.join(1).await;
@@ -227,7 +227,7 @@ async fn two_users_with_one_task_name_have_two_tasks() {
 }
 
 #[tokio::test]
-async fn a_lease_is_ended_by_its_user_or_an_admin_once_no_member_lives() {
+async fn a_dead_lease_is_ended_by_its_user_or_an_admin() {
     let scene = Scene::new().await;
     scene.change(1).await;
     let [ada, bob, root] = [user("ada"), user("bob"), user_with("root", "admin:pets")];
@@ -292,7 +292,7 @@ async fn a_damaged_lease_counts_until_it_ends() {
 
 /// Keeps S-45.
 #[tokio::test]
-async fn a_purge_without_grace_is_refused_while_a_job_leases_unless_it_is_forced() {
+async fn a_purge_without_grace_needs_force_beside_a_lease() {
     let scene = Scene::new().await;
     scene.change(1).await;
     scene.ask(&user("ada"), scene.request(1)).await.unwrap();

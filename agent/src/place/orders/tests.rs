@@ -81,7 +81,7 @@ fn chunks_beyond_the_window_follow_in_the_order_of_first_need() {
 }
 
 #[test]
-fn the_progress_of_an_epoch_is_the_sum_over_the_ranks_that_read_it() {
+fn the_progress_of_an_epoch_sums_over_its_ranks() {
     let mut orders = orders(2, 10, 2, 100);
     let at = |positions: [u64; 2]| move |connection| Some(positions[connection as usize]);
     orders.follow(at([3, 8]));
@@ -101,7 +101,7 @@ fn orders_share_the_slots_and_report_the_largest_fitting_group() {
 }
 
 #[test]
-fn a_too_large_group_is_reported_and_fetched_only_where_there_is_room() {
+fn a_too_large_group_is_reported_and_fetched_as_it_fits() {
     let mut orders = orders(1, 30, 10, 10);
     assert_eq!(orders.group_max(0), Some(9));
     assert!(orders.next(ROOM, |_| Presence::Absent).is_none());

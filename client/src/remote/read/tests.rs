@@ -78,7 +78,7 @@ fn numbered(count: usize) -> Vec<FilePath> {
 }
 
 #[test]
-fn files_keep_the_order_of_their_paths_for_any_order_of_answers() {
+fn files_keep_their_order_for_any_order_of_answers() {
     let dataset = dataset(reading(|request| {
         let mut all: Vec<_> = (0..)
             .zip(asked(&request))

@@ -358,7 +358,7 @@ fn the_later_of_two_puts_of_a_path_wins() {
 }
 
 #[test]
-fn a_large_file_is_named_after_the_acknowledgement_of_its_parts() {
+fn a_large_file_is_named_after_its_parts() {
     let part = shape().part_length() as usize;
     // With a tail; without; with a tail too long for the chunk with the list.
     for length in [part * 3 + 77, part * 3, part * 2 - 1, part + 1, shape().size() as usize] {

@@ -36,7 +36,7 @@ fn keep(rows: &Rows, dataset: DatasetId, number: usize) {
 }
 
 #[test]
-fn files_are_found_as_they_were_kept_until_their_dataset_changes() {
+fn kept_files_are_found_until_their_dataset_changes() {
     let rows = Rows::new(1 << 20);
     keep(&rows, DATASET, 1);
     assert_eq!(known(&rows, OTHER, 1), None);

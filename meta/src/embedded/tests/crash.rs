@@ -85,7 +85,7 @@ async fn check(disk: &Disk, history: &[Committed], done: &Acknowledged) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crash_at_any_write_loses_only_what_the_chunk_store_brings_back() {
+async fn a_crash_loses_only_what_the_chunk_store_restores() {
     let history = Maker::new(DATASET, 6).history(10);
     for cut in 0.. {
         let disk = Disk::default();
@@ -122,7 +122,7 @@ async fn a_second_crash_while_rolling_forward_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_was_not_closed_is_opened_without_a_walk_through_it() {
+async fn an_unclosed_file_is_opened_without_a_walk() {
     let dir = tempfile::tempdir().unwrap();
     let opened = Embedded::open(dir.path(), EmbeddedOptions::default(), clock()).await;
     let (store, _) = opened.unwrap();

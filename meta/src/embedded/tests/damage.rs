@@ -91,7 +91,7 @@ async fn a_panic_over_a_page_is_answered_and_the_store_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_append_of_what_is_known_brings_back_rows_that_are_gone_or_damaged() {
+async fn an_append_again_restores_lost_and_damaged_rows() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = open(dir.path()).await.unwrap();
     store.put_dataset(&record()).await.unwrap();

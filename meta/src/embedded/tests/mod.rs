@@ -81,8 +81,7 @@ async fn it_keeps_the_contract_with_a_tail_of_four_headers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_never_finished_is_told_from_what_is_no_metadata_and_from_what_a_newer_program_wrote()
- {
+async fn unfinished_foreign_and_newer_metadata_are_told_apart() {
     let dir = tempfile::tempdir().unwrap();
     let open = || Embedded::open(dir.path(), EmbeddedOptions::default(), clock());
     let file = dir.path().join("meta.redb");
@@ -135,7 +134,7 @@ async fn a_full_disk_is_told_and_loses_nothing_that_was_acknowledged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_question_about_a_dataset_that_is_dropped_meanwhile_is_answered() {
+async fn a_question_about_a_dropped_dataset_is_answered() {
     let disk = Disk::default();
     let (store, _) = open_on(&disk).await.unwrap();
     for seed in 0..200 {
@@ -165,7 +164,7 @@ async fn appends_wait_for_the_disk_when_the_tail_is_full() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_tail_becomes_durable_after_a_while_without_further_calls() {
+async fn the_tail_becomes_durable_without_further_calls() {
     let (disk, time) = (Disk::default(), Arc::new(ManualClock::new(UNIX_EPOCH)));
     let standing: Arc<dyn Clock> = Arc::<ManualClock>::clone(&time);
     let (name, same) = ("embedded:test".to_owned(), disk.clone());
@@ -188,7 +187,7 @@ async fn the_tail_becomes_durable_after_a_while_without_further_calls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_was_looked_up_is_known_until_its_dataset_changes() {
+async fn a_looked_up_file_is_known_until_a_change() {
     let (store, _) = open_on(&Disk::default()).await.unwrap();
     store.put_dataset(&record()).await.unwrap();
     let mut maker = Maker::new(DATASET, 6);

@@ -18,7 +18,7 @@ async fn reads(server: &Server) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn folders_of_a_listing_are_looked_into_together_once_something_was_deleted() {
+async fn after_deletes_folders_of_a_listing_are_checked_together() {
     let server = Server::start(&[]).await;
     let mut maker = Maker::new(id(), 1);
     let object = maker.files((0..3_000).map(|n| format!("{:03}/{n}", n % 1_000)));
@@ -64,7 +64,7 @@ async fn a_tree_in_which_all_is_deleted_costs_few_rounds() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_live_file_far_behind_deleted_ones_makes_all_folders_above_it_folders() {
+async fn a_live_file_behind_deleted_ones_keeps_its_folders() {
     let server = Server::start(&[]).await;
     let mut maker = Maker::new(id(), 1);
     let names = (0..3_000).map(|n| format!("a/{}/{n:04}", n % 7));
@@ -78,7 +78,7 @@ async fn one_live_file_far_behind_deleted_ones_makes_all_folders_above_it_folder
 
 /// Also where their maker died between two pieces.
 #[tokio::test(flavor = "multi_thread")]
-async fn very_deep_paths_are_found_from_their_first_folder_to_their_last() {
+async fn very_deep_paths_are_found_at_every_level() {
     let server = Server::start(&[]).await;
     let names: Vec<_> = (0..10).map(|n| format!("{n}{}/f", "/x".repeat(2_000))).collect();
     let object = Maker::new(id(), 1).files(&names);

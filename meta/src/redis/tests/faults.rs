@@ -142,7 +142,7 @@ async fn where_no_writes_are_taken_it_is_read_as_before_and_said_why() {
 /// Deletes go on where one is full, and don't where it, or another one, takes no writes at all. That is
 /// heard also beside one that hangs, so that nobody stores what the log can't take.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_takes_no_writes_is_named_before_one_that_is_full_or_hangs() {
+async fn a_read_only_primary_is_named_before_a_full_one() {
     let cluster = Cluster::start(3, 0).await;
     let minute = Duration::from_secs(60);
     let patient =
@@ -170,7 +170,7 @@ async fn one_that_takes_no_writes_is_named_before_one_that_is_full_or_hangs() {
 
 /// Otherwise a loss of what is written there next would be taken for the move.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_shard_that_moved_to_where_no_marks_are_taken_is_not_taken_for_whole() {
+async fn a_moved_shard_without_marks_is_incomplete() {
     let cluster = Cluster::start(3, 0).await;
     let store = filled(&cluster.url(), []).await;
     let [from, to, _] = cluster.servers() else { panic!("three primaries") };

@@ -76,7 +76,7 @@ async fn the_identity_outlasts_a_failover() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metadata_of_an_earlier_version_gets_its_copies_at_the_next_start() {
+async fn older_metadata_get_their_copies_at_the_next_start() {
     let cluster = Cluster::start(3, 0).await;
     let store = filled(&cluster.url(), []).await;
     for shard in Shard::all() {
@@ -93,7 +93,7 @@ async fn metadata_of_an_earlier_version_gets_its_copies_at_the_next_start() {
 
 /// Keeps S-77.
 #[tokio::test(flavor = "multi_thread")]
-async fn shards_of_two_chunk_stores_are_refused_with_both_and_their_primaries() {
+async fn shards_of_two_chunk_stores_are_refused_by_name() {
     let cluster = Cluster::start(3, 0).await;
     let store = filled(&cluster.url(), []).await;
     let [_, _, third] = cluster.servers() else { panic!("three primaries") };
@@ -114,7 +114,7 @@ async fn shards_of_two_chunk_stores_are_refused_with_both_and_their_primaries() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_server_at_a_time_has_the_turn_to_rebuild_and_a_dead_one_loses_it() {
+async fn one_live_server_at_a_time_rebuilds() {
     let redis = Server::start(&[]).await;
     let store = open(&redis.url()).await;
     let lasts = Duration::from_secs(60);

@@ -30,7 +30,7 @@ fn first_of(object: &Committed) -> FileRecord {
 /// One folder with more files than one bucket takes, in no order, some of them folders too, put by several
 /// writers.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_large_folder_is_spread_over_all_primaries_and_listed_in_order() {
+async fn a_large_folder_is_spread_and_listed_in_order() {
     let cluster = Cluster::start(3, 0).await;
     let store = filled(&cluster.url(), []).await;
     let mut maker = Maker::new(id(), 1);
@@ -63,7 +63,7 @@ async fn a_large_folder_is_spread_over_all_primaries_and_listed_in_order() {
 
 /// As tiny files are put, of which one chunk has many.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_folder_that_is_large_with_its_first_object_is_not_put_into_one_bucket() {
+async fn a_folder_large_from_its_first_object_is_spread() {
     let server = Server::start(&[]).await;
     let object = Maker::new(id(), 1).files((0..2 * LARGE_ROWS).map(|number| number.to_string()));
     let store = filled(&server.url(), [&object]).await;
@@ -119,7 +119,7 @@ async fn a_file_has_no_row_before_the_folders_above_it_have_theirs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dataset_is_settled_when_the_rows_of_all_its_objects_are_there() {
+async fn a_dataset_is_settled_when_all_its_rows_are_there() {
     let server = Server::start(&[]).await;
     let object = Maker::new(id(), 1).files(["a"]);
     let store = filled(&server.url(), [&object]).await;
@@ -166,7 +166,7 @@ async fn a_listing_reads_its_own_folder_only() {
 
 /// Also what is left of one whose root is lost.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dataset_is_dropped_by_its_name_alone_and_a_lost_one_holds_no_name() {
+async fn a_dataset_is_dropped_by_name_and_a_lost_one_has_none() {
     let server = Server::start(&[]).await;
     let store = open(&server.url()).await;
     let (name, other) = (record().name, DatasetName::new("b").unwrap());

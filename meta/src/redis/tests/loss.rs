@@ -55,7 +55,7 @@ fn is_loss(error: &Error) -> bool {
 
 /// Also in a folder so large that new rows lie elsewhere than old ones, a part of which was put again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_primary_that_was_flushed_is_noticed_and_nothing_is_called_missing_or_older() {
+async fn a_flushed_primary_is_noticed_and_calls_nothing_missing() {
     let cluster = Cluster::start(3, 0).await;
     let (mut maker, mut fold, mut lost) = (Maker::new(id(), 1), Fold::default(), 0);
     let names: Vec<_> = (0..LARGE_ROWS + 2_000).map(|number| format!("{number:05}")).collect();
@@ -97,7 +97,7 @@ async fn a_primary_that_was_flushed_is_noticed_and_nothing_is_called_missing_or_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_it_is_away_calls_fail_in_time_and_afterwards_nothing_is_served_until_a_rebuild() {
+async fn calls_fail_in_time_until_a_rebuild() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().display().to_string();
     let server =
@@ -161,7 +161,7 @@ async fn what_is_lost_during_a_rebuild_stays_told() {
 
 /// Keeps S-02: as when somebody removes a key by hand, which leaves no sign.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_log_that_is_gone_counts_right_when_its_objects_were_appended_again() {
+async fn a_lost_log_counts_right_after_appends_again() {
     let server = Server::start(&[]).await;
     let mut maker = Maker::new(id(), 1);
     let (mut objects, gone) = (objects_of(&mut maker), maker.files(["1/1"]));
@@ -219,7 +219,7 @@ async fn what_was_flushed_while_it_was_read_is_not_called_missing() {
 
 /// A walk that began before may lack rows, though the shard is whole again.
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_read_before_another_server_rebuilt_a_flushed_shard_are_read_again() {
+async fn rows_read_before_a_rebuild_elsewhere_are_read_again() {
     let cluster = Cluster::start(3, 0).await;
     let (reader, objects) = whole_store(&cluster.url()).await;
     let other = open(&cluster.url()).await;
@@ -239,7 +239,7 @@ async fn rows_read_before_another_server_rebuilt_a_flushed_shard_are_read_again(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_other_shards_had_of_a_home_that_was_lost_is_removed_after_a_recovery() {
+async fn rows_of_a_lost_home_shard_are_removed_after_recovery() {
     let cluster = Cluster::start(3, 0).await;
     let (store, objects) = whole_store(&cluster.url()).await;
     let lost = keys_of(&store).await;
@@ -261,7 +261,7 @@ async fn what_other_shards_had_of_a_home_that_was_lost_is_removed_after_a_recove
 
 /// Another server has seen the recovery begin, and not yet that it has ended.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_looked_while_all_was_filled_in_lists_and_counts_all_of_it_afterwards() {
+async fn a_server_that_saw_a_rebuild_counts_everything_later() {
     let server = Server::start(&[]).await;
     let mut maker = Maker::new(id(), 1);
     let mut objects = objects_of(&mut maker);
@@ -286,7 +286,7 @@ async fn a_server_that_looked_while_all_was_filled_in_lists_and_counts_all_of_it
 
 /// Its root went, and the word of it was lost: by a replica that took over without it, or as it was flushed.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_left_of_a_dataset_that_ended_goes_also_without_word_of_it() {
+async fn leftovers_of_an_ended_dataset_go_without_its_record() {
     let cluster = Cluster::start(3, 0).await;
     let (store, objects) = whole_store(&cluster.url()).await;
     let shared = &store.shared;
@@ -321,7 +321,7 @@ async fn what_is_left_of_a_dataset_that_ended_goes_also_without_word_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stamps_given_while_something_is_lost_are_above_those_that_were() {
+async fn stamps_given_during_a_loss_exceed_earlier_ones() {
     let server = Server::start(&[]).await;
     let store = filled(&server.url(), []).await;
     let now = |store: &Redis| Stamp::at(store.shared.clock.now()).get();

@@ -40,7 +40,7 @@ async fn has(store: &Redis, left: &[Committed], gone: &[String]) {
 /// The older versions lie in the first bucket, the newer ones in hashed ones: what the newer ones are
 /// written into does not drop the older ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_older_row_that_came_back_is_no_file_once_the_newer_one_was_deleted_and_purged() {
+async fn an_older_row_that_returns_after_a_purge_is_no_file() {
     let cluster = Cluster::start(3, 0).await;
     let mut maker = Maker::new(id(), 1);
     let names: Vec<_> = (0..LARGE_ROWS + 500).map(|number| format!("d/{number:05}")).collect();
@@ -69,7 +69,7 @@ async fn an_older_row_that_came_back_is_no_file_once_the_newer_one_was_deleted_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_that_are_moved_all_the_time_are_found_and_listed_all_the_time() {
+async fn files_under_constant_moves_are_always_found() {
     let server = Server::start(&[]).await;
     let mut maker = Maker::new(id(), 1);
     let names: Vec<_> = (0..50).map(|number| format!("d/{number:02}")).collect();
@@ -111,7 +111,7 @@ async fn files_that_are_moved_all_the_time_are_found_and_listed_all_the_time() {
 
 /// What deletes left is dead either way: a walk beside a purge of it does not begin anew.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_walk_whose_next_rows_left_the_log_begins_anew_unless_they_were_deleted() {
+async fn a_walk_begins_anew_when_its_next_rows_left_the_log() {
     let server = Server::start(&[]).await;
     let mut maker = Maker::new(id(), 1);
     // Three pages of one bucket.

@@ -18,7 +18,7 @@ async fn filled(url: &str) -> Redis {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_of_many_calls_at_once_gets_its_own_answer_and_they_share_questions() {
+async fn concurrent_calls_share_questions_and_get_own_answers() {
     let server = Server::start(&[]).await;
     let store = filled(&server.url()).await;
     store.lookup(id(), &[path("1/1")]).await.unwrap();

@@ -26,7 +26,7 @@ fn names_the_policy(error: &Error) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redis_that_begins_to_drop_keys_is_refused_until_it_keeps_them_again() {
+async fn a_redis_that_drops_keys_is_refused_until_it_keeps_them() {
     let (server, mut maker) = (Server::start(&[]).await, Maker::new(id(), 1));
     let store = filled(&server.url(), &mut maker).await;
     set(&server, "maxmemory-policy", "allkeys-lru").await;
@@ -51,7 +51,7 @@ async fn takes_it_for_lost(store: &Redis) {
 
 /// Also where nobody looked before the policy was right again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redis_that_has_dropped_keys_is_taken_for_one_that_lost_them() {
+async fn a_redis_that_dropped_keys_has_lost_them() {
     for is_seen in [true, false] {
         let server = Server::start(&[]).await;
         let store = filled(&server.url(), &mut Maker::new(id(), 1)).await;

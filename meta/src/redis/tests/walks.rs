@@ -15,7 +15,7 @@ use crate::redis::testing::Server;
 
 /// More than are in mind at once, in a folder that has hashed buckets.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_deleted_of_very_many_chunks_is_in_no_listing_and_no_count() {
+async fn deletes_of_many_chunks_are_in_no_listing_and_count() {
     let server = Server::start(&[]).await;
     let mut maker = Maker::new(id(), 1);
     let names = (0..LARGE_ROWS + 1_000).map(|number| format!("{number:05}"));
@@ -31,7 +31,7 @@ async fn what_was_deleted_of_very_many_chunks_is_in_no_listing_and_no_count() {
 
 /// A listing that has begun then begins anew.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_read_before_a_flush_or_of_what_was_dropped_is_not_taken_for_all() {
+async fn reads_before_a_flush_are_not_complete() {
     let server = Server::start(&[]).await;
     let object = Maker::new(id(), 1).files(["a/b"]);
     let store = filled(&server.url(), [&object]).await;

@@ -4,7 +4,7 @@ use super::*;
 use crate::testing::rig;
 
 #[tokio::test]
-async fn who_takes_something_again_is_told_the_rest_and_who_is_gone_is_not_waited_for() {
+async fn a_returning_reader_gets_the_rest_and_a_gone_one_is_dropped() {
     let rig = rig().await;
     let (sender, mut taken) = mpsc::channel(1);
     let listener = Listener::new(&rig.context, &sender);

@@ -14,7 +14,7 @@ use crate::auth::People;
 use crate::testing::{Careless, dataset, first_name, rig, until_met};
 
 #[tokio::test]
-async fn a_listing_looks_for_the_objects_of_many_unknown_datasets_at_once() {
+async fn a_listing_checks_unknown_datasets_together() {
     let rig = rig().await;
     for number in 0..64 {
         let name = format!("cut-short-{number:02}");
@@ -95,7 +95,7 @@ async fn a_dataset_is_deleted_by_its_own_name_alone() {
 
 /// Keeps S-30.
 #[tokio::test]
-async fn a_recovery_that_fails_for_a_deleted_dataset_tells_nobody_which_it_was() {
+async fn a_failed_recovery_does_not_name_a_deleted_dataset() {
     let rig = rig().await;
     rig.create("apples").await;
     let id = rig.create("secret").await;
@@ -115,7 +115,7 @@ async fn a_recovery_that_fails_for_a_deleted_dataset_tells_nobody_which_it_was()
 
 /// Keeps S-05: what a dataset holds is not told while its metadata is being rebuilt.
 #[tokio::test]
-async fn a_dataset_that_is_being_rebuilt_has_neither_a_version_nor_counts() {
+async fn a_dataset_in_rebuild_has_no_version_and_no_counts() {
     let rig = rig().await;
     let id = rig.create("pets").await;
     rig.store_chunk(id, 1).await;
@@ -134,7 +134,7 @@ async fn a_dataset_that_is_being_rebuilt_has_neither_a_version_nor_counts() {
 }
 
 #[tokio::test]
-async fn a_dataset_that_is_made_while_it_is_looked_for_is_not_called_lost() {
+async fn a_dataset_created_during_a_search_is_not_lost() {
     let rig = rig().await;
     let id = rig.create("pets").await;
     rig.store_chunk(id, 1).await;
@@ -169,7 +169,7 @@ async fn a_dataset_that_is_made_while_it_is_looked_for_is_not_called_lost() {
 
 /// Keeps S-02: what is put into the one that loses would be gone with the metadata.
 #[tokio::test]
-async fn of_a_name_that_two_servers_create_at_once_in_a_careless_bucket_one_dataset_is_made() {
+async fn two_creates_in_a_careless_bucket_make_one_dataset() {
     for round in 0..20 {
         let rig = rig().await;
         let store = Arc::new(Careless::new(Arc::clone(&rig.context.store)));
@@ -194,7 +194,7 @@ async fn of_a_name_that_two_servers_create_at_once_in_a_careless_bucket_one_data
 
 /// Keeps S-30.
 #[tokio::test]
-async fn an_id_of_before_is_refused_without_the_name_that_can_not_be_read() {
+async fn an_old_id_is_refused_when_its_name_is_unreadable() {
     let rig = rig().await;
     let before = rig.create("pets").await;
     rig.delete("pets", before).await.unwrap();
@@ -214,7 +214,7 @@ async fn an_id_of_before_is_refused_without_the_name_that_can_not_be_read() {
 }
 
 #[tokio::test]
-async fn a_create_that_the_metadata_never_lets_through_ends_with_what_to_do() {
+async fn a_create_that_metadata_refuses_ends_with_a_remedy() {
     for times in [3, 1_000] {
         let rig = rig().await;
         let conflict = Some(Fault::Before(dl_meta::Kind::Conflict));

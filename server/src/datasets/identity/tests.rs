@@ -22,7 +22,7 @@ async fn context(store: Arc<dyn Store>, meta: Arc<dyn MetaStore>) -> ServerConte
 }
 
 #[tokio::test]
-async fn servers_that_start_at_once_on_a_careless_bucket_agree_on_what_it_is() {
+async fn servers_on_a_careless_bucket_agree_on_its_identity() {
     for _ in 0..10 {
         let bucket: Arc<dyn Store> = Arc::new(Careless::new(dl_store::memory()));
         let first = context(Arc::clone(&bucket), Arc::new(Memory::new())).await;
@@ -34,7 +34,7 @@ async fn servers_that_start_at_once_on_a_careless_bucket_agree_on_what_it_is() {
 }
 
 #[tokio::test]
-async fn metadata_of_another_chunk_store_is_noticed_at_the_start_and_later() {
+async fn metadata_of_another_chunk_store_are_noticed() {
     let meta: Arc<dyn MetaStore> = Arc::new(Memory::new());
     let first = context(dl_store::memory(), Arc::clone(&meta)).await;
     let second = context(dl_store::memory(), Arc::new(Memory::new())).await;
@@ -52,7 +52,7 @@ async fn metadata_of_another_chunk_store_is_noticed_at_the_start_and_later() {
 }
 
 #[tokio::test]
-async fn an_identity_that_was_lost_is_written_again_by_a_recovery_and_by_servers_that_run() {
+async fn a_lost_identity_is_rewritten_by_recovery_and_servers() {
     let mut rig = rig().await;
     rig.create("ds").await;
     let bound = of_meta(&rig.context).await.unwrap();

@@ -33,7 +33,7 @@ async fn until(
 }
 
 #[tokio::test]
-async fn objects_that_can_not_be_removed_keep_no_server_from_serving_and_no_others_from_going() {
+async fn objects_that_stay_block_neither_servers_nor_removals() {
     let rig = rig().await;
     let refused = Some(Fault::Before(dl_store::Kind::Denied));
     rig.store.script("delete", [refused; 3]);
@@ -57,7 +57,7 @@ async fn objects_that_can_not_be_removed_keep_no_server_from_serving_and_no_othe
 }
 
 #[tokio::test]
-async fn who_deletes_a_large_dataset_is_answered_in_time_and_the_rest_goes_without_him() {
+async fn a_large_delete_is_answered_in_time_and_goes_on() {
     let rig = rig().await;
     let id = rig.create("large").await;
     for number in 0..200 {
@@ -82,7 +82,7 @@ async fn who_deletes_a_large_dataset_is_answered_in_time_and_the_rest_goes_witho
 }
 
 #[tokio::test]
-async fn what_is_written_behind_the_end_of_a_deletion_goes_with_the_next_purge_of_all() {
+async fn writes_after_a_deletion_go_with_the_next_purge() {
     let rig = rig().await;
     let id = rig.create("gone").await;
     rig.delete("gone", id).await.unwrap();

@@ -50,7 +50,7 @@ fn the_nearest_name_is_the_one_that_was_meant() {
 }
 
 #[tokio::test]
-async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
+async fn askers_for_missing_names_share_one_reading() {
     let Rig { context, counters, .. } = rig().await;
     // Each call takes its time, so that they meet.
     let slow = Throttle { latency: Duration::from_millis(20), ..Throttle::default() };
@@ -86,7 +86,7 @@ async fn many_who_ask_for_what_is_not_there_share_one_reading_of_the_names() {
 }
 
 #[tokio::test]
-async fn a_start_tidies_no_name_up_and_reads_none_whose_past_is_tidied_up() {
+async fn a_start_tidies_no_names_and_reads_no_tidied_ones() {
     let rig = rig().await;
     let context = &rig.context;
     let mut created = Vec::new();
@@ -159,7 +159,7 @@ async fn a_listing_reads_only_names_that_are_new() {
 }
 
 #[tokio::test]
-async fn all_who_ask_for_names_while_the_store_is_silent_are_told_so_at_the_same_time() {
+async fn a_silent_store_fails_all_askers_for_names_together() {
     let rig = rig().await;
     rig.create("there").await;
     rig.clock.advance(RECENT * 2);
@@ -188,7 +188,7 @@ async fn all_who_ask_for_names_while_the_store_is_silent_are_told_so_at_the_same
 }
 
 #[tokio::test]
-async fn each_deletion_of_a_name_keeps_what_says_that_another_one_is_not_through() {
+async fn a_deletion_keeps_the_mark_of_an_unfinished_one() {
     let rig = rig().await;
     let name = dataset("ds");
     for _ in 0..2 {
@@ -208,7 +208,7 @@ async fn each_deletion_of_a_name_keeps_what_says_that_another_one_is_not_through
 }
 
 #[tokio::test]
-async fn a_name_copied_from_one_that_is_deleted_is_taken_by_nobody_and_loses_nothing() {
+async fn a_copied_deleted_name_is_taken_by_nobody() {
     let rig = rig().await;
     let (name, copy) = (dataset("ds"), dataset("zz"));
     let id = rig.create("ds").await;

@@ -90,7 +90,7 @@ async fn many_shares_give_the_rows_of_one_and_those_of_the_fold() {
 }
 
 #[tokio::test]
-async fn each_header_of_a_chunk_is_read_once_however_many_shares_there_are() {
+async fn each_header_is_read_once_for_all_shares() {
     let rig = rig().await;
     let dataset = fill(&rig).await;
     for sizes in [SIZES, SMALL] {
@@ -102,7 +102,7 @@ async fn each_header_of_a_chunk_is_read_once_however_many_shares_there_are() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_kept_with_its_reason_and_the_rest_is_there() {
+async fn unreadable_entries_keep_their_reason() {
     let rig = rig().await;
     let dataset = fill(&rig).await;
     let (survey, ..) = fold(&rig, dataset, SIZES).await;
@@ -123,7 +123,7 @@ async fn what_cannot_be_read_is_kept_with_its_reason_and_the_rest_is_there() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_away_ends_a_survey_and_many_objects_that_cannot_be_read_do_not() {
+async fn a_lost_store_ends_a_survey_and_unreadable_objects_do_not() {
     let rig = rig().await;
     let mut dataset = fill(&rig).await;
     for _ in 0..3 {

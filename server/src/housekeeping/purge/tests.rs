@@ -195,7 +195,7 @@ async fn small_chunks_are_counted_until_a_purge_has_merged_them() {
 
 /// Keeps S-27 and S-51.
 #[tokio::test]
-async fn a_purge_that_looks_for_an_hour_moves_what_is_alive_then_and_nothing_else() {
+async fn a_long_purge_moves_only_what_is_alive_at_its_end() {
     let scene = Scene::new().await;
     let first = scene.put(1, (0..20).map(|n| format!("{n}"))).await;
     let second = scene.put(2, (0..10).map(|n| format!("{n}"))).await;
@@ -231,7 +231,7 @@ async fn a_purge_that_looks_for_an_hour_moves_what_is_alive_then_and_nothing_els
 /// Keeps S-27, S-13 and S-34: an upload that stood still for as long as a purge waits is not let go
 /// on, also where that purge has only begun.
 #[tokio::test]
-async fn parts_of_an_upload_that_goes_on_stay_and_one_that_stood_still_is_refused() {
+async fn parts_of_a_live_upload_stay_and_a_stalled_one_is_refused() {
     for (hours, goes_on) in [(21, true), (26, false)] {
         let scene = Scene::new().await;
         let shape = ChunkShape::default();
@@ -295,7 +295,7 @@ async fn what_a_stored_snapshot_names_stays_until_that_goes() {
 
 /// Who purges again when the time is over that was told finds nothing that still waits.
 #[tokio::test]
-async fn what_waits_as_the_purge_itself_makes_a_version_older_is_told() {
+async fn waits_caused_by_the_purge_itself_are_reported() {
     let (scene, grace) = (Scene::new().await, Duration::from_secs(15 * 60));
     let gone = scene.put(1, ["a".to_owned()]).await;
     let waits = scene.put(2, ["b".to_owned()]).await;
@@ -319,7 +319,7 @@ async fn what_waits_as_the_purge_itself_makes_a_version_older_is_told() {
 /// Keeps S-27: the older version does not know of the put that ends what it names, and no stamp tells
 /// when it ended.
 #[tokio::test]
-async fn what_ended_by_a_put_that_came_into_the_log_late_stays_for_a_snapshot_of_before() {
+async fn a_late_logged_put_leaves_files_of_older_snapshots() {
     for is_last in [false, true] {
         let scene = Scene::new().await;
         let first = scene.put(1, ["a".to_owned()]).await;
@@ -343,7 +343,7 @@ async fn what_ended_by_a_put_that_came_into_the_log_late_stays_for_a_snapshot_of
 /// read. Where a snapshot of it is stored, that does not know of the late put; where none is, nobody is
 /// waited for.
 #[tokio::test]
-async fn what_ended_by_a_put_that_comes_late_while_a_purge_looks_stays_for_a_snapshot() {
+async fn a_late_put_during_a_purge_keeps_files_of_snapshots() {
     for is_stored in [true, false] {
         let scene = Scene::new().await;
         let first = scene.put(1, ["a".to_owned()]).await;
@@ -376,7 +376,7 @@ async fn what_ended_by_a_put_that_comes_late_while_a_purge_looks_stays_for_a_sna
 }
 
 #[tokio::test]
-async fn snapshots_that_can_not_be_looked_for_hold_up_what_may_be_read_and_nothing_else() {
+async fn unreadable_snapshots_hold_back_only_what_they_may_name() {
     let scene = Scene::new().await;
     let first = scene.put(1, ["a".to_owned()]).await;
     scene.put(2, ["a".to_owned()]).await;
@@ -483,7 +483,7 @@ async fn what_a_server_that_is_behind_still_takes_stays() {
 }
 
 #[tokio::test]
-async fn a_dataset_that_is_deleted_meanwhile_is_no_problem_of_a_purge_of_all() {
+async fn a_purge_of_all_passes_over_a_dataset_being_deleted() {
     let scene = Scene::new().await;
     scene.put(1, ["a".to_owned()]).await;
     let other = scene.rig.create("other").await;

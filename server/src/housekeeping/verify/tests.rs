@@ -38,7 +38,7 @@ async fn findings_come_in_messages_that_are_not_too_large() {
 }
 
 #[tokio::test]
-async fn objects_whose_bytes_cannot_be_read_are_told_one_by_one_unless_the_store_is_away() {
+async fn unreadable_objects_are_named_unless_the_store_is_down() {
     let rig = rig().await;
     let id = rig.create("ds").await;
     for number in 0..100 {
@@ -117,7 +117,7 @@ async fn store_large(rig: &Rig, id: DatasetId, ids: &mut ChunkIdMaker) -> (Key, 
 }
 
 #[tokio::test]
-async fn a_large_file_with_a_damaged_part_is_named_whether_the_part_is_known_or_not() {
+async fn a_large_file_with_a_damaged_part_is_named() {
     for is_known in [true, false] {
         let rig = rig().await;
         let id = rig.create("ds").await;

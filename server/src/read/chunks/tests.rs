@@ -73,7 +73,7 @@ fn request(dataset: DatasetId, ranges: &[ChunkRange]) -> GetChunksRequest {
 }
 
 #[tokio::test]
-async fn ranges_come_whole_and_in_order_however_little_memory_there_is() {
+async fn ranges_come_whole_and_in_order_in_any_memory() {
     let rig = rig().await;
     let dataset = rig.create("ds").await;
     let (long, long_bytes) = store(&rig, dataset, 1, 9 << 20).await;
@@ -98,7 +98,7 @@ async fn ranges_come_whole_and_in_order_however_little_memory_there_is() {
 }
 
 #[tokio::test]
-async fn a_chunk_that_is_not_there_or_too_short_or_of_another_dataset_fails_alone() {
+async fn a_missing_short_or_foreign_chunk_fails_alone() {
     let rig = rig().await;
     let (dataset, other) = (rig.create("ds").await, rig.create("other").await);
     let (there, bytes) = store(&rig, dataset, 1, 400_000).await;
@@ -121,7 +121,7 @@ async fn a_chunk_that_is_not_there_or_too_short_or_of_another_dataset_fails_alon
 }
 
 #[tokio::test]
-async fn a_client_that_takes_nothing_holds_two_waves_and_no_more_than_its_memory() {
+async fn a_stuck_client_holds_two_waves_within_its_memory() {
     let rig = rig().await;
     let dataset = rig.create("ds").await;
     let (long, _) = store(&rig, dataset, 1, 60 << 20).await;

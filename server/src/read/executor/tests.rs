@@ -139,7 +139,7 @@ async fn pass(clock: &ManualClock, step: Duration) {
 }
 
 #[tokio::test]
-async fn callers_that_wait_for_each_other_and_for_themselves_are_answered() {
+async fn callers_in_a_circle_of_waits_are_answered() {
     let (a, b) = (Key::new("a").unwrap(), Key::new("b").unwrap());
     let clock = Arc::new(SystemClock::new());
     let slow = Throttle { latency: Duration::from_millis(5), ..Throttle::default() };
@@ -160,7 +160,7 @@ async fn callers_that_wait_for_each_other_and_for_themselves_are_answered() {
 }
 
 #[tokio::test]
-async fn who_asks_for_what_is_not_there_fails_nobody_that_waits_beside_it() {
+async fn a_request_for_a_missing_chunk_fails_alone() {
     let key = Key::new("chunk").unwrap();
     let clock = Arc::new(SystemClock::new());
     let slow = Throttle { latency: Duration::from_millis(500), ..Throttle::default() };
@@ -351,7 +351,7 @@ impl Reads for Scratched {
 }
 
 #[tokio::test]
-async fn what_lies_between_the_ranges_of_those_who_wait_is_bounded_for_all_of_them() {
+async fn gaps_between_awaited_ranges_are_bounded_in_sum() {
     const STEP: u64 = 16 << 10;
     let live = Arc::new(Live::default());
     let store = Zeroes { closed: Semaphore::new(0), live: Arc::clone(&live) };
@@ -390,7 +390,7 @@ async fn what_lies_between_the_ranges_of_those_who_wait_is_bounded_for_all_of_th
 }
 
 #[tokio::test]
-async fn all_of_a_chunk_is_read_once_for_those_who_wait_and_a_large_one_in_rounds() {
+async fn waiters_share_one_read_of_a_chunk_or_rounds_of_it() {
     let key = Key::new("chunk").unwrap();
     let want = |spans: Vec<Span>| Want { spans, answer: oneshot::channel().0 };
     let files = |count: u64, length: u64| {

@@ -48,7 +48,7 @@ async fn told_and_wanted(
 }
 
 #[tokio::test]
-async fn no_more_of_a_large_file_is_read_than_its_record_says_there_is() {
+async fn a_large_file_is_read_only_up_to_its_record() {
     let rig = rig().await;
     let dataset = rig.create("ds").await;
     let record = large_file(&rig.context, dataset).await;
@@ -88,7 +88,7 @@ async fn a_wave_finds_no_more_missing_files_than_it_may_have_answers() {
 }
 
 #[tokio::test]
-async fn of_an_object_that_was_cut_short_files_are_damaged_where_headers_are_checked() {
+async fn a_cut_object_is_damaged_where_headers_are_checked() {
     let rig = rig().await;
     let dataset = rig.create("ds").await;
     let id = rig.store_chunk(dataset, 1).await;

@@ -32,7 +32,7 @@ async fn state(rig: &Rig, id: DatasetId) -> Option<DatasetState> {
 }
 
 #[tokio::test]
-async fn an_unclean_stop_costs_many_small_datasets_their_latency_together() {
+async fn an_unclean_stop_checks_small_datasets_together() {
     let rig = rig().await;
     for number in 0..64 {
         let id = rig.create(&format!("ds-{number:02}")).await;
@@ -46,7 +46,7 @@ async fn an_unclean_stop_costs_many_small_datasets_their_latency_together() {
 }
 
 #[tokio::test]
-async fn folders_of_a_large_dataset_are_listed_at_once_and_a_small_one_costs_one_listing() {
+async fn large_folders_are_listed_together_and_small_ones_once() {
     let mut took = Vec::new();
     for count in [found::MANY - 1, found::MANY] {
         let rig = rig().await;
@@ -91,7 +91,7 @@ async fn a_recovery_reads_the_beginning_of_a_chunk_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_recovery_of_many_large_datasets_holds_no_more_headers_than_that_of_one() {
+async fn many_recoveries_hold_no_more_headers_than_one() {
     let rig = rig().await;
     for number in 0..8 {
         let id = rig.create(&format!("ds-{number}")).await;
@@ -109,7 +109,7 @@ async fn a_recovery_of_many_large_datasets_holds_no_more_headers_than_that_of_on
 }
 
 #[tokio::test]
-async fn a_dataset_that_is_deleted_while_it_is_set_aside_stays_deleted() {
+async fn a_dataset_deleted_while_set_aside_stays_deleted() {
     let rig = rig().await;
     let (name, id) = (dataset("ds"), rig.create("ds").await);
     let (progress, _told) = mpsc::channel(1);
@@ -177,7 +177,7 @@ async fn a_dataset_with_a_damaged_tombstone_is_refused_after_a_loss() {
 }
 
 #[tokio::test]
-async fn only_a_recovery_that_is_asked_for_reads_again_what_the_log_has() {
+async fn only_a_requested_recovery_reads_logged_objects() {
     let rig = rig().await;
     let id = rig.create("ds").await;
     for number in 0..8 {
@@ -227,7 +227,7 @@ async fn delete_and_set_back(rig: &Rig, name: &str) -> DatasetId {
 }
 
 #[tokio::test]
-async fn a_deleted_dataset_that_came_back_ends_also_when_what_says_so_can_not_be_read() {
+async fn a_returned_deleted_dataset_ends_without_its_record() {
     let rig = rig().await;
     let id = delete_and_set_back(&rig, "ds").await;
     let used_again = rig.create("other").await;
@@ -253,7 +253,7 @@ async fn rows_of_deleted_datasets_are_dropped_from_damaged_metadata() {
 }
 
 #[tokio::test]
-async fn a_deleted_dataset_that_comes_back_while_a_recovery_begins_ends_with_it() {
+async fn a_deleted_dataset_that_returns_ends_with_the_recovery() {
     let rig = rig().await;
     rig.meta.script("begin_rebuild", [Some(Fault::Delay(Duration::from_secs(5)))]);
     let mut again = Box::pin(rebuild_all(&rig.context));
@@ -264,7 +264,7 @@ async fn a_deleted_dataset_that_comes_back_while_a_recovery_begins_ends_with_it(
 }
 
 #[tokio::test]
-async fn an_object_that_the_store_always_fails_for_is_told_and_the_others_are_recovered() {
+async fn an_unreadable_object_is_named_and_the_rest_is_recovered() {
     let rig = rig().await;
     for (name, number) in ["a", "b"].iter().zip(0..) {
         let id = rig.create(name).await;
@@ -336,7 +336,7 @@ async fn what_there_is_no_room_for_is_told_and_brought_back_later() {
 
 /// Keeps S-02: nothing in the metadata would show that the dataset is missing.
 #[tokio::test]
-async fn a_rebuild_without_room_for_the_record_of_a_dataset_is_not_taken_for_whole() {
+async fn a_rebuild_without_room_for_a_record_is_incomplete() {
     for has_room in [false, true] {
         let rig = rig().await;
         let id = rig.create("ds").await;
@@ -353,7 +353,7 @@ async fn a_rebuild_without_room_for_the_record_of_a_dataset_is_not_taken_for_who
 }
 
 #[tokio::test]
-async fn a_name_that_was_moved_is_told_and_the_other_one_is_written_again() {
+async fn a_moved_name_is_reported_and_the_other_rewritten() {
     let rig = rig().await;
     let (name, moved, id) = (dataset("ds"), dataset("moved"), rig.create("ds").await);
     let record = names::newest(&rig.context, &name).await.unwrap().unwrap().record;
@@ -375,7 +375,7 @@ async fn a_name_that_was_moved_is_told_and_the_other_one_is_written_again() {
 
 /// Keeps S-02: a dataset that the metadata lost while it was recovered was not deleted.
 #[tokio::test]
-async fn a_dataset_that_is_lost_again_under_its_recovery_is_not_taken_for_a_deleted_one() {
+async fn a_dataset_lost_during_its_recovery_is_not_deleted() {
     let rig = rig().await;
     let id = rig.create("ds").await;
     rig.store_chunk(id, 1).await;
@@ -406,7 +406,7 @@ async fn a_changed_name_is_refused_until_its_object_is_removed() {
 }
 
 #[tokio::test]
-async fn a_name_is_not_given_back_to_a_dataset_that_is_deleted_meanwhile() {
+async fn a_name_does_not_return_to_a_dataset_being_deleted() {
     let rig = rig().await;
     let (name, id) = (dataset("ds"), rig.create("ds").await);
     rig.context.store.delete(&first_name("ds")).await.unwrap();
@@ -444,7 +444,7 @@ async fn a_dataset_that_nobody_knows_any_more_is_told_by_its_id() {
 
 /// Keeps S-02: a slow search in the chunk store keeps no recovery from ending.
 #[tokio::test]
-async fn a_search_that_takes_long_is_waited_for_in_bounded_time_and_not_by_what_failed() {
+async fn a_long_search_is_awaited_in_bounded_time() {
     for fails in [false, true] {
         let rig = rig().await;
         rig.create("ds").await;

@@ -29,7 +29,7 @@ async fn stored(rig: &Rig, dataset: DatasetId) -> HashSet<Version> {
 }
 
 #[tokio::test]
-async fn of_a_dataset_that_changes_all_the_time_few_versions_are_kept() {
+async fn few_versions_of_a_busy_dataset_are_kept() {
     let rig = rig().await;
     let dataset = rig.create("pets").await;
     let mut versions = Vec::new();
@@ -66,7 +66,7 @@ async fn while_the_servers_are_read_only_none_goes() {
 }
 
 #[tokio::test]
-async fn while_a_dataset_is_being_rebuilt_its_newest_version_is_not_taken_for_an_older_one() {
+async fn a_rebuild_does_not_make_the_newest_version_look_old() {
     let rig = rig().await;
     let dataset = rig.create("pets").await;
     change(&rig, dataset, 0).await;
@@ -83,7 +83,7 @@ async fn while_a_dataset_is_being_rebuilt_its_newest_version_is_not_taken_for_an
 
 /// Keeps S-27 and S-53.
 #[tokio::test]
-async fn one_that_was_stored_long_ago_stays_for_an_hour_from_when_it_was_replaced() {
+async fn an_old_snapshot_stays_an_hour_after_its_replacement() {
     let rig = rig().await;
     let dataset = rig.create("pets").await;
     change(&rig, dataset, 0).await;
@@ -121,7 +121,7 @@ async fn one_that_was_stored_after_it_was_replaced_goes_too() {
 }
 
 #[tokio::test]
-async fn a_dataset_that_nobody_asks_for_keeps_its_newest_version_only() {
+async fn an_unread_dataset_keeps_its_newest_version_only() {
     let rig = rig().await;
     let dataset = rig.create("pets").await;
     for number in 0..3 {

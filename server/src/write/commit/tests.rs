@@ -18,7 +18,7 @@ async fn put(rig: &Rig, dataset: DatasetId, sealed: &Sealed) -> Result<Stamp, Er
 
 /// Keeps S-06: I6. The first answer was lost.
 #[tokio::test]
-async fn a_put_of_what_is_stored_gets_the_same_answer_while_the_disk_is_full() {
+async fn a_repeated_put_gets_its_answer_on_a_full_disk() {
     let rig = rig().await;
     let dataset = rig.create("ds").await;
     let (stored, new) = (chunk(&rig, dataset, 1), chunk(&rig, dataset, 2));
@@ -32,7 +32,7 @@ async fn a_put_of_what_is_stored_gets_the_same_answer_while_the_disk_is_full() {
 
 /// Keeps S-21. The dataset ends between the object and the log.
 #[tokio::test]
-async fn an_object_of_an_ended_dataset_is_removed_while_another_name_is_damaged() {
+async fn a_damaged_name_does_not_keep_objects_of_ended_datasets() {
     let rig = rig().await;
     let dataset = rig.create("pets").await;
     rig.create("other").await;

@@ -155,7 +155,7 @@ fn workers_of_a_rank_and_a_resumed_epoch_read_whole_chunks() -> Result<()> {
 
 /// Keeps S-80.
 #[test]
-fn a_group_larger_than_the_memory_is_noted_once_and_read_in_whole_chunks() -> Result<()> {
+fn a_group_larger_than_memory_is_noted_once_and_read() -> Result<()> {
     let scene = Scene::stamped(FILES)?;
     for memory in ["4MiB", "12MiB"] {
         scene.start_agent(&["--memory", memory])?;
@@ -260,7 +260,7 @@ fn with_open_folder(scene: &Scene, arguments: &str) -> Result<Command> {
 }
 
 #[test]
-fn an_unusable_usual_folder_is_noted_and_another_serves_the_task() -> Result<()> {
+fn an_unusable_folder_is_noted_and_another_serves() -> Result<()> {
     let scene = Scene::stamped(1_000)?;
     for (name, mode) in [("open", 0o755), ("xdg", 0o700)] {
         fs::create_dir(scene.path(name))?;

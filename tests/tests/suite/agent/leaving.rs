@@ -80,7 +80,7 @@ fn with_ending(folder: &Path, ending: &str) -> Result<usize> {
 }
 
 #[test]
-fn an_agent_ended_by_a_signal_takes_leave_and_leaves_only_its_log() -> Result<()> {
+fn an_agent_ended_by_a_signal_leaves_only_its_log() -> Result<()> {
     let scene = Scene::stamped(FILES)?;
     for (name, signal) in [("a", Signal::TERM), ("b", Signal::HUP), ("c", Signal::INT)] {
         scene.start_agent(&["--policy", "oneshot"])?;

@@ -39,7 +39,7 @@ fn versions(status: &Value) -> Result<usize> {
 }
 
 #[test]
-fn a_job_reads_the_version_of_a_snapshot_file_through_its_agent() -> Result<()> {
+fn a_job_reads_a_snapshot_file_through_its_agent() -> Result<()> {
     let mut scene = Scene::stamped(FILES)?;
     let file = scene.outdated()?;
     ensure!(scene.read(&["--snapshot", &file])? == ALL, "another version");

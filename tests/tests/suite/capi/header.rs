@@ -42,7 +42,7 @@ fn the_header_is_that_of_the_crate() -> Result<()> {
 }
 
 #[test]
-fn the_library_has_the_functions_of_the_header_and_no_other_symbol() -> Result<()> {
+fn the_library_exports_the_functions_of_the_header_alone() -> Result<()> {
     let library = prefix()?.join("lib/libdiesel.so.0");
     let listed = run(Command::new("nm").args(["-D", "--defined-only"]).arg(&library))?.code(0)?;
     let symbols = listed.text();

@@ -57,7 +57,7 @@ fn byte_at(file: &File, offset: usize) -> io::Result<u8> {
 
 /// Keeps S-84 and S-85.
 #[test]
-fn a_refreshed_mount_shows_the_newest_version_and_open_files_stay() -> Result<()> {
+fn a_refreshed_mount_shows_the_newest_and_open_files_stay() -> Result<()> {
     if let Some(why) = no_mount() {
         return skip(why);
     }
@@ -98,7 +98,7 @@ fn a_refreshed_mount_shows_the_newest_version_and_open_files_stay() -> Result<()
 
 /// Keeps S-84.
 #[test]
-fn a_following_mount_shows_each_version_and_the_agent_closes_old_ones() -> Result<()> {
+fn a_following_mount_shows_versions_and_closes_old_ones() -> Result<()> {
     if let Some(why) = no_mount() {
         return skip(why);
     }

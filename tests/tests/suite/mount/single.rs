@@ -76,7 +76,7 @@ fn get(scene: &Scene, files: &[usize]) -> Result<()> {
 }
 
 #[test]
-fn heavy_reads_in_no_order_fetch_files_and_reads_in_order_fetch_chunks() -> Result<()> {
+fn heavy_random_reads_fetch_files_and_ordered_reads_chunks() -> Result<()> {
     if let Some(why) = no_mount() {
         return skip(why);
     }

@@ -234,7 +234,7 @@ async fn look_up(
 
 /// Keeps S-10 and S-16: with the most paths per request, and with libdiesel's number of paths.
 #[tokio::test(flavor = "multi_thread")]
-async fn heavy_lookups_whose_answers_nobody_takes_hold_bounded_memory() -> Result<()> {
+async fn heavy_untaken_lookups_hold_bounded_memory() -> Result<()> {
     let (_scene, server) = Scene::with_a_file()?;
     let address = server.address().parse()?;
     let (_, dataset) = Wire::open(server.address(), "ds").await?;

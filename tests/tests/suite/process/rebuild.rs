@@ -45,7 +45,7 @@ fn rebuilding(servers: &[Server]) -> Result<Vec<usize>> {
 
 /// Keeps S-50, S-77 and S-78: after the loss of the primary with the identity.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_server_rebuilds_and_a_killed_one_is_replaced_within_seconds() -> Result<()> {
+async fn a_killed_rebuilding_server_is_replaced_in_seconds() -> Result<()> {
     let (scene, cluster) = (Scene::new()?, Cluster::start(3, 0).await);
     let bucket = S3::start(Kind::S3sFs)?;
     let proxy = Proxy::start(bucket.address(), Arc::new(SeededRandom::new(7)))?;

@@ -32,7 +32,7 @@ fn history() -> Result<(Scene, Server)> {
 
 /// Keeps S-02 (I2 and Rule 7) and S-05 (Rule 6).
 #[test]
-fn wiped_metadata_is_refused_and_recover_brings_everything_back() -> Result<()> {
+fn wiped_metadata_are_refused_until_recovered() -> Result<()> {
     let (scene, server) = history()?;
     let before = dl(&server, ["--json", "ls", "-lR", "dl://one"])?.code(0)?.text();
     ensure!(before.lines().count() > 100, "the history does too little: {before}");

@@ -52,7 +52,7 @@ fn a_missing_server_costs_five_seconds_and_exit_code_5() -> Result<()> {
 
 /// Keeps S-12.
 #[test]
-fn a_missing_dataset_and_a_folder_in_place_of_a_file_are_reported() -> Result<()> {
+fn a_missing_dataset_and_a_folder_for_a_file_are_reported() -> Result<()> {
     let scene = Scene::new()?;
     folder::write(&scene.src(), "dir/file", "a")?;
     let server = scene.start()?;

@@ -11,6 +11,7 @@ mod fuzzed;
 mod layers;
 mod lints;
 mod metrics;
+mod names;
 mod openings;
 mod paths;
 mod promises;

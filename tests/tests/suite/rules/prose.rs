@@ -32,9 +32,9 @@ const SHOWN: usize = 20;
 
 /// Stand-in words, or sentences with such a word in front, of all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Share {
-    stand_ins: usize,
-    all: usize,
+pub(super) struct Share {
+    pub(super) stand_ins: usize,
+    pub(super) all: usize,
 }
 
 impl Share {
@@ -50,7 +50,7 @@ impl Share {
 }
 
 /// The share of each file.
-type Shares = Vec<(PathBuf, Share)>;
+pub(super) type Shares = Vec<(PathBuf, Share)>;
 
 #[test]
 fn doc_comments_name_their_subjects() -> Result<()> {
@@ -118,7 +118,7 @@ fn stand_ins_and_long_cells_are_found() -> Result<()> {
 }
 
 /// The files with stand-ins, if all files together have too many.
-fn breaches(mut shares: Shares) -> Vec<String> {
+pub(super) fn breaches(mut shares: Shares) -> Vec<String> {
     let mut total = Share::default();
     for (_, share) in &shares {
         total.stand_ins += share.stand_ins;
@@ -135,7 +135,7 @@ fn breaches(mut shares: Shares) -> Vec<String> {
         .collect()
 }
 
-fn share(texts: &[String], add: fn(&str, &mut Share)) -> Share {
+pub(super) fn share(texts: &[String], add: fn(&str, &mut Share)) -> Share {
     let mut share = Share::default();
     for text in texts {
         add(text, &mut share);
@@ -143,7 +143,7 @@ fn share(texts: &[String], add: fn(&str, &mut Share)) -> Share {
     share
 }
 
-fn words_of(text: &str, share: &mut Share) {
+pub(super) fn words_of(text: &str, share: &mut Share) {
     let text = SPAN.replace_all(text, " ");
     let text = TARGET.replace_all(&text, " ");
     for word in WORD.find_iter(&text) {

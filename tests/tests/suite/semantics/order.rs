@@ -27,7 +27,7 @@ fn of(bytes: &str) -> Files {
 
 /// Keeps S-17: Rule 1.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_later_commit_wins_whatever_the_clocks_of_the_writers_say() -> Result<()> {
+async fn the_later_commit_wins_beside_any_clocks() -> Result<()> {
     let store = dl_store::open("memory:").await?;
     let (_server, client) = serve(&store).await?;
     let dataset = client.create("ds").await?;

@@ -22,7 +22,7 @@ async fn embedded(folder: &tempfile::TempDir, name: &str) -> Result<Arc<dyn Meta
 
 /// Keeps S-02 and S-38: with files acknowledged during a recovery.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_among_writers_and_readers_loses_nothing_of_either() -> Result<()> {
+async fn a_recovery_beside_writers_and_readers_loses_nothing() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let store = dl_store::open("memory:").await?;
     let mut expected = Files::new();

@@ -47,7 +47,7 @@ async fn recover_until(rig: &Rig, checked: u64) -> (Result<(), Error>, u64, u64)
 
 /// Keeps S-02.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recovery_into_an_emptied_redis_that_was_cut_off_begins_again() {
+async fn a_cut_recovery_into_an_emptied_redis_begins_again() {
     let redis = Server::start(&[]).await;
     let (rig, id) = on_redis(&redis).await;
     let whole = rig.context.meta.dataset(id).await.unwrap().unwrap();
@@ -66,7 +66,7 @@ async fn a_recovery_into_an_emptied_redis_that_was_cut_off_begins_again() {
 
 /// Keeps S-02: nobody would know any more that the others are missing.
 #[tokio::test(flavor = "multi_thread")]
-async fn where_one_dataset_is_brought_into_an_emptied_redis_the_others_are_known_to_be_missing() {
+async fn a_dataset_rebuilt_in_an_emptied_redis_hides_no_missing_one() {
     let redis = Server::start(&[]).await;
     let (rig, id) = on_redis(&redis).await;
     let other = rig.create("other").await;
@@ -89,7 +89,7 @@ async fn where_one_dataset_is_brought_into_an_emptied_redis_the_others_are_known
 
 /// Keeps S-02: what Redis kept of a dataset is no word of what was brought in.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_left_in_a_redis_is_read_again_after_a_recovery_that_was_cut_off() {
+async fn leftovers_in_redis_are_read_again_after_a_cut_recovery() {
     let redis = Server::start(&[]).await;
     let (rig, id) = on_redis(&redis).await;
     let all = "return table.concat(redis.call('KEYS', '*'), '\\n')";
