@@ -53,6 +53,9 @@ pub(crate) use waiters::{Awaited, Waiter, Waiters};
 /// Interval between two counts of uses, at least: before an eviction, and each second.
 const COUNT_INTERVAL: Duration = Duration::from_millis(5);
 
+/// Interval for each slot and connection: twenty times the work.
+const COUNT_TIME: Duration = Duration::from_nanos(100);
+
 /// The agent's cache.
 #[derive(Debug)]
 pub(crate) struct Cache {
@@ -144,7 +147,7 @@ impl State {
         let (table, owners) = (Arc::clone(&open.table), open.peers.owners());
         self.opens.push(open);
         let number = self.serve(table, policy);
-        self.served.set_owners(number, owners);
+        _ = self.served.set_owners(number, owners);
         number
     }
 
@@ -196,8 +199,10 @@ impl State {
 
     /// Notes the uses of chunks by readers, for a policy of eviction.
     pub(crate) fn count_uses(&mut self, now: Duration) {
-        let is_needed = self.residency.eviction() != Eviction::Keep;
-        if !is_needed || now.saturating_sub(self.counted_at) < COUNT_INTERVAL {
+        let is_needed = matches!(self.residency.eviction(), Eviction::Lru | Eviction::Lfu);
+        let words = self.slots.count().saturating_mul(self.connections.iter().count() as u32);
+        let interval = COUNT_INTERVAL.max(COUNT_TIME.saturating_mul(words));
+        if !is_needed || !self.may_evict() || now.saturating_sub(self.counted_at) < interval {
             return;
         }
         self.counted_at = now;

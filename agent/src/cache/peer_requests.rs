@@ -13,7 +13,7 @@ use super::peer_pins::{ChunkReply, PeerWaiter, PinnedFiles};
 use super::wants::Fetch;
 use super::{Cache, State};
 use crate::peers::FILES_BYTES_MAX;
-use crate::place::{ChunkKey, Retention, Stage};
+use crate::place::{ChunkBits, ChunkKey, Retention, Stage};
 
 impl Cache {
     /// Pins a chunk for another agent, or starts its fetch.
@@ -121,17 +121,16 @@ impl State {
         if now == known {
             return (now, self.can_keep(), Vec::new());
         }
-        let mut bits = vec![0; (self.served.chunks(dataset) as usize).div_ceil(8)];
+        let mut bits = ChunkBits::none(self.served.chunks(dataset));
         for (key, held) in self.residency.iter() {
             let stays = match held.stage {
                 Stage::Full { retention, .. } => retention != Retention::Transient,
                 Stage::Filling(filling) => filling.is_of_servers,
             };
             if stays && key.dataset == dataset {
-                let byte = bits.get_mut(key.chunk as usize / 8);
-                byte.into_iter().for_each(|byte| *byte |= 1 << (key.chunk % 8));
+                bits.add(key.chunk);
             }
         }
-        (now, self.can_keep(), bits)
+        (now, self.can_keep(), bits.into_bytes())
     }
 }

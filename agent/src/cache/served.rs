@@ -52,18 +52,19 @@ impl ServedDatasets {
         key.chunk < self.chunks(key.dataset)
     }
 
-    /// Sets the owners of a dataset's chunks.
-    pub(crate) fn set_owners(&mut self, dataset: usize, owners: Arc<OwnerTable>) {
-        if let Some(served) = self.0.get_mut(dataset).and_then(Option::as_mut) {
-            served.owners = owners;
-        }
+    /// Sets the owners of a dataset's chunks; returns whether this agent owns further chunks.
+    pub(crate) fn set_owners(&mut self, dataset: usize, owners: Arc<OwnerTable>) -> bool {
+        let Some(served) = self.0.get_mut(dataset).and_then(Option::as_mut) else { return false };
+        let before = std::mem::replace(&mut served.owners, owners);
+        (0..served.chunks).any(|chunk| served.owners.owns(chunk) && !before.owns(chunk))
     }
 
-    /// The chunks that this agent can keep, for other agents: less is told at once, more only by an
-    /// eighth.
+    /// The chunks that this agent can keep, for other agents, rounded down by up to a sixteenth: less
+    /// is told at once, more only by an eighth.
     pub(crate) fn tell_capacity(&mut self, dataset: usize, now: u32) -> Option<u32> {
         let served = self.0.get_mut(dataset)?.as_mut()?;
-        let told = served.capacity.filter(|told| *told <= now && now - told <= told / 8);
+        let now = now - now % (now / 16).max(1);
+        let told = served.capacity.filter(|told| *told <= now && now - told <= (told / 8).max(2));
         served.capacity = Some(told.unwrap_or(now));
         served.capacity
     }
@@ -82,11 +83,11 @@ mod tests {
     fn less_room_is_told_at_once_and_more_by_an_eighth() {
         let mut datasets = ServedDatasets::default();
         let dataset = datasets.push(Arc::new(Table::create(3).unwrap().0));
-        let told: Vec<_> = [80, 90, 91, 90, 101]
+        let told: Vec<_> = [80, 90, 95, 83, 90, 3, 5, 6]
             .into_iter()
             .map(|now| datasets.tell_capacity(dataset, now).unwrap())
             .collect();
-        assert_eq!(told, [80, 80, 91, 90, 90]);
+        assert_eq!(told, [80, 80, 95, 80, 80, 3, 3, 6]);
         assert_eq!(datasets.tell_capacity(9, 1), None);
     }
 

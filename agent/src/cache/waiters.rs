@@ -43,7 +43,8 @@ impl Waiters {
         self.awaited.insert(key, Awaited { waiters: Vec::new(), peers: Vec::new(), progress });
     }
 
-    /// Adds a worker to a fetch; gives the waiters whose time is over. False without a fetch.
+    /// Adds a worker to a fetch; gives the waiters whose time is over. Without a fetch, the worker
+    /// itself comes back.
     pub(crate) fn add(&mut self, key: ChunkKey, waiter: Waiter, now: Duration) -> Vec<Waiter> {
         let Some(awaited) = self.awaited.get_mut(&key) else { return vec![waiter] };
         let over = awaited.waiters.extract_if(.., |one| one.until < now).collect();

@@ -106,7 +106,7 @@ impl Link {
         match last {
             Some(Event::Whole) => ChunkOutcome::Complete,
             Some(Event::Elsewhere) => {
-                self.state().kept.forget(chunk);
+                self.state().kept.bits.remove(chunk);
                 ChunkOutcome::Absent
             }
             Some(Event::Damaged) => {

@@ -19,8 +19,8 @@ impl LinkEvents {
         self.changed.notify_one();
     }
 
-    /// Another list of kept chunks came.
-    pub(super) fn listed(&self) {
+    /// Another list of kept chunks came, or counts from now on.
+    pub(crate) fn listed(&self) {
         self.lists.fetch_add(1, Ordering::Relaxed);
         self.changed.notify_one();
     }

@@ -62,8 +62,8 @@ impl JobKey {
 
     fn message(&self, end: End, exchange: Exchange) -> Vec<u8> {
         let end = match end {
-            End::Caller => b"diesel peer 1 caller",
-            End::Called => b"diesel peer 1 called",
+            End::Caller => b"diesel peer 2 caller",
+            End::Called => b"diesel peer 2 called",
         };
         let (caller, called) = (exchange.caller.as_bytes(), exchange.called.as_bytes());
         let version = self.version.to_bytes();

@@ -24,6 +24,7 @@ use super::handshake::{self, JobKey};
 use super::link_state::{Event, Kept, LinkState, Pending, Phase};
 use super::tls::{Fingerprint, Identity, Reader, Writer};
 use crate::descriptors::Descriptors;
+use crate::place::ChunkBits;
 
 /// Maximum of concurrent chunk transfers.
 const TRANSFERS: usize = 2;
@@ -134,15 +135,13 @@ impl Link {
     pub(crate) fn kept(&self, chunk: u32) -> (bool, bool) {
         let state = self.state();
         let can_keep = state.kept.can_keep && self.now() >= state.avoided_until;
-        (state.kept.holds(chunk), can_keep)
+        (state.kept.bits.holds(chunk), can_keep)
     }
 
-    /// Adds the chunks kept by the other agent, a bit for each.
-    pub(super) fn add_kept(&self, to: &mut [u8]) {
+    /// The chunks kept by the other agent; none without a connection.
+    pub(super) fn kept_bits(&self) -> ChunkBits {
         let state = self.state();
-        if state.phase == Phase::Up {
-            to.iter_mut().zip(&state.kept.bits).for_each(|(to, bits)| *to |= bits);
-        }
+        if state.phase == Phase::Up { state.kept.bits.clone() } else { ChunkBits::default() }
     }
 
     /// Waits until the first attempt to connect has ended, including the first list of kept chunks.
@@ -275,15 +274,15 @@ impl Link {
     async fn receive_kept(
         &self,
         read: &mut Reader,
-        mut kept: Kept,
+        kept: Kept,
         is_known: bool,
         length: u32,
     ) -> io::Result<()> {
-        kept.bits = vec![0; length as usize];
-        read.read_exact(&mut kept.bits).await?;
+        let mut bits = vec![0; length as usize];
+        read.read_exact(&mut bits).await?;
         let mut state = self.state();
         if length > 0 {
-            state.kept.bits = kept.bits;
+            state.kept.bits = ChunkBits::from_bytes(bits);
             self.events.listed();
         }
         (state.kept.generation, state.kept.can_keep) = (kept.generation, kept.can_keep);
@@ -291,7 +290,8 @@ impl Link {
         if state.phase != Phase::Up && (is_known || is_late) {
             state.turn(Phase::Up, self.now());
             self.tried.notify_waiters();
-            self.events.changed();
+            // The list may have come before.
+            self.events.listed();
         }
         Ok(())
     }
@@ -329,9 +329,9 @@ impl Link {
                     self.take(&mut read, number, length as usize, &mut rest).await?;
                 }
                 Answer::Wait { number } => self.state().notify(number, Event::Wait),
-                Answer::ReadElsewhere { number } => self.state().elsewhere(number)?,
+                Answer::ReadElsewhere { number } => self.state().elsewhere(number, self.now())?,
                 Answer::Kept { generation, can_keep, is_known, length } => {
-                    let kept = Kept { generation, can_keep, bits: Vec::new() };
+                    let kept = Kept { generation, can_keep, ..Kept::default() };
                     self.receive_kept(&mut read, kept, is_known, length).await?;
                 }
                 Answer::Goodbye => {

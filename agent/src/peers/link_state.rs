@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use super::frame::{Request, invalid_message};
 use super::incoming::{Incoming, IncomingFiles};
+use crate::place::ChunkBits;
 
 /// Number of stored answer times, and the number needed for an estimate.
 const TIMES: usize = 32;
@@ -61,21 +62,7 @@ pub(super) struct LinkState {
 pub(super) struct Kept {
     pub(super) generation: u32,
     pub(super) can_keep: bool,
-    /// A bit for each chunk.
-    pub(super) bits: Vec<u8>,
-}
-
-impl Kept {
-    pub(super) fn holds(&self, chunk: u32) -> bool {
-        let byte = self.bits.get(chunk as usize / 8);
-        byte.is_some_and(|byte| byte & (1 << (chunk % 8)) != 0)
-    }
-
-    pub(super) fn forget(&mut self, chunk: u32) {
-        if let Some(byte) = self.bits.get_mut(chunk as usize / 8) {
-            *byte &= !(1 << (chunk % 8));
-        }
-    }
+    pub(super) bits: ChunkBits,
 }
 
 #[derive(Debug)]
@@ -177,7 +164,7 @@ impl LinkState {
         }
     }
 
-    /// Adapts to bytes of a cancelled request: if they come soon, the time limit was too short, for
+    /// Adapts to the answer of a cancelled request: if it comes soon, the time limit was too short, for
     /// example on a busy machine.
     pub(super) fn learn(&mut self, number: u32, now: Duration) {
         if let Some((_, soon)) = self.cancelled.take_if(|(of, _)| *of == number)
@@ -187,12 +174,14 @@ impl LinkState {
         }
     }
 
-    /// Handles the answer that a chunk is absent, which is valid only before the first byte.
-    pub(super) fn elsewhere(&mut self, number: u32) -> io::Result<()> {
+    /// Handles the answer that a chunk is absent, which is valid only before the first byte; after a
+    /// cancellation, the answer that the chunk would have come.
+    pub(super) fn elsewhere(&mut self, number: u32, now: Duration) -> io::Result<()> {
         let coming = self.pending.get_mut(&number).and_then(Pending::coming);
         if coming.is_some_and(|incoming| incoming.has_begun()) {
             return Err(invalid_message());
         }
+        self.learn(number, now);
         self.close(number, Event::Elsewhere);
         Ok(())
     }

@@ -28,7 +28,7 @@ use dl_runtime::Clock;
 use tokio::sync::Notify;
 
 use crate::descriptors::Descriptors;
-use crate::place::{Candidate, OwnerTable, Owners, sources};
+use crate::place::{Candidate, ChunkBits, OwnerTable, Owners, sources};
 
 pub use address::{InvalidPeerAddress, PeerAddress, PeerConfig, PeerTls};
 pub(crate) use ask::ChunkOutcome;
@@ -134,6 +134,15 @@ impl fmt::Debug for Group {
 /// The possible sources of a chunk, in order.
 pub(crate) type Sources = crate::place::Sources<Arc<Link>>;
 
+/// Chunks kept by other agents.
+#[derive(Debug)]
+pub(crate) struct KeptElsewhere<O> {
+    /// Chunks of this agent.
+    pub(crate) own: O,
+    /// Chunks kept by their owners.
+    pub(crate) at_owner: ChunkBits,
+}
+
 impl Peers {
     /// With an empty member list.
     pub(crate) fn new(local: LocalAgent) -> Self {
@@ -190,9 +199,11 @@ impl Peers {
         }
         group.ended = group.ended.plus(links.values());
         group.all = Owners::of(members.values().filter(can_serve));
+        // A member that only tells another room is no other member.
+        let has_changed = !members.keys().eq(group.members.keys());
         (group.members, group.unnamed, group.current) = (members, unnamed, Some(current));
         events.changed();
-        true
+        has_changed
     }
 
     /// Computes the owners of `chunks` chunks if the reachable members have changed: the chunks of an
@@ -240,13 +251,6 @@ impl Peers {
         self.local.identity.clone()
     }
 
-    /// Whether another member owns and keeps a chunk.
-    pub(crate) fn is_at_owner(&self, chunk: u32) -> bool {
-        let group = self.group();
-        let owner = group.table.owner(chunk).and_then(|owner| group.links.get(&owner));
-        owner.is_some_and(|kept| kept.link.kept(chunk).0)
-    }
-
     /// The sources of a chunk: first members that keep the chunk, then members with room, by rank.
     /// This agent takes its place in the ranking. Members without a connection count as gone; new
     /// members are waited for.
@@ -291,15 +295,29 @@ impl Peers {
         self.group().links.get(&member).map(|kept| kept.link.address.clone())
     }
 
-    /// The chunks owned by this agent and kept by others.
-    pub(crate) fn own_elsewhere(&self, chunks: u32) -> Vec<u32> {
-        let (table, links) = (self.owners(), self.links());
-        let mut kept = vec![0; (chunks as usize).div_ceil(8)];
-        links.iter().for_each(|link| link.add_kept(&mut kept));
-        let is_kept = |chunk: &u32| {
-            kept.get(*chunk as usize / 8).is_some_and(|byte: &u8| byte & (1 << (chunk % 8)) != 0)
-        };
-        (0..chunks).filter(|chunk| is_kept(chunk) && table.owns(*chunk)).collect()
+    /// Whether the job has other members.
+    pub(crate) fn has_links(&self) -> bool {
+        !self.group().links.is_empty()
+    }
+
+    /// What the lists of other agents say about `chunks` chunks.
+    pub(crate) fn kept_elsewhere(
+        &self,
+        chunks: u32,
+    ) -> KeptElsewhere<impl Iterator<Item = u32> + use<>> {
+        let table = self.owners();
+        let lists: BTreeMap<_, _> =
+            self.links().iter().map(|link| (link.member, link.kept_bits())).collect();
+        let (mut anywhere, mut at_owner) = (ChunkBits::none(chunks), ChunkBits::none(chunks));
+        lists.values().for_each(|list| anywhere.add_all(list));
+        for chunk in (0..chunks).filter(|chunk| anywhere.holds(*chunk)) {
+            let owner = table.owner(chunk).and_then(|owner| lists.get(&owner));
+            if owner.is_some_and(|list| list.holds(chunk)) {
+                at_owner.add(chunk);
+            }
+        }
+        let own = (0..chunks).filter(move |chunk| anywhere.holds(*chunk) && table.owns(*chunk));
+        KeptElsewhere { own, at_owner }
     }
 
     /// A member that keeps a chunk.

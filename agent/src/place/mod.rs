@@ -5,6 +5,7 @@
 //! the same decisions in a simulation.
 
 mod backlog;
+mod bits;
 mod epochs;
 mod orders;
 mod owners;
@@ -14,6 +15,7 @@ mod sources;
 mod window;
 
 pub use backlog::Backlog;
+pub use bits::ChunkBits;
 pub use epochs::EpochStatus;
 pub use orders::{Orders, Presence, Progress as EpochProgress};
 pub use owners::{OwnerTable, Owners};

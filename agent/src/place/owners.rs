@@ -31,7 +31,7 @@ impl Owners {
         let owners = members.into_iter().filter(|member| member.memory > 0).map(|member| Owner {
             id: member.id,
             seed: xxh3_64_with_seed(member.id.as_bytes(), 0),
-            memory: member.memory,
+            memory: rounded(member.memory),
             chunks: member.chunks,
         });
         Self(owners.collect())
@@ -59,6 +59,13 @@ impl Owner {
     fn claim(&self, chunk: u32) -> u64 {
         xxh3_64_with_seed(&chunk.to_le_bytes(), self.seed) >> 11
     }
+}
+
+/// Members with nearly the same memory have the same weight, so that most comparisons need no
+/// logarithm: the highest 4 bits count.
+fn rounded(memory: u64) -> u64 {
+    let low = memory.checked_ilog2().unwrap_or(0).saturating_sub(3);
+    memory >> low << low
 }
 
 /// With weights w, the largest of w / -ln(u) belongs to a member with probability w / (sum of all

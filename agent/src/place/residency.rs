@@ -124,6 +124,11 @@ impl Residency {
         self.kept.len() as u32
     }
 
+    /// The number of kept chunks of all datasets but one.
+    pub fn kept_of_others(&self, dataset: usize) -> u32 {
+        self.kept.victims().filter(|key| key.dataset != dataset).count() as u32
+    }
+
     /// The number of copies.
     pub fn copies(&self) -> u32 {
         self.copies.len() as u32
@@ -324,6 +329,8 @@ impl Residency {
         is_own: impl Fn(ChunkKey) -> bool,
         is_at_owner: impl Fn(ChunkKey) -> bool,
     ) {
+        let elsewhere: Vec<_> = self.kept.victims().filter(|key| is_at_owner(*key)).collect();
+        elsewhere.into_iter().for_each(|key| self.retain(key, Retention::Copy));
         let own: Vec<_> = self.copies.victims().filter(|key| is_own(*key)).collect();
         for key in own {
             if !self.can_keep(most) {
@@ -331,8 +338,6 @@ impl Residency {
             }
             self.retain(key, Retention::Kept);
         }
-        let elsewhere: Vec<_> = self.kept.victims().filter(|key| is_at_owner(*key)).collect();
-        elsewhere.into_iter().for_each(|key| self.retain(key, Retention::Copy));
     }
 
     /// The transient chunks, the first to leave first.

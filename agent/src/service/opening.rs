@@ -276,6 +276,8 @@ impl Opener {
         let number = state.add(Arc::clone(&open), self.cache.policy);
         state.beat(self.cache.now());
         drop(state);
+        // Lists of other agents may have come before.
+        self.cache.link_events.listed();
         let (cache, shutdown) = (Arc::clone(&self.cache), self.shutdown.clone());
         let stay = spawn(Arc::clone(&self.member).stay(cache, number, open, shutdown));
         let mut stays = self.stays.lock().unwrap_or_else(PoisonError::into_inner);

@@ -280,12 +280,15 @@ impl Session {
 
     /// Answers a request for a chunk.
     async fn chunk(&self, cache: &Arc<Cache>, key: ChunkKey, number: u32) -> io::Result<()> {
+        if !self.wanted().contains(&number) {
+            return self.send(Answer::ReadElsewhere { number }, &[]).await;
+        }
         let pinned = match cache.reply_to_peer(key, self.member) {
             ChunkReply::Here(pinned) => Some(pinned),
             ChunkReply::Elsewhere => None,
             ChunkReply::Coming(mut coming) => loop {
                 if !self.wanted().contains(&number) {
-                    return Ok(());
+                    break None;
                 }
                 self.send(Answer::Wait { number }, &[]).await?;
                 tokio::select! {
@@ -321,7 +324,7 @@ impl Session {
             let mut offset = start;
             for piece in bytes.chunks(PIECE_MAX) {
                 if !self.wanted().contains(&number) {
-                    return Ok(());
+                    return self.send(Answer::ReadElsewhere { number }, &[]).await;
                 }
                 let length = piece.len() as u32;
                 self.send(Answer::Piece { number, offset, length }, piece).await?;

@@ -120,10 +120,6 @@ fn missing(_: &GetChunksRequest) -> Result<Vec<ChunkPiece>, Status> {
     Ok(vec![piece(Err(WireKind::NotFound))])
 }
 
-fn old(_: &GetChunksRequest) -> Result<Vec<ChunkPiece>, Status> {
-    Err(Status::unimplemented("this server knows no such method"))
-}
-
 /// An answer, the fetches, and the requests.
 type Case<'a> = (Answer, [&'a [u32]; 2], Vec<Asked>);
 
@@ -134,14 +130,12 @@ fn a_chunk_is_a_range_or_some_files() {
     let all: Vec<u32> = (0..=FILES).rev().collect();
     let filled: Vec<u32> = (0..FILES).collect();
     let two = || Asked::Files(vec![file(0, 2)]);
-    let cases: [Case<'_>; 5] = [
+    let cases: [Case<'_>; 4] = [
         (well, [&all, &[3, 5, 7]], vec![range(0, FILES), range(3, 5)]),
         (well, [&[0, 5, 19], &[]], vec![Asked::Files([0, 5, 19].map(|n| file(n, 1)).to_vec())]),
         // The files of the second piece lie next to each other.
         (damaged, [&filled, &[]], vec![range(0, FILES), Asked::Files(vec![file(2, 4)])]),
         (missing, [&[0, 1]; 2], vec![range(0, 2), two(), range(0, 2), two()]),
-        // An old server is asked once.
-        (old, [&[0, 1]; 2], vec![range(0, 2), two(), two()]),
     ];
     for (answer, fetches, expected) in cases {
         let (source, asked) = scene(answer);
