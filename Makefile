@@ -239,7 +239,7 @@ python-env:
 			exit 1; \
 		}; \
 		python3 -m venv --clear $(TOOLS)/python && \
-		$(TOOLS)/python/bin/pip install --quiet --no-deps --only-binary :all: \
+		$(TOOLS)/python/bin/pip install --quiet --no-deps --only-binary :all: --no-binary tfrecord \
 			--requirement python/requirements.txt && \
 		$(TOOLS)/python/bin/python -B python/tests/torch_cpu.py && \
 		cp python/requirements.txt $(TOOLS)/python; \
