@@ -80,7 +80,7 @@ fn an_edge_outside_the_table_is_found() {
         assert!(found.contains(edge), "{edge} in {found}");
     }
     assert!(found.contains("dl-unheard-of has no row"), "{found}");
-    assert_eq!(found.lines().count(), 4, "{found}");
+    assert_eq!(found.lines().count(), 5, "{found}");
 }
 
 /// Edges of the table that no manifest has, but for the crates that may use all.
