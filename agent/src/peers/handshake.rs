@@ -17,12 +17,12 @@ use tokio::net::TcpStream;
 /// Time limit for the proof of the other end.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
-const CHALLENGE: usize = 32;
+pub(super) const CHALLENGE: usize = 32;
 const SALT: usize = 16;
 const ID: usize = 16;
-const PROOF: usize = 32;
+pub(super) const PROOF: usize = 32;
 /// The first message of a caller: salt, id, proof.
-const HELLO: usize = SALT + ID + PROOF;
+pub(super) const HELLO: usize = SALT + ID + PROOF;
 
 /// The shared key of the members of one job, dataset and version.
 #[derive(Clone)]

@@ -9,7 +9,7 @@ use dl_node::{Arena, Shape};
 use dl_runtime::{Clock, SystemClock, spawn};
 use libdiesel::FilePlace;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 use super::frame::{Answer, HEAD, Request};
 use super::{ChunkOutcome, Incoming, JobKey, LinkConfig, LinkTask, handshake};
@@ -174,4 +174,48 @@ async fn misplaced_or_unrequested_pieces_end_the_connection() {
 async fn an_agent_with_another_secret_is_not_asked() {
     let (got, _) = ask(6, |_| Vec::new()).await;
     assert_eq!(got, ChunkOutcome::Disconnected);
+}
+
+/// Passes bytes on, and gives them.
+async fn pass_on<const N: usize>(from: &mut TcpStream, to: &mut TcpStream) -> [u8; N] {
+    let mut bytes = [0; N];
+    from.read_exact(&mut bytes).await.unwrap();
+    to.write_all(&bytes).await.unwrap();
+    bytes
+}
+
+#[tokio::test]
+async fn a_replayed_proof_is_refused() {
+    let called = Arc::new(TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let address = called.local_addr().unwrap();
+    let authenticated = |called: &Arc<TcpListener>| {
+        let called = Arc::clone(called);
+        spawn(async move {
+            let (mut stream, _) = called.accept().await.unwrap();
+            let keys = || vec![Some(key(5))];
+            handshake::authenticate(&mut stream, id(2), keys, &SystemClock::new()).await
+        })
+    };
+    let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let way = between.local_addr().unwrap();
+    let first = authenticated(&called);
+    let proving = spawn(async move {
+        let mut stream = TcpStream::connect(way).await.unwrap();
+        handshake::prove(&mut stream, &key(5), id(1), id(2), &SystemClock::new()).await
+    });
+    let (mut caller, _) = between.accept().await.unwrap();
+    let mut callee = TcpStream::connect(address).await.unwrap();
+    let challenge: [u8; handshake::CHALLENGE] = pass_on(&mut callee, &mut caller).await;
+    let hello: [u8; handshake::HELLO] = pass_on(&mut caller, &mut callee).await;
+    let _: [u8; handshake::PROOF] = pass_on(&mut callee, &mut caller).await;
+    proving.await.unwrap().unwrap();
+    assert_eq!(first.await.unwrap().unwrap(), (0, id(1)), "the proof itself is good");
+
+    let second = authenticated(&called);
+    let mut callee = TcpStream::connect(address).await.unwrap();
+    let mut other = [0; handshake::CHALLENGE];
+    callee.read_exact(&mut other).await.unwrap();
+    assert_ne!(other, challenge);
+    callee.write_all(&hello).await.unwrap();
+    assert!(second.await.unwrap().is_err());
 }
