@@ -16,6 +16,7 @@ pub fn copy_bytes(from: &[u8], to: &mut [u8]) {
     copy_to_new(from, as_new(to));
 }
 
+#[inline]
 fn as_new(bytes: &mut [u8]) -> &mut [MaybeUninit<u8>] {
     let (start, length) = (bytes.as_mut_ptr().cast(), bytes.len());
     #[expect(unsafe_code, reason = "there is no safe way to treat bytes as new memory")]
@@ -39,6 +40,7 @@ pub fn copy_to_new(from: &[u8], to: &mut [MaybeUninit<u8>]) {
 }
 
 /// A copy in memory of the process.
+#[inline]
 pub fn copy_of(bytes: &[u8]) -> Bytes {
     let mut copy = Vec::with_capacity(bytes.len());
     copy_to_new(bytes, &mut copy.spare_capacity_mut()[..bytes.len()]);

@@ -107,6 +107,7 @@ impl Arena {
     }
 
     /// The sizes.
+    #[inline]
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -231,6 +232,7 @@ impl Table {
     }
 
     /// The number of chunks and parts of the dataset version.
+    #[inline]
     pub fn chunks(&self) -> u32 {
         self.chunks
     }
@@ -407,6 +409,7 @@ impl PinPage {
     }
 
     /// The value of a gauge.
+    #[inline]
     pub fn get(&self, gauge: Gauge) -> u64 {
         self.gauge(gauge).map_or(0, |word| word.load(Ordering::Relaxed))
     }
@@ -463,6 +466,7 @@ impl PinPage {
     }
 
     /// Counts a slot with a first view.
+    #[inline]
     pub fn count_viewed_slot(&self) {
         if let Some(counted) = self.gauge(Gauge::Views) {
             counted.fetch_add(1, Ordering::Relaxed);
@@ -470,6 +474,7 @@ impl PinPage {
     }
 
     /// Removes the pin of a view; `is_last` for the last view of the slot.
+    #[inline]
     pub fn end_view(&self, slot: u32, is_last: bool) {
         self.unpin(slot);
         if is_last && let Some(counted) = self.gauge(Gauge::Views) {
@@ -517,11 +522,13 @@ impl Maps {
     }
 
     /// Takes over a pin set by the agent for the reader, in a page.
+    #[inline]
     pub fn take_over<'a>(&'a self, pins: &'a PinPage, slot: u32) -> Pinned<'a> {
         Pinned { maps: self, pins, slot }
     }
 
     /// Adds a pin to a pinned slot, in the same page: the agent looks at one page after the other.
+    #[inline]
     pub fn pin_again<'a>(pinned: &Pinned<'a>) -> Option<Pinned<'a>> {
         pinned.pins.count(pinned.slot)?.fetch_add(1, Ordering::Relaxed);
         Some(Pinned { maps: pinned.maps, pins: pinned.pins, slot: pinned.slot })
@@ -564,6 +571,7 @@ impl Pinned<'_> {
     }
 
     /// The slot; the caller must remove the pin by [`PinPage::unpin`].
+    #[inline]
     pub fn into_slot(self) -> u32 {
         let slot = self.slot;
         std::mem::forget(self);

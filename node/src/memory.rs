@@ -165,6 +165,7 @@ impl SharedMemory {
 
     /// Writes bytes at an offset; false outside of the map, or for a read-only map. No other access
     /// happens meanwhile, for the slot of the bytes has neither word nor pin.
+    #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> bool {
         if !self.may_write(offset, bytes.len()) {
             return false;
@@ -183,6 +184,7 @@ impl SharedMemory {
     /// Passes bytes at an offset to `write`, for example to read from a socket; none outside of the
     /// map, or for a read-only map. No other access happens meanwhile, as with
     /// [`write`](Self::write).
+    #[inline]
     pub fn write_with<T>(
         &self,
         offset: usize,
@@ -201,6 +203,7 @@ impl SharedMemory {
     }
 
     /// The bytes written by the process, the only writer.
+    #[inline]
     pub fn written(&self, offset: usize, length: usize) -> Option<&[u8]> {
         self.bytes(offset, length).filter(|_| self.is_writable)
     }
