@@ -29,7 +29,7 @@ const LISTS_FACTOR: u32 = 10;
 const REPEAT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Chunks checked under the lock at a time.
-const CHECKED_MAX: usize = 4_096;
+const CHECKED_MAX: usize = 1 << 16;
 
 /// Follows the members and their lists of kept chunks.
 pub(crate) async fn watch_owners(cache: Arc<Cache>) {
@@ -44,10 +44,9 @@ pub(crate) async fn watch_owners(cache: Arc<Cache>) {
                 Adoption::default()
             }
         };
-        let pause = match adoption.is_pending() {
-            true => ADOPTION_INTERVAL,
-            false => POLL_INTERVAL,
-        };
+        // Without room or a slot, nothing is on its way.
+        let is_adopting = adoption.current.is_some();
+        let pause = if is_adopting { ADOPTION_INTERVAL } else { POLL_INTERVAL };
         tokio::select! {
             () = cache.link_events.next() => {}
             () = cache.clock.sleep(pause) => {}
@@ -66,12 +65,6 @@ struct Adoption {
     waiting: VecDeque<ChunkKey>,
     /// The chunk on its way.
     current: Option<ChunkKey>,
-}
-
-impl Adoption {
-    fn is_pending(&self) -> bool {
-        self.current.is_some() || !self.waiting.is_empty()
-    }
 }
 
 impl Cache {
@@ -126,10 +119,13 @@ impl State {
     /// The fetch of the next own chunk that another agent keeps, one at a time, as far as there is
     /// room beside the chunks that readers need.
     fn adopt(&mut self, adoption: &mut Adoption, now: Duration) -> Option<Fetch> {
-        if adoption.current.is_some_and(|key| self.waiters.of(key).is_some()) || !self.can_keep() {
+        if adoption.current.is_some_and(|key| self.waiters.of(key).is_some()) {
             return None;
         }
         adoption.current = None;
+        if !self.can_keep() {
+            return None;
+        }
         for _ in 0..CHECKED_MAX {
             let key = adoption.waiting.pop_front()?;
             if !self.has(key) || self.residency.holds(key) {

@@ -1,5 +1,5 @@
 //! The owner of each chunk among the members of a job: rendezvous hashing over the members,
-//! weighted by the chunks that each can keep, and bounded by them.
+//! weighted by their memory, and bounded by the chunks that each can keep.
 //!
 //! Must hold: members with the same list compute the same owners. While the members together can
 //! keep all chunks, none owns more than it can keep. A joining or leaving member moves its own
@@ -88,6 +88,7 @@ pub struct OwnerTable {
 }
 
 /// Members with equal memory, by index: of these the highest claim wins, without a logarithm.
+#[derive(Clone)]
 struct Class {
     memory: u64,
     members: Vec<u16>,
@@ -111,10 +112,7 @@ impl OwnerTable {
         // A member with unknown room takes what its claim gives.
         let mut room: Vec<u32> =
             owners.0.iter().map(|owner| owner.chunks.unwrap_or(u32::MAX)).collect();
-        let mut open: Vec<Class> = all
-            .iter()
-            .map(|class| Class { memory: class.memory, members: class.members.clone() })
-            .collect();
+        let mut open: Vec<Class> = all.clone();
         let has_room =
             |room: &[u32], index: &u16| room.get(usize::from(*index)).is_some_and(|left| *left > 0);
         open.iter_mut().for_each(|class| class.members.retain(|index| has_room(&room, index)));

@@ -118,6 +118,13 @@ fn archives_come_compressed_by_pipes_and_below_their_names() -> Result<()> {
     Ok(())
 }
 
+/// The command that unpacks an archive into a dataset.
+fn unpack(server: &Server, archive: &Path, name: &str) -> Result<Command> {
+    let mut command = server.dlcmd()?;
+    command.args(["put", "--unpack"]).arg(archive).arg(format!("dl://{name}"));
+    Ok(command)
+}
+
 /// Hostile and odd archives: members, exit code, and a part of the error.
 const HOSTILE: [(&str, i32, &str); 13] = [
     ("one('good', b'x')\none('/etc/passwd', b'x')", 2, "its path is absolute"),
@@ -141,11 +148,7 @@ fn hostile_and_damaged_archives_store_nothing_half() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let at = |name: &str| folder.path().join(name);
     let server = Server::start(&at("data"))?;
-    let put = |tar: &Path, name: &str| -> Result<Command> {
-        let mut command = server.dlcmd()?;
-        command.args(["put", "--unpack"]).arg(tar).arg(format!("dl://{name}"));
-        Ok(command)
-    };
+    let put = |tar: &Path, name: &str| unpack(&server, tar, name);
     for (number, (members, code, text)) in HOSTILE.iter().enumerate() {
         let (tar, name) = (at("hostile.tar"), format!("h{number}"));
         archive(&tar, "PAX_FORMAT", members)?;
@@ -203,11 +206,7 @@ fn unusual_archives_are_stored_right_or_named() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let at = |name: &str| folder.path().join(name);
     let server = Server::start(&at("data"))?;
-    let put = |tar: &Path, name: &str| -> Result<Command> {
-        let mut command = server.dlcmd()?;
-        command.args(["put", "--unpack"]).arg(tar).arg(format!("dl://{name}"));
-        Ok(command)
-    };
+    let put = |tar: &Path, name: &str| unpack(&server, tar, name);
     for (format, time) in [("GNU_FORMAT", "-7"), ("PAX_FORMAT", "-5.5")] {
         archive(&at("old.tar"), format, &format!("one('moon', b'x', mtime={time})"))?;
         run(&mut put(&at("old.tar"), "old")?)?.code(0)?;
