@@ -88,6 +88,22 @@ impl Network {
         self.at_hub(&format!("ip link set v{node} up"))
     }
 
+    /// Drops a machine's packets for the bridge's address; it still reaches the other machines.
+    ///
+    /// # Errors
+    /// As [`cut`](Self::cut).
+    pub fn hide_hub(&self, node: usize) -> Result<()> {
+        self.at(node, &format!("ip route add blackhole {HUB}/32"))
+    }
+
+    /// Ends [`hide_hub`](Self::hide_hub).
+    ///
+    /// # Errors
+    /// As [`cut`](Self::cut).
+    pub fn show_hub(&self, node: usize) -> Result<()> {
+        self.at(node, &format!("ip route del blackhole {HUB}/32"))
+    }
+
     /// Limits the traffic to a machine to 500 KB/s.
     ///
     /// # Errors
@@ -103,6 +119,10 @@ impl Network {
     /// As [`cut`](Self::cut).
     pub fn speed_up(&self, node: usize) -> Result<()> {
         self.at_hub(&format!("tc qdisc del dev v{node} root"))
+    }
+
+    fn at(&self, node: usize, script: &str) -> Result<()> {
+        shell(self.nodes.get(node).context("a machine")?, script)
     }
 
     fn at_hub(&self, script: &str) -> Result<()> {

@@ -16,21 +16,24 @@ use serde_json::Value;
 use super::worker::Worker;
 use super::{Scene, agent_of, pause, status_of};
 
-/// About 30 chunks of 1 MiB; a node's memory holds less than half of them.
+/// About 30 chunks of 1 MiB. A node's memory holds less than half of them, or all of them.
 const FILES: u32 = 3_000;
-const MEMORY: &str = "14MiB";
+const FOR_A_PART: &str = "14MiB";
+const FOR_ALL: &str = "64MiB";
 const NODES: usize = 3;
 
 /// A dataset with machines that read it.
 struct Machines {
     network: Network,
     scene: Scene,
+    /// Memory of each agent.
+    memory: &'static str,
     started: usize,
 }
 
 impl Machines {
     /// Prints the reason and returns none if this machine can't create networks.
-    fn start() -> Result<Option<Self>> {
+    fn start(memory: &'static str) -> Result<Option<Self>> {
         if let Some(why) = Network::unavailable_reason()? {
             skip(why)?;
             return Ok(None);
@@ -45,14 +48,14 @@ impl Machines {
         let server = Server::run(network.inside_hub(&command), 1)?;
         scene.address = server.address().to_owned();
         scene.server = Some(server);
-        Ok(Some(Self { network, scene, started: 0 }))
+        Ok(Some(Self { network, scene, memory, started: 0 }))
     }
 
     /// A worker on a node. The worker starts the node's agent if none runs.
     fn worker(&mut self, node: usize) -> Result<Worker> {
         self.started += 1;
         let mut command = self.scene.worker_command(self.started)?;
-        command.env("DIESEL_AGENT_MEMORY", MEMORY);
+        command.env("DIESEL_AGENT_MEMORY", self.memory);
         command.env("DIESEL_RUNTIME_DIR", self.scene.path(&format!("run{node}")));
         let mut command = self.network.inside(node, &command)?;
         let errors = self.scene.path(&format!("errors-{}", self.started));
@@ -75,17 +78,26 @@ impl Machines {
 
     /// Waits until each node has a link to every other node.
     fn await_links(&self) -> Result<()> {
-        for node in 0..NODES {
-            let mut status = Value::Null;
-            let is_linked = (0..1_500).any(|_| {
-                std::thread::sleep(Duration::from_millis(20));
-                status = self.status(node).unwrap_or_default();
-                let peers = status["peers"].as_array().into_iter().flatten();
-                peers.filter(|peer| peer["state"] == "up").count() == NODES - 1
-            });
-            ensure!(is_linked, "node {node}: {status}");
-        }
+        (0..NODES).try_for_each(|node| self.await_links_of(node, NODES - 1))
+    }
+
+    /// Waits until a node has exactly `count` links.
+    fn await_links_of(&self, node: usize, count: usize) -> Result<()> {
+        let mut status = Value::Null;
+        let is_linked = (0..1_500).any(|_| {
+            std::thread::sleep(Duration::from_millis(20));
+            status = self.status(node).unwrap_or_default();
+            let peers = status["peers"].as_array().into_iter().flatten();
+            peers.filter(|peer| peer["state"] == "up").count() == count
+        });
+        ensure!(is_linked, "node {node}: {status}");
         Ok(())
+    }
+
+    /// Chunks fetched from the servers by all nodes.
+    fn fetched(&self) -> Result<u64> {
+        let fetched = |node| self.status(node)?["chunks_from_servers"].as_u64().context("a count");
+        (0..NODES).map(fetched).sum()
     }
 
     /// Lets a node or the server fail for a while; `kind` chooses the failure.
@@ -131,12 +143,10 @@ impl Drop for Machines {
 
 #[test]
 fn node_pairs_have_two_connections_and_each_chunk_moves_once() -> Result<()> {
-    let Some(mut machines) = Machines::start()? else { return Ok(()) };
+    let Some(mut machines) = Machines::start(FOR_A_PART)? else { return Ok(()) };
     let mut workers = (0..NODES).map(|node| machines.worker(node)).collect::<Result<Vec<_>>>()?;
     machines.await_links()?;
-    for (node, worker) in workers.iter_mut().enumerate() {
-        ensure!(worker.ask("all")? == format!("{FILES} read"), "node {node}");
-    }
+    read_all(&mut workers)?;
     let mut connections = 0;
     for node in 0..NODES {
         let ports = machines.status(node)?["peer_address"].as_str().map(str::to_owned);
@@ -151,9 +161,63 @@ fn node_pairs_have_two_connections_and_each_chunk_moves_once() -> Result<()> {
     workers.into_iter().try_for_each(|worker| worker.end().map(|_| ()))
 }
 
+/// All files read by each of some workers.
+fn read_all<'a>(workers: impl IntoIterator<Item = &'a mut Worker>) -> Result<()> {
+    for worker in workers {
+        ensure!(worker.ask("all")? == format!("{FILES} read"), "files are missing");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_node_lost_without_a_reset_costs_the_others_time() -> Result<()> {
+    const TIME_MAX: Duration = Duration::from_secs(30);
+    let Some(mut machines) = Machines::start(FOR_A_PART)? else { return Ok(()) };
+    let mut workers = (0..NODES).map(|node| machines.worker(node)).collect::<Result<Vec<_>>>()?;
+    machines.await_links()?;
+    read_all(&mut workers)?;
+    machines.network.cut(NODES - 1)?;
+    let began = clock().monotonic();
+    read_all(workers.iter_mut().take(NODES - 1))?;
+    let took = clock().monotonic().saturating_sub(began);
+    ensure!(took < TIME_MAX, "{took:?} without the lost node");
+    (0..NODES - 1).try_for_each(|node| machines.await_links_of(node, NODES - 2))?;
+    machines.network.heal(NODES - 1)?;
+    machines.await_links()?;
+    read_all(&mut workers)?;
+    tell(format_args!("two nodes read {FILES} files each beside a lost node in {took:?}"));
+    workers.into_iter().try_for_each(|worker| worker.end().map(|_| ()))
+}
+
+#[test]
+fn nodes_with_different_member_lists_read_no_chunk_again() -> Result<()> {
+    /// Longer than servers wait for a member's call.
+    const APART: Duration = Duration::from_secs(30);
+    let Some(mut machines) = Machines::start(FOR_ALL)? else { return Ok(()) };
+    let mut workers = (0..2).map(|node| machines.worker(node)).collect::<Result<Vec<_>>>()?;
+    (0..2).try_for_each(|node| machines.await_links_of(node, 1))?;
+    read_all(&mut workers)?;
+    // The first node does not hear of the third.
+    machines.network.hide_hub(0)?;
+    workers.push(machines.worker(2)?);
+    machines.await_links_of(1, 2)?;
+    machines.await_links_of(0, 1)?;
+    let until = clock().monotonic() + APART;
+    while clock().monotonic() < until {
+        read_all(&mut workers)?;
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    machines.network.show_hub(0)?;
+    machines.await_links()?;
+    read_all(&mut workers)?;
+    let (chunks, fetched) = (machines.status(0)?["chunks"].as_u64(), machines.fetched()?);
+    ensure!(chunks == Some(fetched), "{fetched} fetches of {chunks:?} chunks");
+    workers.into_iter().try_for_each(|worker| worker.end().map(|_| ()))
+}
+
 #[test]
 fn heavy_random_node_failures_give_no_wrong_byte() -> Result<()> {
-    let Some(mut machines) = Machines::start()? else { return Ok(()) };
+    let Some(mut machines) = Machines::start(FOR_A_PART)? else { return Ok(()) };
     let (clock, dice) = (clock(), Dice::new(72));
     let mut workers = Vec::new();
     for node in 0..NODES {
@@ -176,9 +240,7 @@ fn heavy_random_node_failures_give_no_wrong_byte() -> Result<()> {
     tell(format_args!("{steps} failures of seven kinds; the last {NODES} workers: {told:?}"));
     let mut last = (0..NODES).map(|node| machines.worker(node)).collect::<Result<Vec<_>>>()?;
     machines.await_links()?;
-    for (node, worker) in last.iter_mut().enumerate() {
-        ensure!(worker.ask("all")? == format!("{FILES} read"), "node {node}");
-    }
+    read_all(&mut last)?;
     last.into_iter().try_for_each(|worker| worker.end().map(|_| ()))
 }
 
