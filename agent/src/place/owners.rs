@@ -57,8 +57,12 @@ impl Owners {
 
 impl Owner {
     fn claim(&self, chunk: u32) -> u64 {
-        xxh3_64_with_seed(&chunk.to_le_bytes(), self.seed) >> 11
+        claim(&chunk.to_le_bytes(), self.seed)
     }
+}
+
+fn claim(chunk: &[u8; 4], seed: u64) -> u64 {
+    xxh3_64_with_seed(chunk, seed) >> 11
 }
 
 /// Members with nearly the same memory have the same weight, so that most comparisons need no
@@ -87,11 +91,27 @@ pub struct OwnerTable {
     owners: Vec<u16>,
 }
 
-/// Members with equal memory, by index: of these the highest claim wins, without a logarithm.
+/// Members with equal memory: of these the highest claim wins, without a logarithm.
 #[derive(Clone)]
 struct Class {
     memory: u64,
-    members: Vec<u16>,
+    /// The seed and the index of each, in the order of their ids.
+    members: Vec<(u64, u16)>,
+}
+
+impl Class {
+    /// The highest claim on a chunk, and its member; of equal claims, that of the highest id.
+    fn winner(&self, chunk: u32) -> Option<(u64, u16)> {
+        let chunk = chunk.to_le_bytes();
+        let mut best = None;
+        for (seed, index) in &self.members {
+            let claim = claim(&chunk, *seed);
+            if best.is_none_or(|(highest, _)| claim >= highest) {
+                best = Some((claim, *index));
+            }
+        }
+        best
+    }
 }
 
 impl OwnerTable {
@@ -103,9 +123,11 @@ impl OwnerTable {
             return Self::default();
         }
         let me = members.iter().position(|id| *id == me).map(|index| index as u16);
-        let mut classes: BTreeMap<u64, Vec<u16>> = BTreeMap::new();
-        for (index, owner) in owners.0.iter().enumerate() {
-            classes.entry(owner.memory).or_default().push(index as u16);
+        let mut sorted: Vec<_> = owners.0.iter().enumerate().collect();
+        sorted.sort_by_key(|(_, owner)| owner.id);
+        let mut classes: BTreeMap<u64, Vec<(u64, u16)>> = BTreeMap::new();
+        for (index, owner) in sorted {
+            classes.entry(owner.memory).or_default().push((owner.seed, index as u16));
         }
         let class = |(memory, members)| Class { memory, members };
         let all: Vec<_> = classes.into_iter().map(class).collect();
@@ -114,8 +136,8 @@ impl OwnerTable {
             owners.0.iter().map(|owner| owner.chunks.unwrap_or(u32::MAX)).collect();
         let mut open: Vec<Class> = all.clone();
         let has_room =
-            |room: &[u32], index: &u16| room.get(usize::from(*index)).is_some_and(|left| *left > 0);
-        open.iter_mut().for_each(|class| class.members.retain(|index| has_room(&room, index)));
+            |room: &[u32], index: u16| room.get(usize::from(index)).is_some_and(|left| *left > 0);
+        open.iter_mut().for_each(|class| class.members.retain(|one| has_room(&room, one.1)));
         let mut table = Vec::with_capacity(if members.is_empty() { 0 } else { chunks as usize });
         for chunk in 0..chunks {
             // Once all are full, the highest claim fetches for the others without keeping.
@@ -130,7 +152,7 @@ impl OwnerTable {
             };
             *left = left.saturating_sub(1);
             if *left == 0 {
-                open.iter_mut().for_each(|class| class.members.retain(|index| *index != owner));
+                open.iter_mut().for_each(|class| class.members.retain(|one| one.1 != owner));
             }
         }
         Self { members, me, owners: table }
@@ -169,18 +191,12 @@ impl OwnerTable {
 impl Owners {
     /// The member with the highest claim on a chunk among classes.
     fn winner(&self, classes: &[Class], chunk: u32) -> Option<u16> {
-        let best = |class: &Class| {
-            let claims = class.members.iter().filter_map(|index| {
-                let owner = self.0.get(usize::from(*index))?;
-                Some((owner.claim(chunk), owner.id, *index))
-            });
-            claims.max()
-        };
         if let [class] = classes {
-            return best(class).map(|(_, _, index)| index);
+            return class.winner(chunk).map(|(_, index)| index);
         }
         let scores = classes.iter().filter_map(|class| {
-            let (claim, id, index) = best(class)?;
+            let (claim, index) = class.winner(chunk)?;
+            let id = self.0.get(usize::from(index))?.id;
             Some((score(class.memory, claim), id, index))
         });
         let best = scores.max_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
