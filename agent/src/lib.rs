@@ -8,6 +8,7 @@
 mod cache;
 mod dataset;
 mod descriptors;
+mod disk;
 mod peers;
 #[doc(hidden)]
 pub mod place;
@@ -18,6 +19,7 @@ mod service;
 mod status;
 
 pub use cache::{Budget, Pages, is_cgroup_visible};
+pub use disk::{DiskConfig, TierStatus};
 pub use peers::{InvalidPeerAddress, PeerAddress, PeerConfig, PeerStatus, PeerTls};
 pub use place::{EpochStatus, Eviction, InvalidEviction};
 pub use run::{Config, Ended, run};

@@ -16,7 +16,8 @@ use dl_runtime::{Clock, Shutdown, SystemClock, spawn};
 use libdiesel::agent::{AgentFiles, Owner};
 use tokio::io::unix::AsyncFd;
 
-use crate::cache::{Cache, Unread, collapse_all, watch_owners};
+use crate::cache::{Cache, Unread, collapse_all, watch_disks, watch_owners};
+use crate::disk::{DiskConfig, Disks};
 use crate::registration::Records;
 use crate::service::{Member, WorkerServer, watch};
 use crate::status::About;
@@ -39,6 +40,10 @@ pub struct Config {
     pub lock: OwnedFd,
     /// Memory for chunks.
     pub memory: Budget,
+    /// Local disks, the first to be filled first.
+    pub disks: Vec<DiskConfig>,
+    /// Which dataset leaves a full disk: one that no agent has open.
+    pub disk_eviction: Eviction,
     /// The policy for fetching ahead.
     pub policy: Policy,
     /// Which kept chunk leaves for a chunk that is read in no order.
@@ -67,22 +72,27 @@ pub enum Ended {
 /// # Errors
 /// When the listener fails.
 pub async fn run(config: Config) -> io::Result<Ended> {
-    let Config { task, listener, lock, memory, policy, eviction, peers, idle, shutdown, about } =
-        config;
+    let Config { task, listener, lock, memory, disks, disk_eviction, policy, eviction, .. } = config;
+    let Config { peers, idle, shutdown, about, .. } = config;
     let lock = File::from(lock);
     name_holder(&lock)?;
     rustix::io::ioctl_fionbio(&listener, true)?;
     let owner = Owner::of(&listener, task.clone())?;
     let listener = watch(listener)?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::of_machine());
-    let cache = Arc::new(Cache::new(policy, eviction, memory.0, Arc::clone(&clock)));
+    let disks = Disks::new(disks, disk_eviction, &clock);
+    let cache = Arc::new(Cache::new(policy, eviction, memory.0, disks, Arc::clone(&clock)));
     let stop = Shutdown::new();
     let process = std::process::id();
     tracing::info!(%task, process, memory = memory.0, ?policy, %eviction, "the agent begins");
     let member = Member::of(task, peers, Records::of_user(owner.name(), Arc::clone(&clock)), about);
     let server = Arc::new(WorkerServer::new(Arc::clone(&cache), stop.clone(), member, owner, idle));
     let driving = spawn(drive(Arc::clone(&cache), idle));
-    let beside = [spawn(collapse_all(Arc::clone(&cache))), spawn(watch_owners(Arc::clone(&cache)))];
+    let beside = [
+        spawn(collapse_all(Arc::clone(&cache))),
+        spawn(watch_owners(Arc::clone(&cache))),
+        spawn(watch_disks(Arc::clone(&cache))),
+    ];
     let ended = tokio::select! {
         failed = accept_all(&listener, &server) => Err(failed),
         () = shutdown.requested() => Ok(Ended::Stopped),

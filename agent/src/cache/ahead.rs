@@ -10,9 +10,26 @@ use super::wants::Fetch;
 use crate::Policy;
 use crate::place::{ChunkKey, Presence, Retention, Stage};
 
+/// Where a chunk will stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stays {
+    /// As there is room when it comes.
+    AsItComes,
+    /// In memory, with room reserved.
+    InMemory,
+    /// On a disk.
+    OnDisk,
+}
+
 impl State {
     /// The fetch to start, if there is a slot for it.
-    pub(crate) fn fetch_ahead(&mut self, policy: Policy, now: Duration) -> Option<Fetch> {
+    /// `has_disk`: a disk takes chunks.
+    pub(crate) fn fetch_ahead(
+        &mut self,
+        policy: Policy,
+        has_disk: bool,
+        now: Duration,
+    ) -> Option<Fetch> {
         if policy != Policy::None {
             if let Some(key) = self.next_of_readers() {
                 let slot = self.empty_a_slot(key, false, now);
@@ -27,13 +44,29 @@ impl State {
             }
         }
         if let Some(key) = self.next_of_prefetches() {
-            let slot = self.slot_for_prefetch(key, now);
-            self.backlog.is_stuck = slot.is_none();
-            return Some(self.begin(key, slot?, None, now));
+            let (slot, stays) = self.slot_for_prefetch(key, has_disk, now);
+            // Once a disk has taken a chunk under way, it takes the next.
+            self.backlog.is_stuck = slot.is_none() && !(has_disk && self.disk.is_busy());
+            return Some(self.begin_to_stay(key, slot?, stays, now));
         }
-        let key = (policy == Policy::OneShot).then(|| self.next_of_all()).flatten()?;
-        let slot = self.slot_to_keep(key, now)?;
-        Some(self.begin(key, slot, None, now))
+        let is_possible = policy == Policy::OneShot && (has_disk || self.has_room(true));
+        let key = is_possible.then(|| self.next_of_all()).flatten()?;
+        let (slot, stays) = match has_disk {
+            true => self.slot_for_tiers(key, now),
+            false => (self.slot_to_keep(key, now), Stays::AsItComes),
+        };
+        Some(self.begin_to_stay(key, slot?, stays, now))
+    }
+
+    /// Begins a fetch, and reserves the room for its chunk.
+    fn begin_to_stay(&mut self, key: ChunkKey, slot: u32, stays: Stays, now: Duration) -> Fetch {
+        let fetch = self.begin(key, slot, None, now);
+        match stays {
+            Stays::AsItComes => {}
+            Stays::InMemory => _ = self.reserve(key),
+            Stays::OnDisk => self.disk.begin(key),
+        }
+        fetch
     }
 
     /// The next chunk of the orders, or of the hints of a worker.
@@ -65,26 +98,45 @@ impl State {
     }
 
     fn next_of_prefetches(&mut self) -> Option<ChunkKey> {
-        let (residency, orders) = (&self.residency, &self.orders);
-        self.backlog.next_of_prefetches(|key| residency.holds(key) || orders.is_excluded(key))
+        let (residency, disk, orders) = (&self.residency, &self.disk, &self.orders);
+        self.backlog.next_of_prefetches(|key| {
+            residency.holds(key) || disk.holds(key) || orders.is_excluded(key)
+        })
     }
 
-    fn slot_for_prefetch(&mut self, key: ChunkKey, now: Duration) -> Option<u32> {
+    fn slot_for_prefetch(
+        &mut self,
+        key: ChunkKey,
+        has_disk: bool,
+        now: Duration,
+    ) -> (Option<u32>, Stays) {
         let is_own = self.served.owns(key);
-        match self.has_room(is_own) {
+        if is_own && has_disk {
+            return self.slot_for_tiers(key, now);
+        }
+        let slot = match self.has_room(is_own) {
             true if is_own => self.slot_to_keep(key, now),
             true => self.empty_a_slot(key, false, now),
             false => None,
-        }
+        };
+        (slot, Stays::AsItComes)
     }
 
-    /// The next absent chunk that this agent owns: each chunk is fetched by its owner.
-    fn next_of_all(&mut self) -> Option<ChunkKey> {
-        if !self.has_room(true) {
-            return None;
+    /// A slot for an own chunk that stays in memory or, without room there, goes on to a disk.
+    fn slot_for_tiers(&mut self, key: ChunkKey, now: Duration) -> (Option<u32>, Stays) {
+        if self.can_keep() {
+            return (self.slot_to_keep(key, now), Stays::InMemory);
         }
-        let (residency, served) = (&self.residency, &self.served);
-        let is_there = |key| residency.holds(key) || !served.owns(key);
+        let may_begin = self.disk.may_begin(key);
+        let slot = may_begin.then(|| self.empty_a_slot(key, false, now)).flatten();
+        (slot, Stays::OnDisk)
+    }
+
+    /// The next absent chunk that this agent owns: each chunk is fetched by its owner. A chunk on disk
+    /// is there.
+    fn next_of_all(&mut self) -> Option<ChunkKey> {
+        let (residency, served, disk) = (&self.residency, &self.served, &self.disk);
+        let is_there = |key| residency.holds(key) || disk.holds(key) || !served.owns(key);
         let next = self.orders.next_after_window(is_there);
         let orders = &self.orders;
         next.or_else(|| self.backlog.next_of_all(|key| is_there(key) || orders.is_excluded(key)))

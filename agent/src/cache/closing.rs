@@ -56,6 +56,7 @@ impl State {
             return;
         }
         self.served.remove(number);
+        self.disk.forget(number);
         if let Some(open) = self.opens.remove(number) {
             open.closed.request();
             let version = open.snapshot.version();

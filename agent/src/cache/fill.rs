@@ -17,10 +17,11 @@ use dl_runtime::spawn_on;
 use libdiesel::{Error, FilePlace, Kind};
 
 use super::Cache;
-use super::wants::{Fetch, Filled, Origin};
+use super::wants::{Fetch, Filled};
 use crate::dataset::{Open, chain};
+use crate::disk::Unread;
 use crate::peers::{ChunkOutcome, Incoming, Link};
-use crate::place::{ASKED_MAX, ChunkKey};
+use crate::place::{ASKED_MAX, ChunkKey, Origin};
 use crate::progress::Progress;
 
 /// Delay of the next fetch ahead after a fetch without an answer from any server.
@@ -40,7 +41,8 @@ impl Cache {
     /// Starts fetches ahead up to the limit.
     pub(crate) fn fetch_ahead(self: &Arc<Self>) {
         while self.fetches.load(Ordering::Relaxed) < FETCHES_MAX {
-            let fetch = self.state().fetch_ahead(self.policy, self.now());
+            let has_disk = !self.disks.is_empty() && self.disks.may_write();
+            let fetch = self.state().fetch_ahead(self.policy, has_disk, self.now());
             let Some(fetch) = fetch else { return };
             self.fetch(fetch);
         }
@@ -96,7 +98,10 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
             Err(why) => Err(Failure::Final(why)),
         };
         match filled {
-            Ok(filled) => cache.state().filled(key, filled, cache.now()),
+            Ok(filled) => {
+                cache.state().filled(key, filled, cache.now());
+                cache.keep_on_disk(key);
+            }
             Err(Failure::Final(why)) => {
                 tracing::warn!(dataset = open.name, chunk = key.chunk, why, "fetch a chunk");
                 cache.state().lost(key, &why, true);
@@ -157,6 +162,9 @@ async fn fill(
     arena.populate(wanted.slot);
     let (mut right, mut origin) = (0, Origin::Servers);
     if !span.is_empty() {
+        if wanted.read_disk(cache, open, arena).await {
+            return Ok(Filled { span: (span.start, span.end), origin: Origin::Disk });
+        }
         (right, origin) = wanted.ask_peers(cache, open, arena).await;
     }
     if origin == Origin::Peer {
@@ -169,6 +177,36 @@ async fn fill(
 }
 
 impl Wanted {
+    /// Reads the chunk from a local disk; false if no disk gives all its files.
+    async fn read_disk(&self, cache: &Cache, open: &Open, arena: &Arena) -> bool {
+        let (dataset, span) = (open.snapshot.dataset(), span_of(&self.files));
+        let Some(copy) = cache.disks.find(dataset, self.id, &span) else { return false };
+        // The disk waits for no other agent.
+        cache.state().residency.comes_from_peer(self.key, true);
+        self.progress.comes_from(Some(&cache.disks.folder_of(&copy)));
+        let (mut right, mut is_damaged) = (0, false);
+        let take = |at: u32, bytes: &[u8]| {
+            arena.write(self.slot, at, bytes);
+            self.progress.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            let end = at.saturating_add(bytes.len() as u32);
+            while let Some((_, place)) = self.files.get(right)
+                && range_of(place).end <= end
+            {
+                is_damaged |= !is_right(arena, self.slot, *place);
+                right += 1;
+            }
+        };
+        let read = cache.disks.read(&copy, span, take).await;
+        match read {
+            Ok(()) if !is_damaged => return true,
+            Ok(()) => cache.disks.remove(dataset, &copy).await,
+            Err(Unread::Gone) => cache.disks.forget(dataset, &copy),
+            Err(Unread::Resting) => return false,
+        }
+        cache.state().disk.remove(self.key);
+        false
+    }
+
     /// Asks other agents for the chunk. Returns the number of correct files, and the origin of the
     /// chunk if the servers deliver the rest. A chunk for another agent comes only from agents that
     /// keep the chunk, so no two agents wait for each other.

@@ -15,6 +15,7 @@ mod files;
 mod fill;
 #[cfg(test)]
 mod model;
+mod on_disk;
 mod ownership;
 mod pages;
 mod peer_pins;
@@ -35,14 +36,16 @@ use tokio::sync::Notify;
 
 use crate::Policy;
 use crate::dataset::{Open, Opens};
+use crate::disk::Disks;
 use crate::peers::LinkEvents;
-use crate::place::{Backlog, Eviction, Orders, Residency};
+use crate::place::{Backlog, DiskCopies, Eviction, Orders, Residency};
 
 pub use budget::{Budget, is_cgroup_visible};
 pub(crate) use closing::Unread;
 pub(crate) use collapsing::collapse_all;
 pub(crate) use connections::{Connection, Connections};
 pub(crate) use counts::Counts;
+pub(crate) use on_disk::watch_disks;
 pub(crate) use ownership::watch_owners;
 pub use pages::Pages;
 pub(crate) use peer_pins::{ChunkReply, PeerWaiter, PinnedFiles};
@@ -65,6 +68,9 @@ pub(crate) struct Cache {
     pub(crate) policy: Policy,
     budget: u64,
     pub(crate) link_events: Arc<LinkEvents>,
+    pub(crate) disks: Disks,
+    /// Notified when a copy was written.
+    pub(crate) disk_events: Notify,
     /// Fetches under way.
     fetches: AtomicUsize,
     pub(crate) clock: Arc<dyn Clock>,
@@ -81,10 +87,12 @@ pub(crate) struct State {
     pub(crate) residency: Residency,
     pub(crate) orders: Orders,
     pub(crate) backlog: Backlog,
+    pub(crate) disk: DiskCopies,
     /// Indexed by dataset.
     pub(crate) counts: Vec<Counts>,
     /// Whether chunks stay in memory without a reader.
     keeps: bool,
+    has_disks: bool,
     /// Whether files come from other agents without their chunks for a worker.
     has_file_requests: bool,
     /// When the uses of chunks were counted last.
@@ -96,11 +104,21 @@ impl Cache {
         policy: Policy,
         eviction: Eviction,
         budget: u64,
+        disks: Disks,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let state = Mutex::new(State::new(policy, eviction));
-        let (moved, link_events, fetches) = (Notify::new(), Arc::default(), AtomicUsize::new(0));
-        Self { state, moved, policy, budget, link_events, fetches, clock }
+        let has_disks = !disks.is_empty();
+        Self {
+            state: Mutex::new(State { has_disks, ..State::new(policy, eviction) }),
+            moved: Notify::new(),
+            policy,
+            budget,
+            link_events: Arc::default(),
+            disks,
+            disk_events: Notify::new(),
+            fetches: AtomicUsize::new(0),
+            clock,
+        }
     }
 
     /// Whether a worker reads along an order, or waits for memory.
@@ -135,8 +153,10 @@ impl State {
             residency: Residency::new(eviction),
             orders: Orders::default(),
             backlog: Backlog::default(),
+            disk: DiskCopies::default(),
             counts: Vec::new(),
             keeps: policy != Policy::None,
+            has_disks: false,
             has_file_requests: false,
             counted_at: Duration::ZERO,
         }

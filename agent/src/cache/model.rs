@@ -13,10 +13,10 @@ use dl_node::{Begin, FromAgent, Gauge, PinPage, Socket, Table};
 use dl_proto::TaskMember;
 use proptest::prelude::*;
 
-use super::wants::{Fetch, Filled, Origin};
+use super::wants::{Fetch, Filled};
 use super::{ChunkReply, Connection, PinnedFiles, State, Waiter};
 use crate::Policy;
-use crate::place::{ChunkKey, Eviction, OwnerTable, Owners, Retention, Stage};
+use crate::place::{ChunkKey, Eviction, Origin, OwnerTable, Owners, Retention, Stage};
 
 const SLOT: u32 = 4_096;
 const SLOTS: u32 = 6;
@@ -236,7 +236,7 @@ impl World {
                 self.state.lost(fetch.key, "no", is_final);
             }
             Step::Ahead => {
-                let fetch = self.state.fetch_ahead(self.policy, self.now);
+                let fetch = self.state.fetch_ahead(self.policy, false, self.now);
                 self.start(fetch);
             }
             Step::Prefetch(index, from) => {

@@ -7,6 +7,9 @@ use dl_node::Gauge;
 use super::State;
 use crate::place::{ChunkKey, Eviction};
 
+/// Slots for chunks on their way to a disk, at most.
+const DISK_SLOTS: u32 = 4;
+
 impl State {
     /// Whether there is room for a chunk without an urgent reader. `is_own`: this agent owns the
     /// chunk.
@@ -89,6 +92,9 @@ impl State {
         let each = 1 + u32::from(self.has_file_requests);
         let workers = self.connections.workers() * each;
         let transient = self.orders.transient_slots().saturating_add(workers);
-        self.slots.usable().saturating_sub(transient)
+        // Chunks on their way to a disk.
+        let usable = self.slots.usable();
+        let written = if self.has_disks { DISK_SLOTS.min(usable / DISK_SLOTS) } else { 0 };
+        usable.saturating_sub(transient).saturating_sub(written)
     }
 }

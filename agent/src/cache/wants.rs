@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Awaited, PeerWaiter, State, Waiter};
-use crate::place::{ChunkKey, Eviction, Stage};
+use crate::place::{ChunkKey, Eviction, Origin, Stage};
 use crate::progress::Progress;
 
 /// A chunk to be fetched into a slot.
@@ -27,16 +27,6 @@ pub(crate) struct Filled {
     /// Start and end of its files in the slot.
     pub(crate) span: (u32, u32),
     pub(crate) origin: Origin,
-}
-
-/// The origin of a chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin {
-    Servers,
-    /// The servers, although another agent owns the chunk.
-    ServersInstead,
-    /// Another agent.
-    Peer,
 }
 
 impl State {
@@ -132,8 +122,9 @@ impl State {
         let Some(Awaited { waiters, peers, .. }) = self.waiters.take(key) else { return };
         let Filled { span, origin } = filled;
         self.count(key, filled);
-        self.orders.arrived(key, origin == Origin::Peer);
+        self.orders.arrived(key, origin);
         let is_mine = origin == Origin::Servers || self.served.owns(key);
+        let is_mine = is_mine && origin != Origin::Disk;
         // Between two epochs, chunks of the next one arrive.
         let may_evict = self.may_evict() && !self.orders.needs(key);
         let most = self.keep_max();
@@ -153,13 +144,15 @@ impl State {
     fn count(&mut self, key: ChunkKey, Filled { span, origin }: Filled) {
         let Some(counts) = self.counts.get_mut(key.dataset) else { return };
         let bytes = u64::from(span.1.saturating_sub(span.0));
-        if origin == Origin::Peer {
-            counts.chunks_from_peers += 1;
-            counts.bytes_from_peers += bytes;
-        } else {
-            counts.chunks_from_servers += 1;
-            counts.bytes_from_servers += bytes;
-        }
+        let (chunks, of_bytes) = match origin {
+            Origin::Peer => (&mut counts.chunks_from_peers, &mut counts.bytes_from_peers),
+            Origin::Disk => (&mut counts.chunks_from_disk, &mut counts.bytes_from_disk),
+            Origin::Servers | Origin::ServersInstead => {
+                (&mut counts.chunks_from_servers, &mut counts.bytes_from_servers)
+            }
+        };
+        *chunks += 1;
+        *of_bytes += bytes;
     }
 
     /// Gives up a chunk after a failed fetch.
@@ -172,6 +165,7 @@ impl State {
         if let Some(counts) = self.counts.get_mut(key.dataset) {
             counts.failed_fetches += 1;
         }
+        self.disk.end(key, false);
         if is_final {
             self.orders.exclude(key);
         } else {

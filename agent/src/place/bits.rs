@@ -40,6 +40,11 @@ impl ChunkBits {
         byte.into_iter().for_each(|byte| *byte &= !(1 << (chunk % 8)));
     }
 
+    /// The number of chunks.
+    pub fn count(&self) -> u64 {
+        self.0.iter().map(|byte| u64::from(byte.count_ones())).sum()
+    }
+
     /// Adds the chunks of another set, as far as the set has room.
     pub fn add_all(&mut self, other: &Self) {
         self.0.iter_mut().zip(&other.0).for_each(|(to, bits)| *to |= bits);

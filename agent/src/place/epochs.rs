@@ -16,6 +16,9 @@ pub struct EpochStatus {
     pub epoch: u64,
     /// Chunks of the groups read to their end; a chunk in two groups counts twice.
     pub chunks: u64,
+    /// Chunks read from local disks for the epoch.
+    #[serde(default)]
+    pub from_disk: u64,
     /// Chunks fetched from other agents for the epoch.
     pub from_peers: u64,
     /// Chunks fetched from the servers for the epoch.

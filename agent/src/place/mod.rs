@@ -6,6 +6,7 @@
 
 mod backlog;
 mod bits;
+mod disk_copies;
 mod epochs;
 mod orders;
 mod owners;
@@ -16,6 +17,7 @@ mod window;
 
 pub use backlog::Backlog;
 pub use bits::ChunkBits;
+pub use disk_copies::DiskCopies;
 pub use epochs::EpochStatus;
 pub use orders::{Orders, Presence, Progress as EpochProgress};
 pub use owners::{OwnerTable, Owners};
@@ -31,4 +33,17 @@ pub struct ChunkKey {
     pub dataset: usize,
     /// The number of the chunk in the dataset's version.
     pub chunk: u32,
+}
+
+/// The origin of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The servers.
+    Servers,
+    /// The servers, although another agent owns the chunk.
+    ServersInstead,
+    /// Another agent.
+    Peer,
+    /// A local disk, which keeps the chunk too.
+    Disk,
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use dl_node::Begin;
 use libdiesel::order::{OrderError, OrderSettings, Selection};
 
-use super::ChunkKey;
+use super::{ChunkKey, Origin};
 use super::epochs::Epochs;
 use super::window::{Position, Window};
 
@@ -292,12 +292,15 @@ impl Orders {
     }
 
     /// Counts a chunk for the earliest epoch in need of the chunk.
-    pub fn arrived(&mut self, key: ChunkKey, is_of_peer: bool) {
+    pub fn arrived(&mut self, key: ChunkKey, origin: Origin) {
         let of = self.orders.iter().filter(|order| order.key.0 == key.dataset);
         if let Some(epoch) = of.filter_map(|order| order.window.epoch_of(key.chunk)).min() {
             let epoch = self.epochs.of(epoch);
-            let count = if is_of_peer { &mut epoch.from_peers } else { &mut epoch.from_servers };
-            *count += 1;
+            *match origin {
+                Origin::Peer => &mut epoch.from_peers,
+                Origin::Disk => &mut epoch.from_disk,
+                Origin::Servers | Origin::ServersInstead => &mut epoch.from_servers,
+            } += 1;
         }
     }
 

@@ -19,6 +19,7 @@ use tokio::task::JoinHandle;
 use super::member::Member;
 use crate::cache::Cache;
 use crate::dataset::{Open, Refusal, chain, unblocked};
+use crate::place::ChunkBits;
 use crate::registration::FoundName;
 
 /// Time limit for the farewell of an ending agent.
@@ -254,10 +255,16 @@ impl Opener {
             Ok(open)
         };
         let open = unblocked(find_owners).await?;
-        self.add_owned(open, found)
+        let copies = self.cache.first_copies(&open.snapshot).await;
+        self.add_listed(open, copies, found)
     }
 
-    fn add_owned(&self, open: Open, found: Option<FoundName>) -> Result<usize, Refusal> {
+    fn add_listed(
+        &self,
+        open: Open,
+        copies: Option<ChunkBits>,
+        found: Option<FoundName>,
+    ) -> Result<usize, Refusal> {
         let mut state = self.cache.state();
         let is_same = |(_, other): &(usize, &Arc<Open>)| open.snapshot.is_same(&other.snapshot);
         if let Some((number, other)) = state.opens.iter().find(is_same) {
@@ -274,6 +281,7 @@ impl Opener {
         fits.map_err(|reason| Refusal { is_missing: false, reason })?;
         let open = Arc::new(open);
         let number = state.add(Arc::clone(&open), self.cache.policy);
+        copies.into_iter().for_each(|copies| state.disk.set(number, copies));
         state.beat(self.cache.now());
         drop(state);
         // Lists of other agents may have come before.

@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::{Cache, Counts, Pages, State};
 use crate::peers::PeerStatus;
-use crate::place::{ChunkKey, EpochProgress, EpochStatus};
+use crate::disk::TierStatus;
+use crate::place::{ChunkKey, EpochProgress, EpochStatus, Stage};
 pub use waits::{Doing, PeerWait, Wait};
 use waits::{SHOWN_MAX, seconds};
 
@@ -40,8 +41,10 @@ pub struct Status {
     pub eviction: String,
     /// Seconds for which the agent lives without a worker.
     pub idle_seconds: u64,
-    /// Whether memory holds fewer than all chunks of the datasets.
+    /// Whether memory and disks hold fewer than all chunks of the datasets.
     pub partial: bool,
+    /// The local disks.
+    pub tiers: Vec<TierStatus>,
     /// Memory budget in bytes.
     pub memory_bytes: u64,
     /// Bytes of slots in use.
@@ -70,6 +73,16 @@ pub struct Status {
     pub chunks_from_servers: u64,
     /// Bytes of `chunks_from_servers`.
     pub bytes_from_servers: u64,
+    /// Chunks on local disks.
+    pub chunks_on_disk: u64,
+    /// Chunks on their way to local disks.
+    pub disk_writes: u64,
+    /// Chunks written to local disks.
+    pub chunks_to_disk: u64,
+    /// Chunks read from local disks.
+    pub chunks_from_disk: u64,
+    /// Bytes of `chunks_from_disk`.
+    pub bytes_from_disk: u64,
     /// Chunks fetched from other agents of the job.
     pub chunks_from_peers: u64,
     /// Bytes of `chunks_from_peers`.
@@ -144,6 +157,10 @@ pub struct DatasetStatus {
     pub chunks: u64,
     /// Chunks in memory.
     pub chunks_present: u64,
+    /// Chunks on local disks.
+    pub chunks_on_disk: u64,
+    /// Chunks in memory or on local disks.
+    pub chunks_held: u64,
     /// Chunks owned by this agent among all agents of the job.
     pub chunks_owned: u64,
     /// The end of the lease on the version, in microseconds since 1970; none before the servers have
@@ -173,6 +190,7 @@ pub struct WorkerStatus {
 /// The state of the agent as JSON. Blocks.
 pub(crate) fn text(
     cache: &Cache,
+    tiers: Vec<TierStatus>,
     task: &TaskName,
     peer_address: &str,
     idle: Duration,
@@ -200,6 +218,8 @@ pub(crate) fn text(
     status.peers_left_out = peers.len().saturating_sub(SHOWN_MAX) as u64;
     peers.truncate(SHOWN_MAX);
     status.peers = peers;
+    status.chunks_to_disk = tiers.iter().map(|tier| tier.chunks_written).sum();
+    status.tiers = tiers;
     status.peer_address = peer_address.to_owned();
     status.idle_seconds = idle.as_secs();
     status.log = about.log.as_ref().map(|log| log.to_string_lossy().into_owned());
@@ -248,11 +268,22 @@ fn datasets(state: &State) -> Vec<DatasetStatus> {
         version: open.snapshot.version().to_string(),
         chunks: open.snapshot.holders().into(),
         chunks_present: state.residency.full(number),
+        chunks_on_disk: state.disk.count(number),
+        chunks_held: state.residency.full(number) + only_on_disk(state, number),
         chunks_owned: 0,
         leased_until: None,
         notes: Vec::new(),
     });
     datasets.collect()
+}
+
+/// Chunks of a dataset on disk and not in memory.
+fn only_on_disk(state: &State, dataset: usize) -> u64 {
+    let in_both = state.residency.iter().filter(|(key, held)| {
+        let is_full = matches!(held.stage, Stage::Full { .. });
+        key.dataset == dataset && is_full && state.disk.holds(*key)
+    });
+    state.disk.count(dataset).saturating_sub(in_both.count() as u64)
 }
 
 fn orders(state: &State) -> Vec<OrderStatus> {
@@ -300,6 +331,8 @@ fn of(state: &State, cache: &Cache, pages: Pages) -> Status {
     let (datasets, now) = (datasets(state), cache.now());
     let chunks = datasets.iter().map(|dataset| dataset.chunks).sum();
     let present = datasets.iter().map(|dataset| dataset.chunks_present).sum();
+    let on_disk = datasets.iter().map(|dataset| dataset.chunks_on_disk).sum();
+    let held: u64 = datasets.iter().map(|dataset| dataset.chunks_held).sum();
     let slot = u64::from(state.slots.slot_bytes());
     let ended = Counts::of_all(&state.counts);
     let sum = |gauge, ended: u64| state.connections.sum(gauge, None) + ended;
@@ -310,7 +343,8 @@ fn of(state: &State, cache: &Cache, pages: Pages) -> Status {
         policy: cache.policy.name().to_owned(),
         eviction: state.residency.eviction().name().to_owned(),
         idle_seconds: 0,
-        partial: present < chunks,
+        partial: held < chunks,
+        tiers: Vec::new(),
         memory_bytes: cache.budget(),
         memory_used: u64::from(state.slots.used()) * slot,
         chunks,
@@ -325,6 +359,11 @@ fn of(state: &State, cache: &Cache, pages: Pages) -> Status {
         fallback_bytes: sum(Gauge::FallbackBytes, ended.fallback_bytes),
         chunks_from_servers: ended.chunks_from_servers,
         bytes_from_servers: ended.bytes_from_servers,
+        chunks_on_disk: on_disk,
+        disk_writes: state.disk.under_way(),
+        chunks_to_disk: 0,
+        chunks_from_disk: ended.chunks_from_disk,
+        bytes_from_disk: ended.bytes_from_disk,
         chunks_from_peers: ended.chunks_from_peers,
         bytes_from_peers: ended.bytes_from_peers,
         chunks_to_peers: ended.chunks_to_peers,

@@ -4,6 +4,7 @@
 //! `dlcmd agent start`. Both sides of a ratio run in turns in one process.
 
 pub(super) mod capi;
+mod disk;
 mod fill;
 mod hot;
 pub(super) mod memcached;
@@ -41,6 +42,8 @@ pub enum AgentPart {
     Without,
     /// Reads of the store with each policy of eviction
     Policies,
+    /// Epochs through memory and a local disk
+    Disk,
 }
 
 pub(super) fn run(part: Option<AgentPart>, settings: &Settings) -> Result<Vec<Bench>> {
@@ -50,6 +53,7 @@ pub(super) fn run(part: Option<AgentPart>, settings: &Settings) -> Result<Vec<Be
         AgentPart::Small => small::run(settings),
         AgentPart::Without => without::run(settings),
         AgentPart::Policies => policies::run(settings),
+        AgentPart::Disk => disk::run(settings),
     })
 }
 

@@ -36,6 +36,9 @@ pub(crate) struct Status {
     pub(crate) chunks_from_peers: u64,
     pub(crate) bytes_from_peers: u64,
     pub(crate) files_from_peers: u64,
+    pub(crate) bytes_from_disk: u64,
+    pub(crate) chunks_to_disk: u64,
+    pub(crate) chunks_on_disk: u64,
     pub(crate) failed_fetches: u64,
     pub(crate) fetches: u64,
     pub(crate) prefetch_waiting: u64,
@@ -66,6 +69,8 @@ pub(crate) struct Start {
     pub(crate) memory: u64,
     /// Time of chunk fetches.
     pub(crate) policy: &'static str,
+    /// Folders on local disks with their sizes, as in `--tiers`.
+    pub(crate) tiers: Option<String>,
     /// Policy of eviction; empty: the usual.
     pub(crate) evict: &'static str,
     /// True for an agent without peers.
@@ -168,6 +173,9 @@ impl Node {
         let mut command = node.dlcmd()?;
         command.args(["start", &format!("dl://{dataset}")]);
         command.args(["--memory", &start.memory.to_string(), "--policy", start.policy]);
+        if let Some(tiers) = &start.tiers {
+            command.args(["--tiers", tiers]);
+        }
         if !start.evict.is_empty() {
             command.args(["--evict", start.evict]);
         }

@@ -8,6 +8,7 @@ mod prefetch;
 mod serve;
 mod show;
 mod started;
+mod tiers;
 
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use crate::output::Output;
 use crate::text::{bytes_of, escaped};
 use crate::time;
 pub(crate) use log::begin as begin_log;
+use tiers::Tiers;
 
 /// Hold the chunks of datasets in memory for the processes of a training job on this machine
 ///
@@ -77,6 +79,16 @@ struct Settings {
     #[arg(long, value_name = "SIZE")]
     memory: Option<String>,
 
+    /// Memory and folders on local disks for chunks, each with its size, as in
+    /// memory:8GiB,/nvme/diesel:200GiB. Each folder is shared with the other jobs of the user
+    #[arg(long, value_name = "TIERS", env = "DIESEL_AGENT_TIERS")]
+    tiers: Option<String>,
+
+    /// Which dataset leaves a full folder of --tiers, among those that no agent has open: keep
+    /// (none), lru, lfu or fifo [default: lru]
+    #[arg(long, value_name = "WHICH", env = "DIESEL_AGENT_DISK_EVICT")]
+    disk_evict: Option<Eviction>,
+
     /// When chunks are fetched: ahead along the order, all at once as far as memory goes, or only
     /// for a waiting process [default: on-demand]
     #[arg(long, value_name = "POLICY", value_enum)]
@@ -128,6 +140,8 @@ struct AgentPlan {
     memory: Budget,
     /// Whether no memory was given.
     is_memory_usual: bool,
+    tiers: Tiers,
+    disk_eviction: Eviction,
     policy: Policy,
     eviction: Eviction,
     peers: PeerConfig,
@@ -136,13 +150,15 @@ struct AgentPlan {
 
 impl Settings {
     fn plan(&self) -> Result<AgentPlan, Failure> {
-        let memory = match &self.memory {
-            None => Budget::default(),
-            Some(text) => Budget(bytes_of(text).ok_or_else(|| {
+        let tiers = self.tiers.as_deref().map(Tiers::parse).transpose()?.unwrap_or_default();
+        let memory = self.memory.as_ref().map(|text| {
+            bytes_of(text).ok_or_else(|| {
                 let text = escaped(text.as_bytes());
                 Failure::usage(format!("--memory {text}: type a size such as 512MiB or 64GiB"))
-            })?),
-        };
+            })
+        });
+        // A size on the command line is meant more than the environment's tiers.
+        let memory = memory.transpose()?.or(tiers.memory);
         let idle = self.idle.as_ref().map(|text| {
             time::duration(text).ok_or_else(|| {
                 let text = escaped(text.as_bytes());
@@ -166,8 +182,10 @@ impl Settings {
             PeerTlsName::Off => PeerTls::Off,
         };
         Ok(AgentPlan {
-            memory,
-            is_memory_usual: self.memory.is_none(),
+            memory: memory.map_or_else(Budget::default, Budget),
+            is_memory_usual: memory.is_none(),
+            tiers,
+            disk_eviction: self.disk_evict.unwrap_or(Eviction::Lru),
             policy,
             eviction: self.evict.unwrap_or_default(),
             peers: PeerConfig { address, tls },
@@ -184,6 +202,8 @@ impl Settings {
             ("--evict", self.evict.map(|eviction| eviction.name().to_owned())),
             ("--peer-tls", self.peer_tls.to_possible_value().map(name)),
             ("--memory", self.memory.clone()),
+            ("--tiers", self.tiers.clone()),
+            ("--disk-evict", self.disk_evict.map(|eviction| eviction.name().to_owned())),
             ("--idle", idle.map(str::to_owned)),
             ("--peer-address", self.peer_address.clone()),
         ];
@@ -202,13 +222,19 @@ pub(crate) fn run(
     match arguments.action {
         Action::Start(Start { dataset, settings }) => {
             whole_dataset("agent start", &dataset)?;
-            let idle = format!("{}s", settings.plan()?.idle.unwrap_or(IDLE).as_secs());
+            let plan = settings.plan()?;
+            plan.tiers.missing().map_or(Ok(()), |why| Err(Failure::usage(why)))?;
+            let idle = format!("{}s", plan.idle.unwrap_or(IDLE).as_secs());
             let task = TaskOptions { arguments: settings.arguments(Some(&idle)), ..task };
             let notes = agent::start(&context.options, &task, &dataset.dataset)?;
             notes.iter().for_each(|note| context.notes.note(note));
             started::report(&settings, context, &task, out)
         }
-        Action::Run(settings) => serve::in_foreground(settings.plan()?, context, &task),
+        Action::Run(settings) => {
+            let plan = settings.plan()?;
+            plan.tiers.missing().map_or(Ok(()), |why| Err(Failure::usage(why)))?;
+            serve::in_foreground(plan, context, &task)
+        }
         Action::Spawn(settings) => serve::spawn(&settings, &task),
         Action::Serve(settings) => serve::from_worker(settings.plan()?, context, &task),
         Action::Status => show::run(context, &task, out),

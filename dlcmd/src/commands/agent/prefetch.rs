@@ -1,4 +1,4 @@
-//! Fetching files into the agent's memory ahead of reads.
+//! Fetching files into the agent's memory, and onto its local disks, ahead of reads.
 //!
 //! Must hold: a wait ends when no more chunks arrive, even if not all chunks fit.
 
@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
+use dl_agent::{DatasetStatus, Status};
 use libdiesel::{Client, ConnectOptions, Presence, Snapshot, TaskOptions};
 use serde::Serialize;
 
@@ -29,7 +30,7 @@ pub(super) struct Prefetch {
     #[arg(value_name = "dl://DS[/PATH]", required = true)]
     addresses: Vec<Address>,
 
-    /// Return when everything is in memory, or no more fits
+    /// Return when everything is in memory or on local disks, or no more fits
     #[arg(long)]
     wait: bool,
 }
@@ -40,6 +41,8 @@ struct Line {
     dataset: String,
     chunks: u64,
     chunks_present: u64,
+    /// Whether memory and local disks hold all chunks, as far as known.
+    held: bool,
     stuck: bool,
 }
 
@@ -73,18 +76,22 @@ pub(super) fn run(
             continue;
         }
         still = if presence == before { still + POLL_INTERVAL } else { Duration::ZERO };
-        if status.fetches == 0 || still >= STILL_MAX {
+        if status.fetches + status.disk_writes == 0 || still >= STILL_MAX {
             presence = dataset.presence(&all)?;
             break;
         }
     }
     let Presence { chunks, present } = presence;
+    let is_held = present == chunks || !is_stuck && holds(&show::status(context, task)?, &first, chunks);
     if out.is_json() {
         let dataset = first.dataset.to_string();
-        out.json("prefetch", &Line { dataset, chunks, chunks_present: present, stuck: is_stuck })?;
+        let (chunks_present, held, stuck) = (present, is_held, is_stuck);
+        let line = Line { dataset, chunks, chunks_present, held, stuck };
+        out.json("prefetch", &line)?;
     } else {
         let left = match (wait, is_stuck) {
             _ if present == chunks => "",
+            _ if is_held => ", the others on disk",
             (false, _) => ": the agent fetches the others as far as memory goes",
             (true, true) => ": no more fit",
             (true, false) => ": the others could not be fetched, or have left memory",
@@ -92,7 +99,14 @@ pub(super) fn run(
         let chunks = counted(chunks, "chunk");
         out.line(format_args!("{present} of {chunks} in memory{left}"))?;
     }
-    Ok(if wait && present < chunks { Exit::Partly } else { Exit::Done })
+    Ok(if wait && !is_held { Exit::Partly } else { Exit::Done })
+}
+
+/// Whether the agent has done all prefetches of a dataset, and holds at least `chunks` of its chunks.
+fn holds(status: &Status, address: &Address, chunks: u64) -> bool {
+    let of = |one: &&DatasetStatus| one.name == address.dataset.to_string();
+    let held = status.datasets.iter().find(of).map_or(0, |dataset| dataset.chunks_held);
+    !status.tiers.is_empty() && status.prefetch_waiting == 0 && held >= chunks
 }
 
 fn select(snapshot: &Snapshot, addresses: &[Address]) -> Result<libdiesel::Selection, Failure> {

@@ -76,18 +76,33 @@ fn serve(
 ) -> Result<Ended, Failure> {
     let wrong = |why| Failure::usage(format!("--task {}: {why}", task.name));
     let (task, shutdown) = (task.name.parse().map_err(wrong)?, context.shutdown.clone());
-    let AgentPlan { memory, is_memory_usual, policy, eviction, peers, idle: given } = plan;
+    let AgentPlan { memory, is_memory_usual, tiers, disk_eviction, policy, eviction, .. } = plan;
+    let AgentPlan { peers, idle: given, .. } = plan;
     let idle = given.unwrap_or(idle);
     let log = begin_log(&lock, context);
     let is_guess = is_memory_usual && !is_cgroup_visible();
-    let notes = Vec::from_iter(is_guess.then(|| hidden_limit(memory)));
+    let guess = is_guess.then(|| hidden_limit(memory));
+    let notes: Vec<_> = guess.into_iter().chain(tiers.missing()).collect();
     notes.iter().for_each(|note| {
         tracing::warn!("{note}");
         context.notes.note(note);
     });
     let about = About { log, notes };
-    let config =
-        Config { task, listener, lock, memory, policy, eviction, peers, idle, shutdown, about };
+    let disks = tiers.disks;
+    let config = Config {
+        task,
+        listener,
+        lock,
+        memory,
+        disks,
+        disk_eviction,
+        policy,
+        eviction,
+        peers,
+        idle,
+        shutdown,
+        about,
+    };
     let failed = |why| Failure::local("serve the processes of the task", why);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)

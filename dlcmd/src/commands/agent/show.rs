@@ -2,7 +2,7 @@
 //!
 //! Must hold: `--json` has every field.
 
-use dl_agent::{DatasetStatus, EpochStatus, OrderStatus, Pages, PeerStatus, Status, WorkerStatus};
+use dl_agent::{DatasetStatus, EpochStatus, OrderStatus, Pages, PeerStatus, Status, TierStatus, WorkerStatus};
 use libdiesel::{TaskOptions, agent};
 
 use crate::context::Context;
@@ -30,6 +30,7 @@ pub(super) fn run(
     }
     status.notes.iter().try_for_each(|note| out.line(format_args!("note: {note}")))?;
     print_memory(&status, out)?;
+    status.tiers.iter().try_for_each(|tier| out.line(format_args!("{}", line_of_tier(tier))))?;
     print_reads(&status, out)?;
     print_members(&status, out)?;
     Ok(Exit::Done)
@@ -138,18 +139,44 @@ fn line_of(order: &OrderStatus) -> String {
 }
 
 fn line_of_epoch(epoch: &EpochStatus) -> String {
-    let EpochStatus { epoch, chunks, from_peers, from_servers } = epoch;
-    let fetched = from_peers + from_servers;
+    let EpochStatus { epoch, chunks, from_disk, from_peers, from_servers } = epoch;
+    let fetched = from_disk + from_peers + from_servers;
     // Chunks count as read with the whole of their group, and as fetched long before.
     let here = match chunks.checked_sub(fetched) {
         Some(here) => format!(", {here} were in memory here"),
         None => String::new(),
     };
     format!(
-        "epoch {epoch}: {} read to their end{here}; fetched for it: {from_peers} from other agents, \
-         {from_servers} from the servers",
+        "epoch {epoch}: {} read to their end{here}; fetched for it: {from_disk} from local disks, \
+         {from_peers} from other agents, {from_servers} from the servers",
         counted(*chunks, "chunk")
     )
+}
+
+fn line_of_tier(tier: &TierStatus) -> String {
+    let TierStatus { path, quota_bytes, used_bytes, state, reason, .. } = tier;
+    let used = used_bytes.map_or("unknown".to_owned(), |used| sized(used).to_string());
+    let reason = reason.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+    let usual = tier.read_micros.map(|micros| format!(", usually in {:.1} ms", micros as f64 / 1e3));
+    let mut line = format!(
+        "disk {}, {state}{reason}: {used} of {}; read {} ({}){}, wrote {} ({})",
+        escaped(path.as_bytes()),
+        sized(*quota_bytes),
+        counted(tier.chunks_read, "chunk"),
+        sized(tier.bytes_read),
+        usual.unwrap_or_default(),
+        counted(tier.chunks_written, "chunk"),
+        sized(tier.bytes_written)
+    );
+    for (count, what) in [(tier.damaged, "damaged"), (tier.failed, "calls failed")] {
+        if count > 0 {
+            line.push_str(&format!(", {count} {what}"));
+        }
+    }
+    if tier.is_buffered {
+        line.push_str(", through the page cache");
+    }
+    line
 }
 
 fn line_of_peer(peer: &PeerStatus) -> String {

@@ -1,0 +1,367 @@
+//! A folder for copies of chunks on a local disk. All agents of a user share it with one quota.
+//!
+//! Must hold: the usage is the sum of all copies. A process killed in a change leaves a mark, and the
+//! next change counts anew. The usage never exceeds the quota. Copies of a dataset leave only while no
+//! agent has the dataset open. Files that are no copies stay.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use dl_format::DatasetId;
+use rustix::fs::{
+    AtFlags, CWD, Dir, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fstat, fstatvfs, futimens,
+    mkdirat, openat, statat, unlinkat,
+};
+use rustix::io::Errno;
+
+use super::copy::{Access, CopyName, Unfinished};
+use crate::place::Eviction;
+
+/// The file with the usage of a folder.
+const USAGE: &str = "usage";
+
+/// The file locked by each agent that has a dataset open.
+const USE: &str = "use";
+
+/// Copies removed at once, while other agents wait for their changes.
+const REMOVED_AT_ONCE: usize = 256;
+
+/// Of a disk, this part stays free for other programs.
+const FREE_PART: u64 = 10;
+
+/// A folder, open.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    folder: OwnedFd,
+    usage: Mutex<File>,
+    quota: u64,
+    pub(super) access: Access,
+}
+
+/// A dataset whose copies an agent uses.
+#[derive(Debug)]
+pub(crate) struct InUse {
+    pub(super) folder: OwnedFd,
+    /// Locked, shared.
+    lock: File,
+}
+
+/// What became of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Added {
+    New,
+    /// Another agent was faster.
+    There,
+    /// The quota has no room.
+    Full,
+}
+
+/// A dataset in a folder, with its uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Used {
+    pub(super) dataset: DatasetId,
+    uses: u64,
+    /// Seconds since 1970, as the next.
+    first: i64,
+    last: (i64, i64),
+}
+
+impl Folder {
+    /// Opens the folder of this user in a folder, and counts its copies.
+    pub(super) fn open(at: &Path, quota: u64) -> io::Result<Self> {
+        let user = rustix::process::geteuid();
+        let path = at.join(format!("diesel-{}", user.as_raw()));
+        make_folder(CWD, &path)?;
+        let folder = open_folder(CWD, &path)?;
+        let stat = fstat(&folder)?;
+        if stat.st_uid != user.as_raw() || stat.st_mode & 0o077 != 0 {
+            let why = format!(
+                "{} belongs to another user, or other users may enter it: remove it, or name another \
+                 folder",
+                path.display()
+            );
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        let usage = open_file(&folder, USAGE)?;
+        let access = Access::of(&folder)?;
+        let opened = Self { folder, usage: Mutex::new(usage), quota, access };
+        opened.change(|used| {
+            *used = opened.count()?;
+            Ok(())
+        })?;
+        Ok(opened)
+    }
+
+    fn usage_file(&self) -> MutexGuard<'_, File> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of all copies.
+    pub(super) fn used(&self) -> io::Result<u64> {
+        let file = self.usage_file();
+        match read_usage(&file)? {
+            Some(used) => Ok(used),
+            None => self.count(),
+        }
+    }
+
+    /// Whether bytes fit into the quota now.
+    pub(super) fn has_room(&self, bytes: u64) -> io::Result<bool> {
+        Ok(self.used()?.saturating_add(bytes) <= self.quota)
+    }
+
+    /// Whether other programs have enough free space on the disk.
+    pub(super) fn has_free_space(&self) -> io::Result<bool> {
+        let stat = fstatvfs(&self.folder)?;
+        Ok(stat.f_bavail >= stat.f_blocks / FREE_PART)
+    }
+
+    /// Changes copies, and the sum of their bytes, while no other process does.
+    fn change<T>(&self, change: impl FnOnce(&mut u64) -> io::Result<T>) -> io::Result<T> {
+        let file = self.usage_file();
+        file.lock()?;
+        let changed = read_usage(&file).and_then(|known| {
+            let mut used = known.map_or_else(|| self.count(), Ok)?;
+            write_usage(&file, None)?;
+            let changed = change(&mut used);
+            write_usage(&file, Some(used))?;
+            changed
+        });
+        file.unlock()?;
+        changed
+    }
+
+    /// Counts the bytes of all copies.
+    fn count(&self) -> io::Result<u64> {
+        let mut bytes = 0;
+        for dataset in self.datasets()? {
+            let Some(folder) = self.existing(dataset)? else { continue };
+            bytes += copies(&folder)?.iter().map(CopyName::bytes).sum::<u64>();
+        }
+        Ok(bytes)
+    }
+
+    /// The datasets with a folder.
+    fn datasets(&self) -> io::Result<Vec<DatasetId>> {
+        Ok(names(&self.folder)?.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+
+    fn existing(&self, dataset: DatasetId) -> io::Result<Option<OwnedFd>> {
+        match open_folder(&self.folder, dataset.to_string()) {
+            Ok(folder) => Ok(Some(folder)),
+            Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// Begins to use the copies of a dataset. `now`: seconds since 1970. An error of the kind
+    /// `WouldBlock` says that another process removes them at the moment.
+    pub(super) fn enter(&self, dataset: DatasetId, now: i64) -> io::Result<InUse> {
+        let name = dataset.to_string();
+        // The folder may be removed in between.
+        for _ in 0..3 {
+            make_folder(&self.folder, &name)?;
+            let Some(folder) = self.existing(dataset)? else { continue };
+            let Ok(lock) = open_file(&folder, USE) else { continue };
+            lock.try_lock_shared().map_err(|why| match why {
+                TryLockError::WouldBlock => io::ErrorKind::WouldBlock.into(),
+                TryLockError::Error(why) => why,
+            })?;
+            let is_there = statat(&folder, USE, AtFlags::SYMLINK_NOFOLLOW)
+                .is_ok_and(|there| fstat(&lock).is_ok_and(|lock| lock.st_ino == there.st_ino));
+            if !is_there {
+                continue;
+            }
+            let (uses, first) = read_uses(&lock)?;
+            let first = if uses == 0 { now } else { first };
+            lock.set_len(0)?;
+            lock.write_all_at(format!("{} {first}\n", uses + 1).as_bytes(), 0)?;
+            return Ok(InUse { folder, lock });
+        }
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Links a written copy, if the quota has room.
+    pub(super) fn add(
+        &self,
+        of: &InUse,
+        copy: &Unfinished,
+        name: &CopyName,
+    ) -> io::Result<Added> {
+        self.change(|used| {
+            if used.saturating_add(name.bytes()) > self.quota {
+                return Ok(Added::Full);
+            }
+            if !copy.link(&of.folder, name)? {
+                return Ok(Added::There);
+            }
+            *used += name.bytes();
+            Ok(Added::New)
+        })
+    }
+
+    /// Removes copies of a dataset.
+    pub(super) fn remove(&self, of: impl AsFd, names: &[CopyName]) -> io::Result<()> {
+        for names in names.chunks(REMOVED_AT_ONCE) {
+            self.change(|used| {
+                for name in names {
+                    match unlinkat(&of, name.file(), AtFlags::empty()) {
+                        Ok(()) => *used = used.saturating_sub(name.bytes()),
+                        Err(Errno::NOENT) => {}
+                        Err(why) => return Err(why.into()),
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The datasets and their uses, the first to leave first.
+    pub(super) fn in_order(&self, eviction: Eviction) -> io::Result<Vec<Used>> {
+        let mut all = Vec::new();
+        for dataset in self.datasets()? {
+            let Some(folder) = self.existing(dataset)? else { continue };
+            let Ok(lock) = open_existing(&folder, USE) else { continue };
+            let (uses, first) = read_uses(&lock)?;
+            let stat = fstat(&lock)?;
+            all.push(Used { dataset, uses, first, last: (stat.st_mtime, stat.st_mtime_nsec as i64) });
+        }
+        all.sort_by_key(|used| match eviction {
+            Eviction::Lfu => (used.uses as i64, used.last),
+            Eviction::Fifo => (used.first, used.last),
+            Eviction::Lru | Eviction::Keep => (0, used.last),
+        });
+        Ok(all)
+    }
+
+    /// Removes all copies of a dataset that no agent has open; gives the bytes, or none if an agent
+    /// has it open.
+    pub(super) fn remove_dataset(&self, dataset: DatasetId) -> io::Result<Option<u64>> {
+        let Some(folder) = self.existing(dataset)? else { return Ok(Some(0)) };
+        let lock = open_file(&folder, USE)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(why)) => return Err(why),
+        }
+        names(&folder)?.iter().for_each(|name| Unfinished::clean(&folder, name));
+        let copies = copies(&folder)?;
+        self.remove(&folder, &copies)?;
+        unlinkat(&folder, USE, AtFlags::empty())?;
+        match unlinkat(&self.folder, dataset.to_string(), AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY) => {}
+            Err(why) => return Err(why.into()),
+        }
+        Ok(Some(copies.iter().map(CopyName::bytes).sum()))
+    }
+
+    /// Removes datasets that no agent has open until bytes fit; false if they don't.
+    pub(super) fn make_room(&self, bytes: u64, eviction: Eviction) -> io::Result<bool> {
+        let has_room = || Ok::<_, io::Error>(self.has_room(bytes)? && self.has_free_space()?);
+        if has_room()? {
+            return Ok(true);
+        }
+        if eviction == Eviction::Keep || bytes > self.quota {
+            return Ok(false);
+        }
+        for used in self.in_order(eviction)? {
+            if self.remove_dataset(used.dataset)?.is_some() && has_room()? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl InUse {
+    /// The copies of the dataset; files left by killed writers leave.
+    pub(super) fn list(&self) -> io::Result<Vec<CopyName>> {
+        names(&self.folder)?.iter().for_each(|name| Unfinished::clean(&self.folder, name));
+        copies(&self.folder)
+    }
+
+    /// Changes with the list.
+    pub(super) fn changed_at(&self) -> io::Result<(i64, i64)> {
+        let stat = fstat(&self.folder)?;
+        Ok((stat.st_mtime, stat.st_mtime_nsec as i64))
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let _ = futimens(&self.lock, &Timestamps { last_access: now, last_modification: now });
+    }
+}
+
+/// The usage; none after a process was killed in a change, and in a new file.
+fn read_usage(file: &File) -> io::Result<Option<u64>> {
+    let mut text = [0; 64];
+    let length = file.read_at(&mut text, 0)?;
+    let text = text.get(..length).and_then(|text| std::str::from_utf8(text).ok());
+    Ok(text.and_then(|text| text.strip_suffix(" bytes\n")?.parse().ok()))
+}
+
+/// Writes the usage, or that a change is under way.
+fn write_usage(file: &File, used: Option<u64>) -> io::Result<()> {
+    let text = match used {
+        Some(used) => format!("{used:020} bytes\n"),
+        None => format!("{:26}\n", "changing"),
+    };
+    file.write_all_at(text.as_bytes(), 0)
+}
+
+/// The number of uses, and the first.
+fn read_uses(file: &File) -> io::Result<(u64, i64)> {
+    let mut text = [0; 64];
+    let length = file.read_at(&mut text, 0)?;
+    let text = text.get(..length).and_then(|text| std::str::from_utf8(text).ok());
+    let numbers = text.and_then(|text| {
+        let (uses, first) = text.trim_end().split_once(' ')?;
+        Some((uses.parse().ok()?, first.parse().ok()?))
+    });
+    Ok(numbers.unwrap_or_default())
+}
+
+fn make_folder(of: impl AsFd, name: impl rustix::path::Arg) -> io::Result<()> {
+    match mkdirat(of, name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(why) => Err(why.into()),
+    }
+}
+
+fn open_folder(of: impl AsFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(openat(of, name, flags, Mode::empty())?)
+}
+
+fn open_existing(of: impl AsFd, name: &str) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(File::from(openat(of, name, flags, Mode::empty())?))
+}
+
+fn open_file(of: impl AsFd, name: &str) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(File::from(openat(of, name, flags, Mode::RUSR | Mode::WUSR)?))
+}
+
+/// The names in a folder.
+fn names(of: impl AsFd) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(of)? {
+        if let Ok(name) = entry?.file_name().to_str() {
+            names.push(name.to_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// The copies in the folder of a dataset.
+fn copies(of: impl AsFd) -> io::Result<Vec<CopyName>> {
+    Ok(names(of)?.iter().filter_map(|name| CopyName::parse(name)).collect())
+}

@@ -1,0 +1,254 @@
+//! Local disks as the tiers of the cache behind memory (MONARCH, 3; HDF5 Cache VOL, 3).
+//!
+//! Must hold: no byte of a disk reaches a reader unchecked. A disk costs time at most: without it, the
+//! chunk comes from the next source.
+
+mod copy;
+mod folder;
+mod health;
+mod tier;
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dl_format::{ChunkId, DatasetId};
+use dl_runtime::Clock;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use copy::CopyName;
+use folder::InUse;
+pub(crate) use tier::Unread;
+use tier::Tier;
+
+use crate::cache::PinnedFiles;
+use crate::place::Eviction;
+
+/// A folder for copies of chunks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskConfig {
+    /// The folder.
+    pub path: PathBuf,
+    /// Most bytes of all copies of this user there.
+    pub quota: u64,
+}
+
+/// A local disk in the report of an agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierStatus {
+    /// The folder.
+    pub path: String,
+    /// Most bytes of copies.
+    pub quota_bytes: u64,
+    /// Bytes of the copies of all agents of the user; none while the disk gives no answer.
+    pub used_bytes: Option<u64>,
+    /// Chunks read.
+    pub chunks_read: u64,
+    /// Bytes of `chunks_read`.
+    pub bytes_read: u64,
+    /// Chunks written.
+    pub chunks_written: u64,
+    /// Bytes of `chunks_written`.
+    pub bytes_written: u64,
+    /// Copies with wrong bytes, which were removed.
+    pub damaged: u64,
+    /// Calls that failed or hung.
+    pub failed: u64,
+    /// Median duration of the last reads of a chunk, in microseconds.
+    pub read_micros: Option<u64>,
+    /// Whether the page cache is used, because the file system has no other access.
+    pub is_buffered: bool,
+    /// `ready`, `full` (nothing is written) or `resting` (nothing is read or written).
+    pub state: String,
+    /// The last failure, if any, with its age.
+    pub reason: Option<String>,
+}
+
+/// The disks of an agent.
+#[derive(Debug)]
+pub(crate) struct Disks {
+    tiers: Vec<Tier>,
+    shelves: Mutex<HashMap<DatasetId, Shelf>>,
+}
+
+/// The copies of a dataset.
+#[derive(Debug, Default)]
+struct Shelf {
+    /// For each tier in use.
+    places: HashMap<usize, Place>,
+}
+
+/// The copies of a dataset in a tier.
+#[derive(Debug)]
+struct Place {
+    of: Arc<InUse>,
+    /// The time of the folder at the last list.
+    listed: Option<(i64, i64)>,
+    copies: HashMap<ChunkId, Vec<Range<u32>>>,
+}
+
+impl Place {
+    fn new(of: Arc<InUse>, listed: Option<(i64, i64)>, names: Vec<CopyName>) -> Self {
+        let mut copies: HashMap<ChunkId, Vec<Range<u32>>> = HashMap::new();
+        for name in names {
+            copies.entry(name.chunk).or_default().push(name.range);
+        }
+        Self { of, listed, copies }
+    }
+}
+
+/// A copy of a chunk, and where it is.
+#[derive(Debug, Clone)]
+pub(crate) struct DiskCopy {
+    tier: usize,
+    of: Arc<InUse>,
+    name: CopyName,
+}
+
+impl Disks {
+    pub(crate) fn new(
+        configs: Vec<DiskConfig>,
+        eviction: Eviction,
+        clock: &Arc<dyn Clock>,
+    ) -> Self {
+        let tier = |config| Tier::new(config, eviction, Arc::clone(clock));
+        Self { tiers: configs.into_iter().map(tier).collect(), shelves: Mutex::default() }
+    }
+
+    /// Whether there is no disk.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tiers.is_empty()
+    }
+
+    fn shelves(&self) -> MutexGuard<'_, HashMap<DatasetId, Shelf>> {
+        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lists the copies of a dataset, as far as its folders have changed.
+    pub(crate) async fn list(&self, dataset: DatasetId) {
+        for (number, tier) in self.tiers.iter().enumerate() {
+            let known = {
+                let mut shelves = self.shelves();
+                let place = shelves.entry(dataset).or_default().places.get(&number);
+                place.map(|place| (Arc::clone(&place.of), place.listed))
+            };
+            let place = match known {
+                None => tier.enter(dataset).await.map(|(of, names)| Place::new(of, None, names)),
+                Some((of, listed)) => {
+                    let listed = tier.list(&of, listed).await;
+                    listed.map(|(at, names)| Place::new(of, Some(at), names))
+                }
+            };
+            if let Some(place) = place
+                && let Some(shelf) = self.shelves().get_mut(&dataset)
+            {
+                shelf.places.insert(number, place);
+            }
+        }
+    }
+
+    /// Whether a disk has a copy of a chunk; none before the first list of the dataset.
+    pub(crate) fn listed(&self, dataset: DatasetId) -> Option<impl Fn(ChunkId) -> bool + use<>> {
+        let shelves = self.shelves();
+        let shelf = shelves.get(&dataset).filter(|shelf| !shelf.places.is_empty())?;
+        let ids = shelf.places.values().flat_map(|place| place.copies.keys().copied());
+        let ids: std::collections::HashSet<ChunkId> = ids.collect();
+        Some(move |id| ids.contains(&id))
+    }
+
+    /// Ends the use of all datasets but some.
+    pub(crate) fn retain(&self, is_open: impl Fn(DatasetId) -> bool) {
+        self.shelves().retain(|dataset, _| is_open(*dataset));
+    }
+
+    /// A copy of a part of a chunk.
+    pub(crate) fn find(
+        &self,
+        dataset: DatasetId,
+        chunk: ChunkId,
+        span: &Range<u32>,
+    ) -> Option<DiskCopy> {
+        let shelves = self.shelves();
+        let places = &shelves.get(&dataset)?.places;
+        (0..self.tiers.len()).find_map(|tier| {
+            let place = places.get(&tier)?;
+            let covers = |range: &&Range<u32>| range.start <= span.start && range.end >= span.end;
+            let range = place.copies.get(&chunk)?.iter().find(covers)?.clone();
+            Some(DiskCopy { tier, of: Arc::clone(&place.of), name: CopyName { chunk, range } })
+        })
+    }
+
+    /// The folder of a copy.
+    pub(crate) fn folder_of(&self, copy: &DiskCopy) -> String {
+        let tier = self.tiers.get(copy.tier);
+        tier.map(|tier| tier.path().display().to_string()).unwrap_or_default()
+    }
+
+    /// Reads a part of a chunk's object; `take` gets bytes with their offsets.
+    pub(crate) async fn read(
+        &self,
+        copy: &DiskCopy,
+        span: Range<u32>,
+        take: impl FnMut(u32, &[u8]),
+    ) -> Result<(), Unread> {
+        let tier = self.tiers.get(copy.tier).ok_or(Unread::Gone)?;
+        tier.read(&copy.of, &copy.name, span, take).await
+    }
+
+    /// Removes a copy with wrong bytes.
+    pub(crate) async fn remove(&self, dataset: DatasetId, copy: &DiskCopy) {
+        self.forget(dataset, copy);
+        if let Some(tier) = self.tiers.get(copy.tier) {
+            tier.remove(&copy.of, &copy.name).await;
+        }
+    }
+
+    /// Forgets a copy that is gone.
+    pub(crate) fn forget(&self, dataset: DatasetId, copy: &DiskCopy) {
+        let mut shelves = self.shelves();
+        let place = shelves.get_mut(&dataset).and_then(|shelf| shelf.places.get_mut(&copy.tier));
+        place.into_iter().for_each(|place| _ = place.copies.remove(&copy.name.chunk));
+    }
+
+    /// Whether a disk takes a chunk at the moment.
+    pub(crate) fn may_write(&self) -> bool {
+        self.tiers.iter().any(Tier::may_write)
+    }
+
+    /// Writes a copy of a chunk into the first tier that takes it; false if none does.
+    pub(crate) async fn write(
+        &self,
+        dataset: DatasetId,
+        name: CopyName,
+        pinned: PinnedFiles,
+    ) -> bool {
+        let pinned = Arc::new(pinned);
+        for (number, tier) in self.tiers.iter().enumerate().filter(|(_, tier)| tier.may_write()) {
+            let of = {
+                let shelves = self.shelves();
+                let place = shelves.get(&dataset).and_then(|shelf| shelf.places.get(&number));
+                place.map(|place| Arc::clone(&place.of))
+            };
+            let Some(of) = of else { continue };
+            if tier.write(&of, &name, Arc::clone(&pinned)).await {
+                let mut shelves = self.shelves();
+                let shelf = shelves.get_mut(&dataset);
+                if let Some(place) = shelf.and_then(|shelf| shelf.places.get_mut(&number)) {
+                    place.copies.entry(name.chunk).or_default().push(name.range);
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    /// What is told of each disk.
+    pub(crate) async fn status(&self) -> Vec<TierStatus> {
+        let mut all = Vec::new();
+        for tier in &self.tiers {
+            all.push(tier.status().await);
+        }
+        all
+    }
+}

@@ -1,0 +1,335 @@
+//! A disk as a tier of the cache.
+//!
+//! Must hold: no call waits long for a disk, and no call blocks the runtime. Calls that hang keep a
+//! limited number of threads. A failure rests the tier and is told; it fails no read.
+
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
+
+use dl_format::DatasetId;
+use dl_runtime::blocking::ThreadLimit;
+use dl_runtime::{Clock, blocking};
+use rustix::io::Errno;
+use tokio::sync::Semaphore;
+
+use super::copy::{Access, Block, CopyFile, CopyName, Unfinished};
+use super::folder::{Added, Folder, InUse};
+use super::health::Health;
+use super::{DiskConfig, TierStatus};
+use crate::cache::PinnedFiles;
+use crate::place::Eviction;
+
+/// Time limit of a call.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Time limit for calls that walk a folder, or remove datasets.
+const LONG_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Chunks read and written at a time.
+const READS_MAX: usize = 4;
+const WRITES_MAX: usize = 2;
+
+/// Interval between two checks of the free space.
+const SPACE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A disk.
+#[derive(Debug)]
+pub(crate) struct Tier {
+    config: DiskConfig,
+    eviction: Eviction,
+    clock: Arc<dyn Clock>,
+    /// Unset until the folder could be opened.
+    folder: OnceLock<Arc<Folder>>,
+    reading: Semaphore,
+    writing: Semaphore,
+    /// Threads of calls, also of calls that hang.
+    readers: ThreadLimit,
+    writers: ThreadLimit,
+    health: Mutex<Health>,
+    /// When the free space is checked next, in milliseconds of the clock.
+    space_checked: AtomicU64,
+    counts: TierCounts,
+}
+
+/// Counts of a tier's work.
+#[derive(Debug, Default)]
+struct TierCounts {
+    read: AtomicU64,
+    bytes_read: AtomicU64,
+    written: AtomicU64,
+    bytes_written: AtomicU64,
+    damaged: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// Why a copy gives no bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unread {
+    /// The copy is gone.
+    Gone,
+    /// The disk rests.
+    Resting,
+}
+
+impl Tier {
+    pub(super) fn new(config: DiskConfig, eviction: Eviction, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            config,
+            eviction,
+            clock,
+            folder: OnceLock::new(),
+            reading: Semaphore::new(READS_MAX),
+            writing: Semaphore::new(WRITES_MAX),
+            readers: ThreadLimit::new(READS_MAX),
+            writers: ThreadLimit::new(WRITES_MAX),
+            health: Mutex::default(),
+            space_checked: AtomicU64::new(0),
+            counts: TierCounts::default(),
+        }
+    }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The path in the settings.
+    pub(crate) fn path(&self) -> &PathBuf {
+        &self.config.path
+    }
+
+    /// A call of a thread within a time limit; its failure rests the tier.
+    async fn call<T: Send + 'static>(
+        &self,
+        threads: &ThreadLimit,
+        timeout: Duration,
+        call: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> Option<T> {
+        let called = tokio::select! {
+            called = threads.within(blocking::run(call)) => called,
+            () = self.clock.sleep(timeout) => {
+                Ok(Err(io::Error::other(format!("no answer for {} s", timeout.as_secs()))))
+            }
+        };
+        match called {
+            Ok(Ok(value)) => {
+                self.health().worked();
+                Some(value)
+            }
+            Ok(Err(why)) => {
+                self.failed(&why);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    fn failed(&self, why: &io::Error) {
+        let now = self.clock.monotonic();
+        if is_full(why) {
+            self.health().is_full(why.to_string(), now);
+            return;
+        }
+        if !matches!(why.kind(), io::ErrorKind::NotFound | io::ErrorKind::WouldBlock) {
+            self.counts.failed.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(folder = %self.config.path.display(), %why, "use a disk: it rests");
+            self.health().failed(why.to_string(), now);
+        }
+    }
+
+    /// The folder, opened by the first call.
+    async fn folder(&self) -> Option<Arc<Folder>> {
+        if let Some(folder) = self.folder.get() {
+            return Some(Arc::clone(folder));
+        }
+        let DiskConfig { path, quota } = self.config.clone();
+        let open = move || Folder::open(&path, quota);
+        let opened = self.call(&self.readers, LONG_TIMEOUT, open).await?;
+        let folder = self.folder.get_or_init(|| Arc::new(opened));
+        if folder.access == Access::Buffered {
+            let path = self.config.path.display();
+            tracing::warn!(%path, "the disk is read through the page cache, which costs more CPU time");
+        }
+        Some(Arc::clone(folder))
+    }
+
+    /// Begins to use the copies of a dataset; gives them.
+    pub(super) async fn enter(&self, dataset: DatasetId) -> Option<(Arc<InUse>, Vec<CopyName>)> {
+        if !self.health().may_try(self.clock.monotonic()) {
+            return None;
+        }
+        let folder = self.folder().await?;
+        let now = self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let enter = move || {
+            let of = folder.enter(dataset, now as i64)?;
+            let copies = of.list()?;
+            Ok((Arc::new(of), copies))
+        };
+        self.call(&self.readers, LONG_TIMEOUT, enter).await
+    }
+
+    /// The copies, if they have changed since a time of the folder; with the time.
+    pub(super) async fn list(
+        &self,
+        of: &Arc<InUse>,
+        before: Option<(i64, i64)>,
+    ) -> Option<((i64, i64), Vec<CopyName>)> {
+        if !self.health().may_try(self.clock.monotonic()) {
+            return None;
+        }
+        let of = Arc::clone(of);
+        let list = move || {
+            let at = of.changed_at()?;
+            let copies = if Some(at) == before { None } else { Some(of.list()?) };
+            Ok(copies.map(|copies| (at, copies)))
+        };
+        self.call(&self.readers, LONG_TIMEOUT, list).await?
+    }
+
+    /// Reads a part of a chunk's object from its copy; `take` gets the bytes with their offsets.
+    pub(super) async fn read(
+        &self,
+        of: &Arc<InUse>,
+        name: &CopyName,
+        span: Range<u32>,
+        mut take: impl FnMut(u32, &[u8]),
+    ) -> Result<(), Unread> {
+        let Ok(_turn) = self.reading.acquire().await else { return Err(Unread::Resting) };
+        let began = self.clock.monotonic();
+        let Some(access) = self.folder.get().map(|folder| folder.access) else {
+            return Err(Unread::Resting);
+        };
+        if !self.health().may_try(began) {
+            return Err(Unread::Resting);
+        }
+        let (of, to_open) = (Arc::clone(of), name.clone());
+        let open = move || match CopyFile::open(&of.folder, &to_open, access) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
+            opened => opened.map(|file| Some((file, Block::new()))),
+        };
+        let opened = self.call(&self.readers, TIMEOUT, open).await.ok_or(Unread::Resting)?;
+        let (mut file, mut block) = opened.ok_or(Unread::Gone)?;
+        for at in CopyFile::pieces(&span) {
+            let read = move || {
+                let length = file.read(at, &mut block)?;
+                Ok((file, block, length))
+            };
+            let length;
+            (file, block, length) =
+                self.call(&self.readers, TIMEOUT, read).await.ok_or(Unread::Resting)?;
+            let skipped = span.start.saturating_sub(at) as usize;
+            let end = length.min((span.end - at) as usize);
+            take(at.max(span.start), block.part(length).get(skipped..end).unwrap_or_default());
+        }
+        let bytes = (span.end - span.start).into();
+        self.health().has_read(self.clock.monotonic().saturating_sub(began));
+        self.counts.read.fetch_add(1, Ordering::Relaxed);
+        self.counts.bytes_read.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Removes a damaged copy.
+    pub(super) async fn remove(&self, of: &Arc<InUse>, name: &CopyName) {
+        self.counts.damaged.fetch_add(1, Ordering::Relaxed);
+        let Some(folder) = self.folder.get().map(Arc::clone) else { return };
+        let (of, name) = (Arc::clone(of), name.clone());
+        let remove = move || folder.remove(&of.folder, std::slice::from_ref(&name));
+        self.call(&self.writers, TIMEOUT, remove).await;
+    }
+
+    /// Whether chunks may be written at the moment.
+    pub(super) fn may_write(&self) -> bool {
+        self.folder.get().is_some() && self.health().may_write(self.clock.monotonic())
+    }
+
+    /// Writes a copy; false if it was not kept.
+    pub(super) async fn write(
+        &self,
+        of: &Arc<InUse>,
+        name: &CopyName,
+        pinned: Arc<PinnedFiles>,
+    ) -> bool {
+        let Ok(_turn) = self.writing.acquire().await else { return false };
+        let Some(folder) = self.folder.get().map(Arc::clone) else { return false };
+        let bytes = name.bytes();
+        if !self.make_room(&folder, bytes).await {
+            return false;
+        }
+        let (of, name) = (Arc::clone(of), name.clone());
+        let write = move || {
+            let copy = Unfinished::create(&of.folder, folder.access)?;
+            for (_, bytes) in pinned.bytes().flatten() {
+                copy.write(&name.range, bytes)?;
+            }
+            drop(pinned);
+            folder.add(&of, &copy, &name)
+        };
+        let added = self.call(&self.writers, LONG_TIMEOUT, write).await;
+        if added == Some(Added::New) {
+            self.counts.written.fetch_add(1, Ordering::Relaxed);
+            self.counts.bytes_written.fetch_add(bytes, Ordering::Relaxed);
+        }
+        matches!(added, Some(Added::New | Added::There))
+    }
+
+    /// Makes room for bytes; without any, the tier is full for a while.
+    async fn make_room(&self, folder: &Arc<Folder>, bytes: u64) -> bool {
+        let now = self.clock.monotonic();
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let is_due = self.space_checked.load(Ordering::Relaxed) <= millis(now);
+        let next = millis(now.saturating_add(SPACE_INTERVAL));
+        let (of_folder, eviction) = (Arc::clone(folder), self.eviction);
+        let make = move || match is_due {
+            true => of_folder.make_room(bytes, eviction),
+            false => of_folder.has_room(bytes),
+        };
+        let has_room = self.call(&self.writers, LONG_TIMEOUT, make).await;
+        self.space_checked.fetch_max(next, Ordering::Relaxed);
+        match has_room {
+            Some(false) if is_due => {
+                let why = "the quota or the disk has no room".to_owned();
+                self.health().is_full(why, now);
+                false
+            }
+            has_room => has_room == Some(true),
+        }
+    }
+
+    /// What is told of the tier.
+    pub(super) async fn status(&self) -> TierStatus {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let now = self.clock.monotonic();
+        let used = match self.folder.get().map(Arc::clone) {
+            Some(folder) if self.health().may_write(now) => {
+                self.call(&self.readers, TIMEOUT, move || folder.used()).await
+            }
+            _ => None,
+        };
+        let health = self.health();
+        let access = self.folder.get().map(|folder| folder.access);
+        TierStatus {
+            path: self.config.path.display().to_string(),
+            quota_bytes: self.config.quota,
+            used_bytes: used,
+            chunks_read: count(&self.counts.read),
+            bytes_read: count(&self.counts.bytes_read),
+            chunks_written: count(&self.counts.written),
+            bytes_written: count(&self.counts.bytes_written),
+            damaged: count(&self.counts.damaged),
+            failed: count(&self.counts.failed),
+            read_micros: health.median().map(|median| median.as_micros() as u64),
+            is_buffered: access == Some(Access::Buffered),
+            state: health.state(now).to_owned(),
+            reason: health.failure(now),
+        }
+    }
+}
+
+/// Whether an error says that nothing more fits.
+fn is_full(why: &io::Error) -> bool {
+    let full = [Errno::NOSPC, Errno::DQUOT, Errno::FBIG];
+    why.raw_os_error().is_some_and(|code| full.iter().any(|one| one.raw_os_error() == code))
+}
