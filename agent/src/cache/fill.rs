@@ -5,6 +5,7 @@
 //! worker is handed over before the rest of its chunk arrives. Bytes missing from another agent
 //! come from the servers.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +20,7 @@ use libdiesel::{Error, FilePlace, Kind};
 use super::Cache;
 use super::wants::{Fetch, Filled};
 use crate::dataset::{Open, chain};
-use crate::disk::Unread;
+use crate::disk::{CopyFile, Unread, blocks};
 use crate::peers::{ChunkOutcome, Incoming, Link};
 use crate::place::{ASKED_MAX, ChunkKey, Origin};
 use crate::progress::Progress;
@@ -111,7 +112,7 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
                     dataset = open.name,
                     chunk = key.chunk,
                     why,
-                    "fetch a chunk: no server answered"
+                    "fetch a chunk: no source answered"
                 );
                 cache.state().lost(key, &why, false);
                 cache.clock.sleep(RETRY_DELAY).await;
@@ -162,7 +163,7 @@ async fn fill(
     arena.populate(wanted.slot);
     let (mut right, mut origin) = (0, Origin::Servers);
     if !span.is_empty() {
-        if wanted.read_disk(cache, open, arena).await {
+        if wanted.read_disk(cache, open, arena).await? {
             return Ok(Filled { span: (span.start, span.end), origin: Origin::Disk });
         }
         (right, origin) = wanted.ask_peers(cache, open, arena).await;
@@ -177,34 +178,48 @@ async fn fill(
 }
 
 impl Wanted {
-    /// Reads the chunk from a local disk; false if no disk gives all its files.
-    async fn read_disk(&self, cache: &Cache, open: &Open, arena: &Arena) -> bool {
+    /// Reads the chunk from a local disk; false if no disk gives all its files. While a disk hangs, the
+    /// slot stays pinned, and the fetch fails.
+    async fn read_disk(
+        &self,
+        cache: &Cache,
+        open: &Open,
+        arena: &Arc<Arena>,
+    ) -> Result<bool, Failure> {
         let (dataset, span) = (open.snapshot.dataset(), span_of(&self.files));
-        let Some(copy) = cache.disks.find(dataset, self.id, &span) else { return false };
-        // The disk waits for no other agent.
-        cache.state().residency.comes_from_peer(self.key, true);
-        self.progress.comes_from(Some(&cache.disks.folder_of(&copy)));
-        let (mut right, mut is_damaged) = (0, false);
-        let take = |at: u32, bytes: &[u8]| {
-            arena.write(self.slot, at, bytes);
-            self.progress.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            let end = at.saturating_add(bytes.len() as u32);
-            while let Some((_, place)) = self.files.get(right)
-                && range_of(place).end <= end
-            {
-                is_damaged |= !is_right(arena, self.slot, *place);
-                right += 1;
-            }
+        let Some(copy) = cache.disks.find(dataset, self.id, &span) else { return Ok(false) };
+        let pinned = {
+            let mut state = cache.state();
+            // The disk waits for no other agent.
+            state.residency.comes_from_peer(self.key, true);
+            state.slots.pin_chunk(self.slot, (span.start, span.end))
         };
-        let read = cache.disks.read(&copy, span, take).await;
-        match read {
-            Ok(()) if !is_damaged => return true,
-            Ok(()) => cache.disks.remove(dataset, &copy).await,
+        let folder = cache.disks.folder_of(&copy);
+        self.progress.comes_from(Some(&folder));
+        let (arena, slot, files) = (Arc::clone(arena), self.slot, Arc::clone(&self.files));
+        let read = move |file: &CopyFile| {
+            let (_pinned, blocks) = (pinned, blocks(&span));
+            let least = (span.end - blocks.start) as usize;
+            let read = |memory: &mut [u8]| file.read(memory, blocks.start, least);
+            let read = arena.write_with(slot, blocks.start, blocks.len(), read);
+            match read.unwrap_or_else(|| Err(io::ErrorKind::InvalidInput.into())) {
+                // A file cut short by a power failure.
+                Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+                read => read?,
+            }
+            Ok(files.iter().all(|(_, place)| is_right(&arena, slot, *place)))
+        };
+        match cache.disks.read(&copy, read).await {
+            Ok(true) => return Ok(true),
+            Ok(false) => cache.disks.remove(dataset, &copy).await,
             Err(Unread::Gone) => cache.disks.forget(dataset, &copy),
-            Err(Unread::Resting) => return false,
+            Err(Unread::Resting) => return Ok(false),
+            Err(Unread::Hanging) => {
+                return Err(Failure::Away(format!("the disk {folder} gives no answer")));
+            }
         }
         cache.state().disk.remove(self.key);
-        false
+        Ok(false)
     }
 
     /// Asks other agents for the chunk. Returns the number of correct files, and the origin of the

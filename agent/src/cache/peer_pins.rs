@@ -1,4 +1,4 @@
-//! Slots pinned while their bytes are sent to other agents of the job.
+//! Slots pinned while their bytes are sent to other agents of the job, or move to and from a disk.
 //!
 //! Must hold: a pinned slot keeps its bytes until the pin is dropped.
 
@@ -76,6 +76,14 @@ impl PinnedFiles {
     ) -> Self {
         files.iter().flatten().for_each(|(slot, ..)| slots.pin(*slot));
         Self { slots: Arc::clone(slots), arena: Arc::clone(arena), files }
+    }
+
+    /// The whole blocks with the bytes of the first file, and their offset in the slot.
+    pub(crate) fn blocks(&self, block: u32) -> Option<(u32, &[u8])> {
+        let (slot, offset, length) = (*self.files.first()?)?;
+        let start = offset / block * block;
+        let end = (offset as usize + length).next_multiple_of(block as usize);
+        Some((start, self.arena.written(slot, start, end - start as usize)?))
     }
 
     /// The bytes of each file, with its offset in the slot.

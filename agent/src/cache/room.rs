@@ -92,9 +92,9 @@ impl State {
         let each = 1 + u32::from(self.has_file_requests);
         let workers = self.connections.workers() * each;
         let transient = self.orders.transient_slots().saturating_add(workers);
-        // Chunks on their way to a disk.
         let usable = self.slots.usable();
-        let written = if self.has_disks { DISK_SLOTS.min(usable / DISK_SLOTS) } else { 0 };
-        usable.saturating_sub(transient).saturating_sub(written)
+        // Chunks pass through transient slots on their way to a disk.
+        let passing = if self.has_disks { DISK_SLOTS.min(usable / DISK_SLOTS) } else { 0 };
+        usable.saturating_sub(transient.max(passing))
     }
 }

@@ -13,6 +13,7 @@ use libdiesel::FilePlace;
 use super::budget::SpareMemory;
 use super::connections::Connections;
 use super::peer_pins::{PeerPins, PinnedFiles};
+use crate::disk::BLOCK;
 
 /// The slots.
 #[derive(Debug, Default)]
@@ -27,7 +28,7 @@ pub(crate) struct Slots {
     is_out_of_memory: bool,
     /// Slots outside of all tables that a reader may still pin.
     draining: Vec<u32>,
-    /// Slots being sent to other agents.
+    /// Slots being sent to other agents, or moving to and from a disk.
     peer_pins: Arc<PeerPins>,
     /// The last generation of a table word.
     generation: u64,
@@ -47,8 +48,10 @@ impl Slots {
                  the chunk size of the task's first dataset: open the dataset first, or in another task"
             ));
         }
-        let slots = (budget / u64::from(chunk)).min(u64::from(dl_node::SLOTS_MAX));
-        let shape = Shape { slot_bytes: chunk, slots: slots as u32 };
+        // Disks read and write whole blocks.
+        let slot_bytes = chunk.next_multiple_of(BLOCK);
+        let slots = (budget / u64::from(slot_bytes)).min(u64::from(dl_node::SLOTS_MAX));
+        let shape = Shape { slot_bytes, slots: slots as u32 };
         if shape.slots == 0 {
             return Err(format!(
                 "the memory budget of {budget} bytes is less than one chunk of {chunk} bytes"
@@ -128,7 +131,8 @@ impl Slots {
 
     /// Empties draining slots without readers.
     pub(crate) fn reuse_drained(&mut self, connections: &Connections) {
-        let is_free = |slot: &mut u32| !connections.pin(*slot);
+        let peer_pins = &self.peer_pins;
+        let is_free = |slot: &mut u32| !connections.pin(*slot) && !peer_pins.holds(*slot);
         self.empty.extend(self.draining.extract_if(.., is_free));
     }
 

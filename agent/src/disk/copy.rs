@@ -1,8 +1,7 @@
 //! A copy of a chunk in a file, past the page cache.
 //!
 //! Must hold: bytes stand at their offsets in the chunk's object. A file is linked under its name only
-//! after its last byte was written. Memory for a read or a write belongs to its thread, so a call that
-//! hangs holds no slot of the arena.
+//! after its last byte was written.
 
 use std::fs::File;
 use std::io;
@@ -16,10 +15,7 @@ use rustix::fs::{Advice, AtFlags, CWD, Mode, OFlags, fadvise, linkat, openat, un
 use rustix::io::Errno;
 
 /// Alignment of files, offsets and memory for reads and writes past the page cache.
-const BLOCK: usize = 4_096;
-
-/// Bytes of a read or a write.
-pub(super) const PIECE: usize = 1 << 20;
+pub(crate) const BLOCK: u32 = 4_096;
 
 /// Prefix of a file that is being written where files without a name don't exist.
 const UNFINISHED: &str = ".unfinished-";
@@ -72,11 +68,13 @@ impl Access {
     /// The access that a folder permits, by a file without a name or contents.
     pub(super) fn of(folder: impl AsFd) -> io::Result<Self> {
         let attempt = |access: Self| {
-            let mut block = Block::new();
+            let mut memory = vec![0; 2 * BLOCK as usize];
+            let start = memory.as_ptr().align_offset(BLOCK as usize).min(BLOCK as usize);
+            let block = memory.get_mut(start..start + BLOCK as usize).unwrap_or_default();
             let file = Unfinished::create(&folder, access)?;
-            file.file.write_all_at(block.part(BLOCK), 0)?;
-            let read = file.file.read_at(block.part(BLOCK), 0)?;
-            Ok::<bool, io::Error>(read == BLOCK)
+            file.file.write_all_at(block, 0)?;
+            let read = file.file.read_at(block, 0)?;
+            Ok::<bool, io::Error>(read == block.len())
         };
         match attempt(Self::Direct) {
             Ok(true) => Ok(Self::Direct),
@@ -97,27 +95,15 @@ impl Access {
     }
 }
 
-/// Memory for a piece, aligned.
-#[derive(Debug)]
-pub(super) struct Block(Vec<u8>);
-
-impl Block {
-    pub(super) fn new() -> Self {
-        Self(vec![0; PIECE + BLOCK])
-    }
-
-    /// The first `length` bytes, at most [`PIECE`].
-    pub(super) fn part(&mut self, length: usize) -> &mut [u8] {
-        let start = self.0.as_ptr().align_offset(BLOCK).min(BLOCK);
-        self.0.get_mut(start..start + length.min(PIECE)).unwrap_or_default()
-    }
+/// The blocks with a part of an object.
+pub(crate) fn blocks(span: &Range<u32>) -> Range<u32> {
+    span.start / BLOCK * BLOCK..span.end.next_multiple_of(BLOCK)
 }
 
 /// An open copy.
 #[derive(Debug)]
-pub(super) struct CopyFile {
+pub(crate) struct CopyFile {
     file: File,
-    range: Range<u32>,
     access: Access,
 }
 
@@ -125,30 +111,22 @@ impl CopyFile {
     pub(super) fn open(folder: impl AsFd, name: &CopyName, access: Access) -> io::Result<Self> {
         let flags = access.flags() | OFlags::RDONLY;
         let file = File::from(openat(folder, name.file(), flags, Mode::empty())?);
-        Ok(Self { file, range: name.range.clone(), access })
+        Ok(Self { file, access })
     }
 
-    /// The starts of the pieces that cover a part of the object.
-    pub(super) fn pieces(span: &Range<u32>) -> impl Iterator<Item = u32> + use<> {
-        let (start, end) = (span.start as usize / BLOCK * BLOCK, span.end as usize);
-        (start..end).step_by(PIECE).map(|at| at as u32)
-    }
-
-    /// Reads the piece at an offset, which ends with the copy at the latest; gives its length.
-    pub(super) fn read(&self, at: u32, block: &mut Block) -> io::Result<usize> {
-        let length = PIECE.min((self.range.end as usize).saturating_sub(at as usize));
-        let buffer = block.part(length.next_multiple_of(BLOCK));
+    /// Reads whole blocks from an offset on, of which `least` bytes must be there.
+    pub(crate) fn read(&self, memory: &mut [u8], offset: u32, least: usize) -> io::Result<()> {
         let mut read = 0;
-        while read < length {
-            let rest = buffer.get_mut(read..).unwrap_or_default();
+        while read < least {
+            let rest = memory.get_mut(read..).unwrap_or_default();
             // Interrupted by a signal, a read may end between two blocks.
-            match self.file.read_at(rest, u64::from(at) + read as u64)? {
+            match self.file.read_at(rest, u64::from(offset) + read as u64)? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 some => read += some,
             }
         }
         self.access.forget(&self.file);
-        Ok(length)
+        Ok(())
     }
 }
 
@@ -180,22 +158,10 @@ impl Unfinished {
         }
     }
 
-    /// Writes the bytes of a part of the object.
-    pub(super) fn write(&self, range: &Range<u32>, bytes: &[u8]) -> io::Result<()> {
-        let mut block = Block::new();
-        for at in CopyFile::pieces(range) {
-            let skipped = range.start.saturating_sub(at) as usize;
-            let from = at.saturating_sub(range.start) as usize;
-            let rest = bytes.get(from..).unwrap_or_default();
-            let rest = rest.get(..rest.len().min(PIECE - skipped)).unwrap_or_default();
-            let length = (skipped + rest.len()).next_multiple_of(BLOCK);
-            let buffer = block.part(length);
-            buffer.fill(0);
-            let part = buffer.get_mut(skipped..skipped + rest.len()).unwrap_or_default();
-            part.copy_from_slice(rest);
-            self.file.write_all_at(buffer, at.into())?;
-        }
-        self.file.set_len(range.end.into())?;
+    /// Writes whole blocks from an offset on; the file ends at `end`.
+    pub(super) fn write(&self, blocks: &[u8], offset: u32, end: u32) -> io::Result<()> {
+        self.file.write_all_at(blocks, offset.into())?;
+        self.file.set_len(end.into())?;
         if self.access == Access::Buffered {
             // Pages leave memory only after they were written.
             self.file.sync_data()?;

@@ -8,7 +8,8 @@ mod folder;
 mod health;
 mod tier;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +18,7 @@ use dl_format::{ChunkId, DatasetId};
 use dl_runtime::Clock;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use copy::CopyName;
+pub(crate) use copy::{BLOCK, CopyFile, CopyName, blocks};
 use folder::InUse;
 pub(crate) use tier::Unread;
 use tier::Tier;
@@ -153,7 +154,7 @@ impl Disks {
         let shelves = self.shelves();
         let shelf = shelves.get(&dataset).filter(|shelf| !shelf.places.is_empty())?;
         let ids = shelf.places.values().flat_map(|place| place.copies.keys().copied());
-        let ids: std::collections::HashSet<ChunkId> = ids.collect();
+        let ids: HashSet<ChunkId> = ids.collect();
         Some(move |id| ids.contains(&id))
     }
 
@@ -185,15 +186,15 @@ impl Disks {
         tier.map(|tier| tier.path().display().to_string()).unwrap_or_default()
     }
 
-    /// Reads a part of a chunk's object; `take` gets bytes with their offsets.
-    pub(crate) async fn read(
+    /// Does `work` with the file of a copy, on a thread that may block. The work goes on without the
+    /// caller if the disk hangs.
+    pub(crate) async fn read<T: Send + 'static>(
         &self,
         copy: &DiskCopy,
-        span: Range<u32>,
-        take: impl FnMut(u32, &[u8]),
-    ) -> Result<(), Unread> {
+        work: impl FnOnce(&CopyFile) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, Unread> {
         let tier = self.tiers.get(copy.tier).ok_or(Unread::Gone)?;
-        tier.read(&copy.of, &copy.name, span, take).await
+        tier.read(&copy.of, &copy.name, work).await
     }
 
     /// Removes a copy with wrong bytes.

@@ -4,7 +4,6 @@
 //! limited number of threads. A failure rests the tier and is told; it fails no read.
 
 use std::io;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -16,7 +15,7 @@ use dl_runtime::{Clock, blocking};
 use rustix::io::Errno;
 use tokio::sync::Semaphore;
 
-use super::copy::{Access, Block, CopyFile, CopyName, Unfinished};
+use super::copy::{Access, BLOCK, CopyFile, CopyName, Unfinished};
 use super::folder::{Added, Folder, InUse};
 use super::health::Health;
 use super::{DiskConfig, TierStatus};
@@ -71,8 +70,10 @@ struct TierCounts {
 pub(crate) enum Unread {
     /// The copy is gone.
     Gone,
-    /// The disk rests.
+    /// The disk rests, or the call failed.
     Resting,
+    /// The call hangs.
+    Hanging,
 }
 
 impl Tier {
@@ -107,23 +108,24 @@ impl Tier {
         threads: &ThreadLimit,
         timeout: Duration,
         call: impl FnOnce() -> io::Result<T> + Send + 'static,
-    ) -> Option<T> {
+    ) -> Result<T, Unread> {
         let called = tokio::select! {
             called = threads.within(blocking::run(call)) => called,
             () = self.clock.sleep(timeout) => {
-                Ok(Err(io::Error::other(format!("no answer for {} s", timeout.as_secs()))))
+                self.failed(&io::Error::other(format!("no answer for {} s", timeout.as_secs())));
+                return Err(Unread::Hanging);
             }
         };
         match called {
             Ok(Ok(value)) => {
                 self.health().worked();
-                Some(value)
+                Ok(value)
             }
             Ok(Err(why)) => {
                 self.failed(&why);
-                None
+                Err(Unread::Resting)
             }
-            Err(_) => None,
+            Err(_) => Err(Unread::Resting),
         }
     }
 
@@ -147,7 +149,7 @@ impl Tier {
         }
         let DiskConfig { path, quota } = self.config.clone();
         let open = move || Folder::open(&path, quota);
-        let opened = self.call(&self.readers, LONG_TIMEOUT, open).await?;
+        let opened = self.call(&self.readers, LONG_TIMEOUT, open).await.ok()?;
         let folder = self.folder.get_or_init(|| Arc::new(opened));
         if folder.access == Access::Buffered {
             let path = self.config.path.display();
@@ -168,7 +170,7 @@ impl Tier {
             let copies = of.list()?;
             Ok((Arc::new(of), copies))
         };
-        self.call(&self.readers, LONG_TIMEOUT, enter).await
+        self.call(&self.readers, LONG_TIMEOUT, enter).await.ok()
     }
 
     /// The copies, if they have changed since a time of the folder; with the time.
@@ -186,17 +188,17 @@ impl Tier {
             let copies = if Some(at) == before { None } else { Some(of.list()?) };
             Ok(copies.map(|copies| (at, copies)))
         };
-        self.call(&self.readers, LONG_TIMEOUT, list).await?
+        self.call(&self.readers, LONG_TIMEOUT, list).await.ok()?
     }
 
-    /// Reads a part of a chunk's object from its copy; `take` gets the bytes with their offsets.
-    pub(super) async fn read(
+    /// Does `work` with the file of a copy, on a thread that may block. The work goes on without the
+    /// caller if the disk hangs.
+    pub(super) async fn read<T: Send + 'static>(
         &self,
         of: &Arc<InUse>,
         name: &CopyName,
-        span: Range<u32>,
-        mut take: impl FnMut(u32, &[u8]),
-    ) -> Result<(), Unread> {
+        work: impl FnOnce(&CopyFile) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, Unread> {
         let Ok(_turn) = self.reading.acquire().await else { return Err(Unread::Resting) };
         let began = self.clock.monotonic();
         let Some(access) = self.folder.get().map(|folder| folder.access) else {
@@ -206,29 +208,15 @@ impl Tier {
             return Err(Unread::Resting);
         }
         let (of, to_open) = (Arc::clone(of), name.clone());
-        let open = move || match CopyFile::open(&of.folder, &to_open, access) {
+        let read = move || match CopyFile::open(&of.folder, &to_open, access) {
             Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
-            opened => opened.map(|file| Some((file, Block::new()))),
+            opened => work(&opened?).map(Some),
         };
-        let opened = self.call(&self.readers, TIMEOUT, open).await.ok_or(Unread::Resting)?;
-        let (mut file, mut block) = opened.ok_or(Unread::Gone)?;
-        for at in CopyFile::pieces(&span) {
-            let read = move || {
-                let length = file.read(at, &mut block)?;
-                Ok((file, block, length))
-            };
-            let length;
-            (file, block, length) =
-                self.call(&self.readers, TIMEOUT, read).await.ok_or(Unread::Resting)?;
-            let skipped = span.start.saturating_sub(at) as usize;
-            let end = length.min((span.end - at) as usize);
-            take(at.max(span.start), block.part(length).get(skipped..end).unwrap_or_default());
-        }
-        let bytes = (span.end - span.start).into();
+        let read = self.call(&self.readers, TIMEOUT, read).await?.ok_or(Unread::Gone)?;
         self.health().has_read(self.clock.monotonic().saturating_sub(began));
         self.counts.read.fetch_add(1, Ordering::Relaxed);
-        self.counts.bytes_read.fetch_add(bytes, Ordering::Relaxed);
-        Ok(())
+        self.counts.bytes_read.fetch_add(name.bytes(), Ordering::Relaxed);
+        Ok(read)
     }
 
     /// Removes a damaged copy.
@@ -237,7 +225,7 @@ impl Tier {
         let Some(folder) = self.folder.get().map(Arc::clone) else { return };
         let (of, name) = (Arc::clone(of), name.clone());
         let remove = move || folder.remove(&of.folder, std::slice::from_ref(&name));
-        self.call(&self.writers, TIMEOUT, remove).await;
+        let _ = self.call(&self.writers, TIMEOUT, remove).await;
     }
 
     /// Whether chunks may be written at the moment.
@@ -261,18 +249,17 @@ impl Tier {
         let (of, name) = (Arc::clone(of), name.clone());
         let write = move || {
             let copy = Unfinished::create(&of.folder, folder.access)?;
-            for (_, bytes) in pinned.bytes().flatten() {
-                copy.write(&name.range, bytes)?;
-            }
+            let (offset, bytes) = pinned.blocks(BLOCK).ok_or(io::ErrorKind::InvalidInput)?;
+            copy.write(bytes, offset, name.range.end)?;
             drop(pinned);
             folder.add(&of, &copy, &name)
         };
         let added = self.call(&self.writers, LONG_TIMEOUT, write).await;
-        if added == Some(Added::New) {
+        if added == Ok(Added::New) {
             self.counts.written.fetch_add(1, Ordering::Relaxed);
             self.counts.bytes_written.fetch_add(bytes, Ordering::Relaxed);
         }
-        matches!(added, Some(Added::New | Added::There))
+        matches!(added, Ok(Added::New | Added::There))
     }
 
     /// Makes room for bytes; without any, the tier is full for a while.
@@ -289,12 +276,12 @@ impl Tier {
         let has_room = self.call(&self.writers, LONG_TIMEOUT, make).await;
         self.space_checked.fetch_max(next, Ordering::Relaxed);
         match has_room {
-            Some(false) if is_due => {
+            Ok(false) if is_due => {
                 let why = "the quota or the disk has no room".to_owned();
                 self.health().is_full(why, now);
                 false
             }
-            has_room => has_room == Some(true),
+            has_room => has_room == Ok(true),
         }
     }
 
@@ -304,7 +291,7 @@ impl Tier {
         let now = self.clock.monotonic();
         let used = match self.folder.get().map(Arc::clone) {
             Some(folder) if self.health().may_write(now) => {
-                self.call(&self.readers, TIMEOUT, move || folder.used()).await
+                self.call(&self.readers, TIMEOUT, move || folder.used()).await.ok()
             }
             _ => None,
         };

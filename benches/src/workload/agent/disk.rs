@@ -15,13 +15,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use dl_store::Throttle;
 
+use super::BYTES;
 use super::node::{Node, Start, put};
 use super::reader::{Answer, Command, ReaderProcess};
 use crate::measure::{Bar, Bench, Side, in_turns, time};
 use crate::setup::{Settings, SlowServer, in_threads, processor_seconds};
 
 const LENGTH: usize = 64 << 10;
-const BYTES: u32 = 1 << 30;
 const DATASET: &str = "disk";
 const GROUP: u32 = 4;
 const IN_FLIGHT: usize = 16;
