@@ -19,7 +19,7 @@ mod service;
 mod status;
 
 pub use cache::{Budget, Pages, is_cgroup_visible};
-pub use disk::{DiskConfig, TierStatus};
+pub use disk::{DiskConfig, DiskDataset, DiskFate, TierStatus, clean_disk};
 pub use peers::{InvalidPeerAddress, PeerAddress, PeerConfig, PeerStatus, PeerTls};
 pub use place::{EpochStatus, Eviction, InvalidEviction};
 pub use run::{Config, Ended, run};

@@ -12,7 +12,7 @@ use crate::place::{ChunkKey, Presence, Retention, Stage};
 
 /// Where a chunk will stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stays {
+pub(super) enum Stays {
     /// As there is room when it comes.
     AsItComes,
     /// In memory, with room reserved.
@@ -23,13 +23,7 @@ enum Stays {
 
 impl State {
     /// The fetch to start, if there is a slot for it.
-    /// `has_disk`: a disk takes chunks.
-    pub(crate) fn fetch_ahead(
-        &mut self,
-        policy: Policy,
-        has_disk: bool,
-        now: Duration,
-    ) -> Option<Fetch> {
+    pub(crate) fn fetch_ahead(&mut self, policy: Policy, now: Duration) -> Option<Fetch> {
         if policy != Policy::None {
             if let Some(key) = self.next_of_readers() {
                 let slot = self.empty_a_slot(key, false, now);
@@ -44,14 +38,14 @@ impl State {
             }
         }
         if let Some(key) = self.next_of_prefetches() {
-            let (slot, stays) = self.slot_for_prefetch(key, has_disk, now);
+            let (slot, stays) = self.slot_for_prefetch(key, now);
             // Once a disk has taken a chunk under way, it takes the next.
-            self.backlog.is_stuck = slot.is_none() && !(has_disk && self.disk.is_busy());
+            self.backlog.is_stuck = slot.is_none() && !(self.disk.takes() && self.disk.is_busy());
             return Some(self.begin_to_stay(key, slot?, stays, now));
         }
-        let is_possible = policy == Policy::OneShot && (has_disk || self.has_room(true));
+        let is_possible = policy == Policy::OneShot && (self.disk.takes() || self.has_room(true));
         let key = is_possible.then(|| self.next_of_all()).flatten()?;
-        let (slot, stays) = match has_disk {
+        let (slot, stays) = match self.disk.takes() {
             true => self.slot_for_tiers(key, now),
             false => (self.slot_to_keep(key, now), Stays::AsItComes),
         };
@@ -59,7 +53,7 @@ impl State {
     }
 
     /// Begins a fetch, and reserves the room for its chunk.
-    fn begin_to_stay(&mut self, key: ChunkKey, slot: u32, stays: Stays, now: Duration) -> Fetch {
+    pub(super) fn begin_to_stay(&mut self, key: ChunkKey, slot: u32, stays: Stays, now: Duration) -> Fetch {
         let fetch = self.begin(key, slot, None, now);
         match stays {
             Stays::AsItComes => {}
@@ -104,14 +98,9 @@ impl State {
         })
     }
 
-    fn slot_for_prefetch(
-        &mut self,
-        key: ChunkKey,
-        has_disk: bool,
-        now: Duration,
-    ) -> (Option<u32>, Stays) {
+    fn slot_for_prefetch(&mut self, key: ChunkKey, now: Duration) -> (Option<u32>, Stays) {
         let is_own = self.served.owns(key);
-        if is_own && has_disk {
+        if is_own && self.disk.takes() {
             return self.slot_for_tiers(key, now);
         }
         let slot = match self.has_room(is_own) {
@@ -123,7 +112,7 @@ impl State {
     }
 
     /// A slot for an own chunk that stays in memory or, without room there, goes on to a disk.
-    fn slot_for_tiers(&mut self, key: ChunkKey, now: Duration) -> (Option<u32>, Stays) {
+    pub(super) fn slot_for_tiers(&mut self, key: ChunkKey, now: Duration) -> (Option<u32>, Stays) {
         if self.can_keep() {
             return (self.slot_to_keep(key, now), Stays::InMemory);
         }

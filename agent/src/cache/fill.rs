@@ -42,8 +42,7 @@ impl Cache {
     /// Starts fetches ahead up to the limit.
     pub(crate) fn fetch_ahead(self: &Arc<Self>) {
         while self.fetches.load(Ordering::Relaxed) < FETCHES_MAX {
-            let has_disk = !self.disks.is_empty() && self.disks.may_write();
-            let fetch = self.state().fetch_ahead(self.policy, has_disk, self.now());
+            let fetch = self.state().fetch_ahead(self.policy, self.now());
             let Some(fetch) = fetch else { return };
             self.fetch(fetch);
         }
@@ -196,22 +195,22 @@ impl Wanted {
         };
         let folder = cache.disks.folder_of(&copy);
         self.progress.comes_from(Some(&folder));
-        let (arena, slot, files) = (Arc::clone(arena), self.slot, Arc::clone(&self.files));
+        let (memory, slot) = (Arc::clone(arena), self.slot);
         let read = move |file: &CopyFile| {
             let (_pinned, blocks) = (pinned, blocks(&span));
             let least = (span.end - blocks.start) as usize;
             let read = |memory: &mut [u8]| file.read(memory, blocks.start, least);
-            let read = arena.write_with(slot, blocks.start, blocks.len(), read);
+            let read = memory.write_with(slot, blocks.start, blocks.len(), read);
             match read.unwrap_or_else(|| Err(io::ErrorKind::InvalidInput.into())) {
                 // A file cut short by a power failure.
-                Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
-                read => read?,
+                Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+                read => read.map(|()| true),
             }
-            Ok(files.iter().all(|(_, place)| is_right(&arena, slot, *place)))
         };
+        let are_right = || self.files.iter().all(|(_, place)| is_right(arena, slot, *place));
         match cache.disks.read(&copy, read).await {
-            Ok(true) => return Ok(true),
-            Ok(false) => cache.disks.remove(dataset, &copy).await,
+            Ok(is_whole) if is_whole && are_right() => return Ok(true),
+            Ok(_) => cache.disks.remove(dataset, &copy).await,
             Err(Unread::Gone) => cache.disks.forget(dataset, &copy),
             Err(Unread::Resting) => return Ok(false),
             Err(Unread::Hanging) => {
@@ -229,7 +228,7 @@ impl Wanted {
         let (mut asked, mut has_failed) = (Vec::new(), false);
         loop {
             // Members may come and go during each request.
-            let can_keep = cache.state().reserve(self.key);
+            let can_keep = cache.state().reserve_in_a_tier(self.key);
             let mut sources = open.peers.sources(self.key.chunk, can_keep).await;
             if self.is_for_peer {
                 sources.links.truncate(sources.holders);

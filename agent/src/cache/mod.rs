@@ -50,7 +50,7 @@ pub(crate) use ownership::watch_owners;
 pub use pages::Pages;
 pub(crate) use peer_pins::{ChunkReply, PeerWaiter, PinnedFiles};
 use served::ServedDatasets;
-use slots::Slots;
+pub(crate) use slots::Slots;
 pub(crate) use waiters::{Awaited, Waiter, Waiters};
 
 /// Interval between two counts of uses, at least: before an eviction, and each second.

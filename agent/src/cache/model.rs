@@ -236,7 +236,7 @@ impl World {
                 self.state.lost(fetch.key, "no", is_final);
             }
             Step::Ahead => {
-                let fetch = self.state.fetch_ahead(self.policy, false, self.now);
+                let fetch = self.state.fetch_ahead(self.policy, self.now);
                 self.start(fetch);
             }
             Step::Prefetch(index, from) => {

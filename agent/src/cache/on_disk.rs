@@ -34,6 +34,7 @@ pub(crate) async fn watch_disks(cache: Arc<Cache>) {
             next = cache.now().saturating_add(LIST_INTERVAL);
             cache.list_disks().await;
         }
+        cache.note_room();
         let is_writing = cache.write_an_idle_chunk();
         tokio::select! {
             () = cache.disk_events.notified(), if is_writing => {}
@@ -48,7 +49,7 @@ impl Cache {
         let is_open = |id| opens.iter().any(|(_, open)| open.snapshot.dataset() == id);
         self.disks.retain(is_open);
         for (dataset, open) in opens.iter() {
-            self.disks.list(open.snapshot.dataset()).await;
+            self.disks.list(open.snapshot.dataset(), &open.name).await;
             let copies = self.copies_of(&open.snapshot);
             copies.into_iter().for_each(|copies| self.state().disk.set(dataset, copies));
         }
@@ -56,11 +57,12 @@ impl Cache {
     }
 
     /// The chunks of a new dataset that have copies on the disks, within a time limit.
-    pub(crate) async fn first_copies(&self, snapshot: &Snapshot) -> Option<ChunkBits> {
+    pub(crate) async fn first_copies(&self, snapshot: &Snapshot, name: &str) -> Option<ChunkBits> {
         tokio::select! {
-            () = self.disks.list(snapshot.dataset()) => {}
+            () = self.disks.list(snapshot.dataset(), name) => {}
             () = self.clock.sleep(FIRST_TIMEOUT) => {}
         }
+        self.note_room();
         self.copies_of(snapshot)
     }
 
@@ -76,21 +78,25 @@ impl Cache {
         Some(chunks)
     }
 
+    /// Notes whether the disks take chunks.
+    fn note_room(&self) {
+        let bytes = self.disks.room();
+        let mut state = self.state();
+        let chunks = bytes.unwrap_or(0) / u64::from(state.slots.slot_bytes().max(1));
+        state.disk.set_room(bytes.is_some(), u32::try_from(chunks).unwrap_or(u32::MAX));
+    }
+
     /// Writes a chunk that has just arrived, unless memory keeps it.
     pub(crate) fn keep_on_disk(self: &Arc<Self>, key: ChunkKey) {
         if self.disks.is_empty() {
             return;
         }
-        let may_write = self.disks.may_write();
-        let pinned = self.state().to_disk(key, may_write, false);
+        let pinned = self.state().to_disk(key, false);
         pinned.into_iter().for_each(|pinned| self.write_copy(key, pinned));
     }
 
     /// Writes a chunk kept in memory if nothing is read; true if one is under way.
     fn write_an_idle_chunk(self: &Arc<Self>) -> bool {
-        if !self.disks.may_write() {
-            return false;
-        }
         let chunk = self.state().next_idle_chunk();
         let is_there = chunk.is_some();
         chunk.into_iter().for_each(|(key, pinned)| self.write_copy(key, pinned));
@@ -109,6 +115,7 @@ impl Cache {
                 None => false,
             };
             cache.state().disk.end(key, is_there);
+            cache.note_room();
             cache.moved.notify_one();
             if is_there {
                 cache.disk_events.notify_one();
@@ -135,9 +142,9 @@ fn copy_name(snapshot: &Snapshot, chunk: u32, pinned: &PinnedFiles) -> Option<Co
 
 impl State {
     /// Pins a chunk to be written. `is_idle`: also a chunk that memory keeps.
-    fn to_disk(&mut self, key: ChunkKey, may_write: bool, is_idle: bool) -> Option<PinnedFiles> {
+    fn to_disk(&mut self, key: ChunkKey, is_idle: bool) -> Option<PinnedFiles> {
         let was_begun = self.disk.is_begun(key);
-        let pinned = self.pin_for_disk(key, may_write, is_idle || was_begun, was_begun);
+        let pinned = self.pin_for_disk(key, is_idle || was_begun, was_begun);
         match pinned {
             Some(_) => self.disk.begin(key),
             None if was_begun => self.disk.end(key, false),
@@ -149,12 +156,11 @@ impl State {
     fn pin_for_disk(
         &self,
         key: ChunkKey,
-        may_write: bool,
         also_kept: bool,
         was_begun: bool,
     ) -> Option<PinnedFiles> {
         let may_begin = was_begun || self.disk.may_begin(key);
-        let is_mine = self.keeps && may_write && may_begin && self.served.owns(key);
+        let is_mine = self.keeps && may_begin && self.served.owns(key);
         let held = self.residency.get(key).filter(|_| is_mine)?;
         let Stage::Full { retention, span } = held.stage else { return None };
         let is_wanted = span.0 < span.1 && (also_kept || retention != Retention::Kept);
@@ -168,6 +174,6 @@ impl State {
         }
         let is_new = |key: &ChunkKey| self.served.owns(*key) && self.disk.may_begin(*key);
         let next = self.residency.staying().find(is_new)?;
-        Some((next, self.to_disk(next, true, true)?))
+        Some((next, self.to_disk(next, true)?))
     }
 }

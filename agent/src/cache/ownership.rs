@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use dl_runtime::blocking;
 
+use super::ahead::Stays;
 use super::wants::Fetch;
 use super::{Cache, State};
 use crate::peers::KeptElsewhere;
@@ -123,28 +124,33 @@ impl State {
             return None;
         }
         adoption.current = None;
-        if !self.can_keep() {
+        if !self.can_keep() && !self.disk.takes() {
             return None;
         }
         for _ in 0..CHECKED_MAX {
             let key = adoption.waiting.pop_front()?;
-            if !self.has(key) || self.residency.holds(key) {
+            if !self.has(key) || self.residency.holds(key) || self.disk.holds(key) {
                 continue;
             }
-            let Some(slot) = self.empty_a_slot(key, false, now) else {
+            let (slot, stays) = match self.can_keep() {
+                true => (self.empty_a_slot(key, false, now), Stays::AsItComes),
+                false => self.slot_for_tiers(key, now),
+            };
+            let Some(slot) = slot else {
                 adoption.waiting.push_front(key);
                 return None;
             };
             adoption.current = Some(key);
-            return Some(self.begin(key, slot, None, now));
+            return Some(self.begin_to_stay(key, slot, stays, now));
         }
         None
     }
 
-    /// The chunks of a dataset that this agent can keep, for the other agents.
+    /// The chunks of a dataset that this agent can keep in memory and on disk, for the other agents.
     pub(crate) fn capacity(&mut self, dataset: usize) -> Option<u32> {
         let others = self.residency.kept_of_others(dataset);
-        let now = self.keep_max().saturating_sub(others);
+        let in_memory = self.keep_max().saturating_sub(others);
+        let now = in_memory.saturating_add(self.disk.capacity(dataset));
         self.served.tell_capacity(dataset, now)
     }
 }

@@ -9,6 +9,7 @@ use dl_format::MemberId;
 use libdiesel::FilePlace;
 use tokio::sync::oneshot;
 
+use super::ahead::Stays;
 use super::peer_pins::{ChunkReply, PeerWaiter, PinnedFiles};
 use super::wants::Fetch;
 use super::{Cache, State};
@@ -49,15 +50,29 @@ impl State {
                 (ChunkReply::Coming(receiver), None)
             }
             Some(_) => (ChunkReply::Elsewhere, None),
-            None if !self.can_keep() => (ChunkReply::Elsewhere, None),
-            None => match self.slot_to_keep(key, now) {
+            None => match self.slot_for_peer(key, now) {
                 None => (ChunkReply::Elsewhere, None),
-                Some(slot) => {
+                Some((slot, stays)) => {
                     let fetch = self.begin_for_peer(key, slot, waiter, now);
+                    if stays == Stays::OnDisk {
+                        self.disk.begin(key);
+                    }
                     (ChunkReply::Coming(receiver), Some(fetch))
                 }
             },
         }
+    }
+
+    /// A slot for a chunk that another agent asks for: the chunk is on disk, or stays here.
+    fn slot_for_peer(&mut self, key: ChunkKey, now: Duration) -> Option<(u32, Stays)> {
+        if self.disk.holds(key) {
+            return Some((self.empty_a_slot(key, false, now)?, Stays::AsItComes));
+        }
+        let (slot, stays) = match self.can_keep() {
+            true => (self.slot_to_keep(key, now), Stays::InMemory),
+            false => self.slot_for_tiers(key, now),
+        };
+        Some((slot?, stays))
     }
 
     fn pin_chunk(&mut self, dataset: usize, slot: u32, span: (u32, u32)) -> Option<PinnedFiles> {
@@ -117,11 +132,14 @@ impl State {
     /// if the generation is `known`.
     pub(crate) fn kept_bits(&self, dataset: usize, known: u32) -> (u32, bool, Vec<u8>) {
         // An agent without a list sends 0.
-        let now = self.residency.generation().wrapping_add(1).max(1);
+        let generation = self.residency.generation().wrapping_add(self.disk.generation());
+        let (now, can_keep) =
+            (generation.wrapping_add(1).max(1), self.can_keep() || self.disk.takes());
         if now == known {
-            return (now, self.can_keep(), Vec::new());
+            return (now, can_keep, Vec::new());
         }
         let mut bits = ChunkBits::none(self.served.chunks(dataset));
+        self.disk.of(dataset).into_iter().for_each(|copies| bits.add_all(copies));
         for (key, held) in self.residency.iter() {
             let stays = match held.stage {
                 Stage::Full { retention, .. } => retention != Retention::Transient,
@@ -131,6 +149,6 @@ impl State {
                 bits.add(key.chunk);
             }
         }
-        (now, self.can_keep(), bits.into_bytes())
+        (now, can_keep, bits.into_bytes())
     }
 }

@@ -50,7 +50,8 @@ impl State {
         for (number, one) in self.connections.processes() {
             let has_peers =
                 || self.opens.get(one.dataset).is_some_and(|open| open.peers.connected() > 0);
-            let files_alone = match is_full && !self.orders.reads(number) {
+            let is_alone = is_full && !self.orders.reads(number) && !self.has_disk_for(one.dataset);
+            let files_alone = match is_alone {
                 true if !has_peers() => 1,
                 true if !has_room => 2,
                 _ => 0,
@@ -59,6 +60,13 @@ impl State {
             are_alone |= files_alone == 2;
         }
         self.has_file_requests = are_alone;
+    }
+
+    /// Whether disks have each chunk of a dataset that memory does not keep, or take it.
+    fn has_disk_for(&self, dataset: usize) -> bool {
+        let chunks = u64::from(self.served.chunks(dataset));
+        let held = || self.disk.count(dataset) + u64::from(self.residency.kept());
+        self.disk.takes() || self.disk.of(dataset).is_some() && held() >= chunks
     }
 
     /// Whether a kept chunk may leave for another.
@@ -80,6 +88,11 @@ impl State {
     pub(crate) fn reserve(&mut self, key: ChunkKey) -> bool {
         let most = self.keep_max();
         self.residency.reserve(key, most)
+    }
+
+    /// Reserves room in memory for a chunk on its way; true also if a disk takes it instead.
+    pub(crate) fn reserve_in_a_tier(&mut self, key: ChunkKey) -> bool {
+        self.reserve(key) || self.disk.takes()
     }
 
     /// The limit of kept chunks. The other slots are for transient chunks: two groups of each

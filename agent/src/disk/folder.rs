@@ -8,15 +8,17 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dl_format::DatasetId;
 use rustix::fs::{
-    AtFlags, CWD, Dir, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fstat, fstatvfs, futimens,
-    mkdirat, openat, statat, unlinkat,
+    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, flock, fstat,
+    fstatvfs, futimens, mkdirat, openat, stat, statat, unlinkat,
 };
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use super::copy::{Access, CopyName, Unfinished};
 use crate::place::Eviction;
@@ -39,6 +41,8 @@ pub(crate) struct Folder {
     folder: OwnedFd,
     usage: Mutex<File>,
     quota: u64,
+    /// The usage as last seen.
+    last_used: AtomicU64,
     pub(super) access: Access,
 }
 
@@ -64,19 +68,28 @@ pub(super) enum Added {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Used {
     pub(super) dataset: DatasetId,
-    uses: u64,
-    /// Seconds since 1970, as the next.
+    pub(super) uses: Uses,
+    /// The end or the begin of the last use: seconds since 1970, and nanoseconds.
+    pub(super) last: (i64, i64),
+    /// Bytes of the copies.
+    pub(super) bytes: u64,
+}
+
+/// The uses of a dataset, as the file of its lock tells.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Uses {
+    count: i64,
+    /// The first use in seconds since 1970.
     first: i64,
-    last: (i64, i64),
+    /// The name of the dataset at its last use.
+    pub(super) name: String,
 }
 
 impl Folder {
     /// Opens the folder of this user in a folder, and counts its copies.
     pub(super) fn open(at: &Path, quota: u64) -> io::Result<Self> {
-        let user = rustix::process::geteuid();
-        let path = at.join(format!("diesel-{}", user.as_raw()));
-        make_folder(CWD, &path)?;
-        let folder = open_folder(CWD, &path)?;
+        let (user, path) = (geteuid(), user_path(at));
+        let folder = Self::open_user(&path)?;
         let stat = fstat(&folder)?;
         if stat.st_uid != user.as_raw() || stat.st_mode & 0o077 != 0 {
             let why = format!(
@@ -88,12 +101,27 @@ impl Folder {
         }
         let usage = open_file(&folder, USAGE)?;
         let access = Access::of(&folder)?;
-        let opened = Self { folder, usage: Mutex::new(usage), quota, access };
+        let opened = Self { folder, usage: Mutex::new(usage), quota, last_used: AtomicU64::new(0), access };
         opened.change(|used| {
             *used = opened.count()?;
             Ok(())
         })?;
         Ok(opened)
+    }
+
+    /// Opens the folder of the user, and locks it as long as it is open.
+    fn open_user(path: &Path) -> io::Result<OwnedFd> {
+        // The folder may be removed in between.
+        for _ in 0..3 {
+            make_folder(CWD, path)?;
+            let folder = open_folder(CWD, path)?;
+            flock(&folder, FlockOperation::LockShared)?;
+            if stat(path).is_ok_and(|there| fstat(&folder).is_ok_and(|own| own.st_ino == there.st_ino))
+            {
+                return Ok(folder);
+            }
+        }
+        Err(io::ErrorKind::WouldBlock.into())
     }
 
     fn usage_file(&self) -> MutexGuard<'_, File> {
@@ -103,10 +131,14 @@ impl Folder {
     /// Bytes of all copies.
     pub(super) fn used(&self) -> io::Result<u64> {
         let file = self.usage_file();
-        match read_usage(&file)? {
-            Some(used) => Ok(used),
-            None => self.count(),
-        }
+        let used = read_usage(&file)?.map_or_else(|| self.count(), Ok)?;
+        self.last_used.store(used, Ordering::Relaxed);
+        Ok(used)
+    }
+
+    /// Bytes of all copies as last seen, without a call of the disk.
+    pub(super) fn last_used(&self) -> u64 {
+        self.last_used.load(Ordering::Relaxed)
     }
 
     /// Whether bytes fit into the quota now.
@@ -129,6 +161,7 @@ impl Folder {
             write_usage(&file, None)?;
             let changed = change(&mut used);
             write_usage(&file, Some(used))?;
+            self.last_used.store(used, Ordering::Relaxed);
             changed
         });
         file.unlock()?;
@@ -146,7 +179,7 @@ impl Folder {
     }
 
     /// The datasets with a folder.
-    fn datasets(&self) -> io::Result<Vec<DatasetId>> {
+    pub(super) fn datasets(&self) -> io::Result<Vec<DatasetId>> {
         Ok(names(&self.folder)?.iter().filter_map(|name| name.parse().ok()).collect())
     }
 
@@ -160,7 +193,7 @@ impl Folder {
 
     /// Begins to use the copies of a dataset. `now`: seconds since 1970. An error of the kind
     /// `WouldBlock` says that another process removes them at the moment.
-    pub(super) fn enter(&self, dataset: DatasetId, now: i64) -> io::Result<InUse> {
+    pub(super) fn enter(&self, dataset: DatasetId, label: &str, now: i64) -> io::Result<InUse> {
         let name = dataset.to_string();
         // The folder may be removed in between.
         for _ in 0..3 {
@@ -176,10 +209,10 @@ impl Folder {
             if !is_there {
                 continue;
             }
-            let (uses, first) = read_uses(&lock)?;
-            let first = if uses == 0 { now } else { first };
+            let uses = read_uses(&lock)?;
+            let first = if uses.count == 0 { now } else { uses.first };
             lock.set_len(0)?;
-            lock.write_all_at(format!("{} {first}\n", uses + 1).as_bytes(), 0)?;
+            lock.write_all_at(format!("{} {first} {label}\n", uses.count + 1).as_bytes(), 0)?;
             return Ok(InUse { folder, lock });
         }
         Err(io::ErrorKind::WouldBlock.into())
@@ -227,16 +260,27 @@ impl Folder {
         for dataset in self.datasets()? {
             let Some(folder) = self.existing(dataset)? else { continue };
             let Ok(lock) = open_existing(&folder, USE) else { continue };
-            let (uses, first) = read_uses(&lock)?;
-            let stat = fstat(&lock)?;
-            all.push(Used { dataset, uses, first, last: (stat.st_mtime, stat.st_mtime_nsec as i64) });
+            let (uses, stat) = (read_uses(&lock)?, fstat(&lock)?);
+            let last = (stat.st_mtime, stat.st_mtime_nsec as i64);
+            let bytes = copies(&folder)?.iter().map(CopyName::bytes).sum();
+            all.push(Used { dataset, uses, last, bytes });
         }
         all.sort_by_key(|used| match eviction {
-            Eviction::Lfu => (used.uses as i64, used.last),
-            Eviction::Fifo => (used.first, used.last),
+            Eviction::Lfu => (used.uses.count, used.last),
+            Eviction::Fifo => (used.uses.first, used.last),
             Eviction::Lru | Eviction::Keep => (0, used.last),
         });
         Ok(all)
+    }
+
+    /// Whether no agent has a dataset open.
+    pub(super) fn is_free(&self, dataset: DatasetId) -> io::Result<bool> {
+        let Some(folder) = self.existing(dataset)? else { return Ok(true) };
+        match open_existing(&folder, USE)?.try_lock() {
+            Ok(()) => Ok(true),
+            Err(TryLockError::WouldBlock) => Ok(false),
+            Err(TryLockError::Error(why)) => Err(why),
+        }
     }
 
     /// Removes all copies of a dataset that no agent has open; gives the bytes, or none if an agent
@@ -260,6 +304,22 @@ impl Folder {
         Ok(Some(copies.iter().map(CopyName::bytes).sum()))
     }
 
+    /// Removes the folder of the user if it holds no copies and no agent uses it.
+    pub(super) fn remove_user(self, at: &Path) -> io::Result<()> {
+        // In place of the shared lock of this value.
+        if flock(&self.folder, FlockOperation::NonBlockingLockExclusive).is_err()
+            || !self.datasets()?.is_empty()
+        {
+            return Ok(());
+        }
+        let path = user_path(at);
+        unlinkat(&self.folder, USAGE, AtFlags::empty())?;
+        match unlinkat(CWD, path, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOTEMPTY) => Ok(()),
+            Err(why) => Err(why.into()),
+        }
+    }
+
     /// Removes datasets that no agent has open until bytes fit; false if they don't.
     pub(super) fn make_room(&self, bytes: u64, eviction: Eviction) -> io::Result<bool> {
         let has_room = || Ok::<_, io::Error>(self.has_room(bytes)? && self.has_free_space()?);
@@ -276,6 +336,11 @@ impl Folder {
         }
         Ok(false)
     }
+}
+
+/// The folder of the user in a folder.
+pub(super) fn user_path(at: &Path) -> PathBuf {
+    at.join(format!("diesel-{}", geteuid().as_raw()))
 }
 
 impl InUse {
@@ -316,16 +381,17 @@ fn write_usage(file: &File, used: Option<u64>) -> io::Result<()> {
     file.write_all_at(text.as_bytes(), 0)
 }
 
-/// The number of uses, and the first.
-fn read_uses(file: &File) -> io::Result<(u64, i64)> {
-    let mut text = [0; 64];
+/// The uses of a dataset; none for a file with something else.
+fn read_uses(file: &File) -> io::Result<Uses> {
+    let mut text = [0; 1_024];
     let length = file.read_at(&mut text, 0)?;
-    let text = text.get(..length).and_then(|text| std::str::from_utf8(text).ok());
-    let numbers = text.and_then(|text| {
-        let (uses, first) = text.trim_end().split_once(' ')?;
-        Some((uses.parse().ok()?, first.parse().ok()?))
-    });
-    Ok(numbers.unwrap_or_default())
+    let text = String::from_utf8_lossy(text.get(..length).unwrap_or_default()).into_owned();
+    let mut words = text.trim_end().splitn(3, ' ');
+    let mut number = || words.next().and_then(|word| word.parse().ok());
+    let (count, first) = (number(), number());
+    let name = words.next().unwrap_or_default().to_owned();
+    let uses = count.zip(first).map(|(count, first)| Uses { count, first, name });
+    Ok(uses.unwrap_or_default())
 }
 
 fn make_folder(of: impl AsFd, name: impl rustix::path::Arg) -> io::Result<()> {

@@ -3,6 +3,7 @@
 //! Must hold: no byte of a disk reaches a reader unchecked. A disk costs time at most: without it, the
 //! chunk comes from the next source.
 
+mod clean;
 mod copy;
 mod folder;
 mod health;
@@ -18,6 +19,7 @@ use dl_format::{ChunkId, DatasetId};
 use dl_runtime::Clock;
 use serde::{Deserialize, Serialize};
 
+pub use clean::{DiskDataset, DiskFate, clean_disk};
 pub(crate) use copy::{BLOCK, CopyFile, CopyName, blocks};
 use folder::InUse;
 pub(crate) use tier::Unread;
@@ -42,7 +44,8 @@ pub struct TierStatus {
     pub path: String,
     /// Most bytes of copies.
     pub quota_bytes: u64,
-    /// Bytes of the copies of all agents of the user; none while the disk gives no answer.
+    /// Bytes of the copies of all agents of the user, as last seen; none before the first answer of the
+    /// disk.
     pub used_bytes: Option<u64>,
     /// Chunks read.
     pub chunks_read: u64,
@@ -127,7 +130,7 @@ impl Disks {
     }
 
     /// Lists the copies of a dataset, as far as its folders have changed.
-    pub(crate) async fn list(&self, dataset: DatasetId) {
+    pub(crate) async fn list(&self, dataset: DatasetId, label: &str) {
         for (number, tier) in self.tiers.iter().enumerate() {
             let known = {
                 let mut shelves = self.shelves();
@@ -135,7 +138,7 @@ impl Disks {
                 place.map(|place| (Arc::clone(&place.of), place.listed))
             };
             let place = match known {
-                None => tier.enter(dataset).await.map(|(of, names)| Place::new(of, None, names)),
+                None => tier.enter(dataset, label).await.map(|(of, names)| Place::new(of, None, names)),
                 Some((of, listed)) => {
                     let listed = tier.list(&of, listed).await;
                     listed.map(|(at, names)| Place::new(of, Some(at), names))
@@ -212,9 +215,9 @@ impl Disks {
         place.into_iter().for_each(|place| _ = place.copies.remove(&copy.name.chunk));
     }
 
-    /// Whether a disk takes a chunk at the moment.
-    pub(crate) fn may_write(&self) -> bool {
-        self.tiers.iter().any(Tier::may_write)
+    /// Bytes for further copies, as last known; none while no disk takes any.
+    pub(crate) fn room(&self) -> Option<u64> {
+        self.tiers.iter().filter_map(Tier::room).reduce(u64::saturating_add)
     }
 
     /// Writes a copy of a chunk into the first tier that takes it; false if none does.
@@ -225,7 +228,7 @@ impl Disks {
         pinned: PinnedFiles,
     ) -> bool {
         let pinned = Arc::new(pinned);
-        for (number, tier) in self.tiers.iter().enumerate().filter(|(_, tier)| tier.may_write()) {
+        for (number, tier) in self.tiers.iter().enumerate().filter(|(_, tier)| tier.room().is_some()) {
             let of = {
                 let shelves = self.shelves();
                 let place = shelves.get(&dataset).and_then(|shelf| shelf.places.get(&number));
@@ -245,11 +248,10 @@ impl Disks {
     }
 
     /// What is told of each disk.
-    pub(crate) async fn status(&self) -> Vec<TierStatus> {
-        let mut all = Vec::new();
-        for tier in &self.tiers {
-            all.push(tier.status().await);
-        }
-        all
+    pub(crate) fn status(&self) -> Vec<TierStatus> {
+        self.tiers.iter().map(Tier::status).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -159,14 +159,19 @@ impl Tier {
     }
 
     /// Begins to use the copies of a dataset; gives them.
-    pub(super) async fn enter(&self, dataset: DatasetId) -> Option<(Arc<InUse>, Vec<CopyName>)> {
+    pub(super) async fn enter(
+        &self,
+        dataset: DatasetId,
+        label: &str,
+    ) -> Option<(Arc<InUse>, Vec<CopyName>)> {
         if !self.health().may_try(self.clock.monotonic()) {
             return None;
         }
         let folder = self.folder().await?;
         let now = self.clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let label = label.to_owned();
         let enter = move || {
-            let of = folder.enter(dataset, now as i64)?;
+            let of = folder.enter(dataset, &label, now as i64)?;
             let copies = of.list()?;
             Ok((Arc::new(of), copies))
         };
@@ -182,8 +187,9 @@ impl Tier {
         if !self.health().may_try(self.clock.monotonic()) {
             return None;
         }
-        let of = Arc::clone(of);
+        let (of, folder) = (Arc::clone(of), self.folder.get().map(Arc::clone)?);
         let list = move || {
+            folder.used()?;
             let at = of.changed_at()?;
             let copies = if Some(at) == before { None } else { Some(of.list()?) };
             Ok(copies.map(|copies| (at, copies)))
@@ -228,9 +234,11 @@ impl Tier {
         let _ = self.call(&self.writers, TIMEOUT, remove).await;
     }
 
-    /// Whether chunks may be written at the moment.
-    pub(super) fn may_write(&self) -> bool {
-        self.folder.get().is_some() && self.health().may_write(self.clock.monotonic())
+    /// Bytes for further copies, as last known; none if nothing may be written at the moment.
+    pub(super) fn room(&self) -> Option<u64> {
+        let folder = self.folder.get()?;
+        let may_write = self.health().may_write(self.clock.monotonic());
+        may_write.then(|| self.config.quota.saturating_sub(folder.last_used()))
     }
 
     /// Writes a copy; false if it was not kept.
@@ -285,22 +293,15 @@ impl Tier {
         }
     }
 
-    /// What is told of the tier.
-    pub(super) async fn status(&self) -> TierStatus {
+    /// What is told of the tier, without a call of the disk.
+    pub(super) fn status(&self) -> TierStatus {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let now = self.clock.monotonic();
-        let used = match self.folder.get().map(Arc::clone) {
-            Some(folder) if self.health().may_write(now) => {
-                self.call(&self.readers, TIMEOUT, move || folder.used()).await.ok()
-            }
-            _ => None,
-        };
-        let health = self.health();
-        let access = self.folder.get().map(|folder| folder.access);
+        let (now, health, folder) = (self.clock.monotonic(), self.health(), self.folder.get());
+        let access = folder.map(|folder| folder.access);
         TierStatus {
             path: self.config.path.display().to_string(),
             quota_bytes: self.config.quota,
-            used_bytes: used,
+            used_bytes: folder.map(|folder| folder.last_used()),
             chunks_read: count(&self.counts.read),
             bytes_read: count(&self.counts.bytes_read),
             chunks_written: count(&self.counts.written),

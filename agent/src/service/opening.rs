@@ -255,7 +255,7 @@ impl Opener {
             Ok(open)
         };
         let open = unblocked(find_owners).await?;
-        let copies = self.cache.first_copies(&open.snapshot).await;
+        let copies = self.cache.first_copies(&open.snapshot, &open.name).await;
         self.add_listed(open, copies, found)
     }
 

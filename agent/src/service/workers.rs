@@ -110,10 +110,9 @@ impl WorkerServer {
                 (ToAgent::Status, _) => {
                     let cache = Arc::clone(&self.cache);
                     let (member, idle) = (Arc::clone(&self.opener.member), self.idle);
-                    let tiers = cache.disks.status().await;
                     let text = move || {
                         let (task, address) = (member.task(), member.address());
-                        status::text(&cache, tiers, task, address, idle, member.about())
+                        status::text(&cache, task, address, idle, member.about())
                     };
                     let status = blocking::run(text).await.unwrap_or_default();
                     socket.send(&FromAgent::Status(status), &[], Duration::ZERO)?;

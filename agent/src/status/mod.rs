@@ -190,7 +190,6 @@ pub struct WorkerStatus {
 /// The state of the agent as JSON. Blocks.
 pub(crate) fn text(
     cache: &Cache,
-    tiers: Vec<TierStatus>,
     task: &TaskName,
     peer_address: &str,
     idle: Duration,
@@ -218,6 +217,7 @@ pub(crate) fn text(
     status.peers_left_out = peers.len().saturating_sub(SHOWN_MAX) as u64;
     peers.truncate(SHOWN_MAX);
     status.peers = peers;
+    let tiers = cache.disks.status();
     status.chunks_to_disk = tiers.iter().map(|tier| tier.chunks_written).sum();
     status.tiers = tiers;
     status.peer_address = peer_address.to_owned();

@@ -3,6 +3,7 @@
 //! Must hold: `start` returns when the agent serves the dataset; a started agent lives on without
 //! the command.
 
+mod clean;
 mod log;
 mod prefetch;
 mod serve;
@@ -37,7 +38,9 @@ use tiers::Tiers;
   dlcmd agent start dl://imagenet --task resnet-7 --memory 64GiB --policy oneshot
   dlcmd agent prefetch dl://imagenet/val --task resnet-7 --wait
   dlcmd agent status --task resnet-7
-  dlcmd agent stop --task resnet-7")]
+  dlcmd agent stop --task resnet-7
+  dlcmd agent start dl://imagenet --task resnet-7 --tiers memory:8GiB,/nvme:200GiB
+  dlcmd agent clean /nvme --older 7d --dry-run")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     action: Action,
@@ -45,6 +48,15 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
+    #[command(flatten)]
+    OfTask(TaskAction),
+    /// Remove copies of chunks from a folder of --tiers, of the datasets that no agent has open
+    Clean(clean::Clean),
+}
+
+/// An action for the agent of a task.
+#[derive(Debug, Subcommand)]
+enum TaskAction {
     /// Start the agent, unless running, and return when the dataset is served
     Start(Start),
     /// Run the agent in the foreground
@@ -218,9 +230,20 @@ pub(crate) fn run(
     context: &Context,
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
-    let task = task(context)?;
     match arguments.action {
-        Action::Start(Start { dataset, settings }) => {
+        Action::Clean(arguments) => clean::run(arguments, context, out),
+        Action::OfTask(action) => run_for_task(action, context, out),
+    }
+}
+
+fn run_for_task(
+    action: TaskAction,
+    context: &Context,
+    out: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    let task = task(context)?;
+    match action {
+        TaskAction::Start(Start { dataset, settings }) => {
             whole_dataset("agent start", &dataset)?;
             let plan = settings.plan()?;
             plan.tiers.missing().map_or(Ok(()), |why| Err(Failure::usage(why)))?;
@@ -230,16 +253,16 @@ pub(crate) fn run(
             notes.iter().for_each(|note| context.notes.note(note));
             started::report(&settings, context, &task, out)
         }
-        Action::Run(settings) => {
+        TaskAction::Run(settings) => {
             let plan = settings.plan()?;
             plan.tiers.missing().map_or(Ok(()), |why| Err(Failure::usage(why)))?;
             serve::in_foreground(plan, context, &task)
         }
-        Action::Spawn(settings) => serve::spawn(&settings, &task),
-        Action::Serve(settings) => serve::from_worker(settings.plan()?, context, &task),
-        Action::Status => show::run(context, &task, out),
-        Action::Prefetch(arguments) => prefetch::run(arguments, context, &task, out),
-        Action::Stop => {
+        TaskAction::Spawn(settings) => serve::spawn(&settings, &task),
+        TaskAction::Serve(settings) => serve::from_worker(settings.plan()?, context, &task),
+        TaskAction::Status => show::run(context, &task, out),
+        TaskAction::Prefetch(arguments) => prefetch::run(arguments, context, &task, out),
+        TaskAction::Stop => {
             agent::stop(&context.options, &task)?;
             Ok(Exit::Done)
         }

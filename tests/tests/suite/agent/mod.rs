@@ -5,6 +5,7 @@ mod board;
 mod cgroup;
 mod changes;
 mod direct;
+mod disks;
 mod environment;
 mod leaving;
 mod memory;
