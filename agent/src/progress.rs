@@ -15,8 +15,8 @@ pub(crate) struct Progress {
     pub(crate) bytes: AtomicU64,
     /// Requested bytes.
     pub(crate) length: AtomicU64,
-    /// The address of the agent that is the source.
-    peer: Mutex<Option<String>>,
+    /// The address of the agent, or the folder on a disk, that is the source.
+    source: Mutex<Option<String>>,
 }
 
 impl Progress {
@@ -24,14 +24,14 @@ impl Progress {
         Self { since, ..Self::default() }
     }
 
-    /// Begins with a source: another agent by its address, or the servers.
-    pub(crate) fn comes_from(&self, peer: Option<&str>) {
-        *self.peer.lock().unwrap_or_else(PoisonError::into_inner) = peer.map(str::to_owned);
+    /// Begins with a source: another agent by its address, a disk by its folder, or the servers.
+    pub(crate) fn comes_from(&self, source: Option<&str>) {
+        *self.source.lock().unwrap_or_else(PoisonError::into_inner) = source.map(str::to_owned);
         self.bytes.store(0, Ordering::Relaxed);
     }
 
-    /// The address of the agent that is the source.
-    pub(crate) fn peer(&self) -> Option<String> {
-        self.peer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The address of the agent, or the folder on a disk, that is the source.
+    pub(crate) fn source(&self) -> Option<String> {
+        self.source.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -10,6 +10,10 @@ use super::wants::Fetch;
 use crate::Policy;
 use crate::place::{ChunkKey, Presence, Retention, Stage};
 
+/// Most chunks on their way to a disk without a reader, and for other agents.
+const AHEAD_MAX: usize = 4;
+pub(super) const FOR_PEERS_MAX: usize = 16;
+
 /// Where a chunk will stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stays {
@@ -40,25 +44,25 @@ impl State {
         if let Some(key) = self.next_of_prefetches() {
             let (slot, stays) = self.slot_for_prefetch(key, now);
             // Once a disk has taken a chunk under way, it takes the next.
-            self.backlog.is_stuck = slot.is_none() && !(self.disk.takes() && self.disk.is_busy());
+            self.backlog.is_stuck = slot.is_none() && !(self.disk.takes() && self.disk.under_way() > 0);
             return Some(self.begin_to_stay(key, slot?, stays, now));
         }
         let is_possible = policy == Policy::OneShot && (self.disk.takes() || self.has_room(true));
         let key = is_possible.then(|| self.next_of_all()).flatten()?;
         let (slot, stays) = match self.disk.takes() {
-            true => self.slot_for_tiers(key, now),
+            true => self.slot_for_tiers(key, AHEAD_MAX, now),
             false => (self.slot_to_keep(key, now), Stays::AsItComes),
         };
         Some(self.begin_to_stay(key, slot?, stays, now))
     }
 
     /// Begins a fetch, and reserves the room for its chunk.
-    pub(super) fn begin_to_stay(&mut self, key: ChunkKey, slot: u32, stays: Stays, now: Duration) -> Fetch {
+    fn begin_to_stay(&mut self, key: ChunkKey, slot: u32, stays: Stays, now: Duration) -> Fetch {
         let fetch = self.begin(key, slot, None, now);
         match stays {
             Stays::AsItComes => {}
             Stays::InMemory => _ = self.reserve(key),
-            Stays::OnDisk => self.disk.begin(key),
+            Stays::OnDisk => self.disk.queue(key),
         }
         fetch
     }
@@ -67,7 +71,8 @@ impl State {
     fn next_of_readers(&mut self) -> Option<ChunkKey> {
         let staying = self.residency.kept() + self.residency.copies();
         let workers = self.connections.workers();
-        let room = self.slots.usable().saturating_sub(staying).saturating_sub(workers);
+        let other = staying.saturating_add(workers).saturating_add(self.slots_for_peers());
+        let room = self.slots.usable().saturating_sub(other);
         let residency = &self.residency;
         let presence = |key| match residency.get(key).map(|held| held.stage) {
             None => Presence::Absent,
@@ -101,7 +106,7 @@ impl State {
     fn slot_for_prefetch(&mut self, key: ChunkKey, now: Duration) -> (Option<u32>, Stays) {
         let is_own = self.served.owns(key);
         if is_own && self.disk.takes() {
-            return self.slot_for_tiers(key, now);
+            return self.slot_for_tiers(key, AHEAD_MAX, now);
         }
         let slot = match self.has_room(is_own) {
             true if is_own => self.slot_to_keep(key, now),
@@ -112,12 +117,18 @@ impl State {
     }
 
     /// A slot for an own chunk that stays in memory or, without room there, goes on to a disk.
-    pub(super) fn slot_for_tiers(&mut self, key: ChunkKey, now: Duration) -> (Option<u32>, Stays) {
+    /// At most `most` chunks are on their way to a disk.
+    pub(super) fn slot_for_tiers(
+        &mut self,
+        key: ChunkKey,
+        most: usize,
+        now: Duration,
+    ) -> (Option<u32>, Stays) {
         if self.can_keep() {
             return (self.slot_to_keep(key, now), Stays::InMemory);
         }
-        let may_begin = self.disk.may_begin(key);
-        let slot = may_begin.then(|| self.empty_a_slot(key, false, now)).flatten();
+        let is_possible = self.disk.may_queue(key) && self.disk.under_way() < most;
+        let slot = is_possible.then(|| self.empty_a_slot(key, false, now)).flatten();
         (slot, Stays::OnDisk)
     }
 

@@ -21,9 +21,12 @@ impl State {
         if let Some(slot) = self.slots.take(now) {
             return Some(slot);
         }
+        // Readers wait for no write to a disk.
+        let is_urgent = is_awaited || self.orders.needs(wanted);
         for _ in 0..self.residency.transient().count() {
             let key = self.residency.next_transient()?;
-            if key == wanted || self.orders.needs(key) {
+            let is_spared = !is_urgent && self.disk.is_queued(key);
+            if key == wanted || self.orders.needs(key) || is_spared {
                 continue;
             }
             if let Some(slot) = self.drop_chunk(key) {

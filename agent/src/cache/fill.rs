@@ -100,7 +100,7 @@ fn start(cache: &Arc<Cache>, fetch: Fetch) {
         match filled {
             Ok(filled) => {
                 cache.state().filled(key, filled, cache.now());
-                cache.keep_on_disk(key);
+                cache.keep_on_disk(key, filled.origin);
             }
             Err(Failure::Final(why)) => {
                 tracing::warn!(dataset = open.name, chunk = key.chunk, why, "fetch a chunk");

@@ -12,7 +12,7 @@ use libdiesel::Snapshot;
 
 use super::{Cache, PinnedFiles, State};
 use crate::disk::CopyName;
-use crate::place::{ChunkBits, ChunkKey, Retention, Stage};
+use crate::place::{ChunkBits, ChunkKey, Origin, Retention, Stage};
 
 /// Interval between two looks for copies of other agents.
 const LIST_INTERVAL: Duration = Duration::from_secs(10);
@@ -35,7 +35,8 @@ pub(crate) async fn watch_disks(cache: Arc<Cache>) {
             cache.list_disks().await;
         }
         cache.note_room();
-        let is_writing = cache.write_an_idle_chunk();
+        cache.state().queue_an_idle_chunk();
+        let is_writing = cache.write_copies();
         tokio::select! {
             () = cache.disk_events.notified(), if is_writing => {}
             () = cache.clock.sleep(POLL_INTERVAL) => {}
@@ -86,21 +87,26 @@ impl Cache {
         state.disk.set_room(bytes.is_some(), u32::try_from(chunks).unwrap_or(u32::MAX));
     }
 
-    /// Writes a chunk that has just arrived, unless memory keeps it.
-    pub(crate) fn keep_on_disk(self: &Arc<Self>, key: ChunkKey) {
+    /// Queues a chunk that has just arrived to be written, unless memory keeps it.
+    pub(crate) fn keep_on_disk(self: &Arc<Self>, key: ChunkKey, origin: Origin) {
         if self.disks.is_empty() {
             return;
         }
-        let pinned = self.state().to_disk(key, false);
-        pinned.into_iter().for_each(|pinned| self.write_copy(key, pinned));
+        let open = self.state().opens.get(key.dataset).map(Arc::clone);
+        // Another agent keeps the chunk, and was too slow or busy.
+        let is_elsewhere = open.is_some_and(|open| open.peers.holder(key.chunk).is_some());
+        self.state().queue_for_disk(key, origin, is_elsewhere);
+        self.write_copies();
     }
 
-    /// Writes a chunk kept in memory if nothing is read; true if one is under way.
-    fn write_an_idle_chunk(self: &Arc<Self>) -> bool {
-        let chunk = self.state().next_idle_chunk();
-        let is_there = chunk.is_some();
-        chunk.into_iter().for_each(|(key, pinned)| self.write_copy(key, pinned));
-        is_there
+    /// Begins to write chunks that wait for it; true if a chunk is being written.
+    fn write_copies(self: &Arc<Self>) -> bool {
+        loop {
+            let next = self.state().next_to_write();
+            let Some((key, pinned)) = next else { break };
+            self.write_copy(key, pinned);
+        }
+        self.state().disk.under_way() > 0
     }
 
     fn write_copy(self: &Arc<Self>, key: ChunkKey, pinned: PinnedFiles) {
@@ -116,6 +122,7 @@ impl Cache {
             };
             cache.state().disk.end(key, is_there);
             cache.note_room();
+            cache.write_copies();
             cache.moved.notify_one();
             if is_there {
                 cache.disk_events.notify_one();
@@ -141,39 +148,48 @@ fn copy_name(snapshot: &Snapshot, chunk: u32, pinned: &PinnedFiles) -> Option<Co
 }
 
 impl State {
-    /// Pins a chunk to be written. `is_idle`: also a chunk that memory keeps.
-    fn to_disk(&mut self, key: ChunkKey, is_idle: bool) -> Option<PinnedFiles> {
-        let was_begun = self.disk.is_begun(key);
-        let pinned = self.pin_for_disk(key, is_idle || was_begun, was_begun);
-        match pinned {
-            Some(_) => self.disk.begin(key),
-            None if was_begun => self.disk.end(key, false),
-            None => {}
+    /// Queues a chunk that memory does not keep: an own chunk, or a chunk that its owner had no room
+    /// for.
+    fn queue_for_disk(&mut self, key: ChunkKey, origin: Origin, is_elsewhere: bool) {
+        let is_of_servers = matches!(origin, Origin::Servers | Origin::ServersInstead);
+        let is_mine = is_of_servers && !is_elsewhere || self.served.owns(key);
+        let is_wanted = self.keeps && is_mine && self.disk.may_queue(key);
+        let held = self.residency.get(key).filter(|_| is_wanted);
+        let stage = held.map(|held| held.stage);
+        if matches!(stage, Some(Stage::Full { retention, .. }) if retention != Retention::Kept) {
+            self.disk.queue(key);
         }
-        pinned
     }
 
-    fn pin_for_disk(
-        &self,
-        key: ChunkKey,
-        also_kept: bool,
-        was_begun: bool,
-    ) -> Option<PinnedFiles> {
-        let may_begin = was_begun || self.disk.may_begin(key);
-        let is_mine = self.keeps && may_begin && self.served.owns(key);
-        let held = self.residency.get(key).filter(|_| is_mine)?;
-        let Stage::Full { retention, span } = held.stage else { return None };
-        let is_wanted = span.0 < span.1 && (also_kept || retention != Retention::Kept);
-        is_wanted.then(|| self.slots.pin_chunk(held.slot, span)).flatten()
+    /// Queues the next chunk in memory without a copy, while nothing is read.
+    fn queue_an_idle_chunk(&mut self) {
+        let is_busy = self.orders.are_read() || self.waiters.awaited().next().is_some();
+        if is_busy || self.disk.under_way() > 0 {
+            return;
+        }
+        let is_new = |key: &ChunkKey| self.served.owns(*key) && self.disk.may_queue(*key);
+        let next = self.residency.staying().find(is_new);
+        next.into_iter().for_each(|key| self.disk.queue(key));
     }
 
-    /// The next chunk in memory without a copy, while no order is read and no chunk is awaited.
-    fn next_idle_chunk(&mut self) -> Option<(ChunkKey, PinnedFiles)> {
-        if self.orders.are_read() || self.waiters.awaited().next().is_some() {
-            return None;
+    /// The next chunk to be written, pinned.
+    fn next_to_write(&mut self) -> Option<(ChunkKey, PinnedFiles)> {
+        let residency = &self.residency;
+        let is_there = |key| match residency.get(key).map(|held| held.stage) {
+            Some(Stage::Filling(_)) => false,
+            // A chunk that has left memory leaves the queue.
+            Some(Stage::Full { .. }) | None => true,
+        };
+        loop {
+            let key = self.disk.next(is_there)?;
+            let pinned = self.residency.get(key).and_then(|held| match held.stage {
+                Stage::Full { span, .. } if span.0 < span.1 => self.slots.pin_chunk(held.slot, span),
+                _ => None,
+            });
+            match pinned {
+                Some(pinned) => return Some((key, pinned)),
+                None => self.disk.end(key, false),
+            }
         }
-        let is_new = |key: &ChunkKey| self.served.owns(*key) && self.disk.may_begin(*key);
-        let next = self.residency.staying().find(is_new)?;
-        Some((next, self.to_disk(next, true)?))
     }
 }

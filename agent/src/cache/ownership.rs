@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use dl_runtime::blocking;
 
-use super::ahead::Stays;
 use super::wants::Fetch;
 use super::{Cache, State};
 use crate::peers::KeptElsewhere;
@@ -124,7 +123,7 @@ impl State {
             return None;
         }
         adoption.current = None;
-        if !self.can_keep() && !self.disk.takes() {
+        if !self.can_keep() {
             return None;
         }
         for _ in 0..CHECKED_MAX {
@@ -132,16 +131,12 @@ impl State {
             if !self.has(key) || self.residency.holds(key) || self.disk.holds(key) {
                 continue;
             }
-            let (slot, stays) = match self.can_keep() {
-                true => (self.empty_a_slot(key, false, now), Stays::AsItComes),
-                false => self.slot_for_tiers(key, now),
-            };
-            let Some(slot) = slot else {
+            let Some(slot) = self.empty_a_slot(key, false, now) else {
                 adoption.waiting.push_front(key);
                 return None;
             };
             adoption.current = Some(key);
-            return Some(self.begin_to_stay(key, slot, stays, now));
+            return Some(self.begin(key, slot, None, now));
         }
         None
     }
@@ -150,7 +145,8 @@ impl State {
     pub(crate) fn capacity(&mut self, dataset: usize) -> Option<u32> {
         let others = self.residency.kept_of_others(dataset);
         let in_memory = self.keep_max().saturating_sub(others);
-        let now = in_memory.saturating_add(self.disk.capacity(dataset));
+        let is_own = |chunk| self.served.owns(ChunkKey { dataset, chunk });
+        let now = in_memory.saturating_add(self.disk.capacity(dataset, is_own));
         self.served.tell_capacity(dataset, now)
     }
 }

@@ -108,6 +108,8 @@ pub(crate) enum ChunkReply {
     /// The chunk is being fetched from the servers; the channel closes without a value if the fetch
     /// fails.
     Coming(oneshot::Receiver<PinnedFiles>),
+    /// The chunk is on a disk here, and no slot is free at the moment.
+    Later,
     /// The chunk can't be kept here, or comes from another agent.
     Elsewhere,
 }

@@ -9,7 +9,7 @@ use dl_format::MemberId;
 use libdiesel::FilePlace;
 use tokio::sync::oneshot;
 
-use super::ahead::Stays;
+use super::ahead::{FOR_PEERS_MAX, Stays};
 use super::peer_pins::{ChunkReply, PeerWaiter, PinnedFiles};
 use super::wants::Fetch;
 use super::{Cache, State};
@@ -51,11 +51,12 @@ impl State {
             }
             Some(_) => (ChunkReply::Elsewhere, None),
             None => match self.slot_for_peer(key, now) {
+                None if self.disk.holds(key) => (ChunkReply::Later, None),
                 None => (ChunkReply::Elsewhere, None),
                 Some((slot, stays)) => {
                     let fetch = self.begin_for_peer(key, slot, waiter, now);
                     if stays == Stays::OnDisk {
-                        self.disk.begin(key);
+                        self.disk.queue(key);
                     }
                     (ChunkReply::Coming(receiver), Some(fetch))
                 }
@@ -70,7 +71,7 @@ impl State {
         }
         let (slot, stays) = match self.can_keep() {
             true => (self.slot_to_keep(key, now), Stays::InMemory),
-            false => self.slot_for_tiers(key, now),
+            false => self.slot_for_tiers(key, FOR_PEERS_MAX, now),
         };
         Some((slot?, stays))
     }

@@ -7,8 +7,8 @@ use dl_node::Gauge;
 use super::State;
 use crate::place::{ChunkKey, Eviction};
 
-/// Slots for chunks on their way to a disk, at most.
-const DISK_SLOTS: u32 = 4;
+/// Slots for chunks on their way to and from disks without a reader here, at most.
+const DISK_SLOTS: u32 = 8;
 
 impl State {
     /// Whether there is room for a chunk without an urgent reader. `is_own`: this agent owns the
@@ -95,6 +95,13 @@ impl State {
         self.reserve(key) || self.disk.takes()
     }
 
+    /// Slots through which chunks pass from disks to other agents. Without them, two agents whose slots
+    /// all wait for the other agent's chunks would wait for long.
+    pub(super) fn slots_for_peers(&self) -> u32 {
+        let has_peers = || self.opens.iter().any(|(_, open)| open.peers.connected() > 0);
+        if self.has_disks && has_peers() { DISK_SLOTS.min(self.slots.usable() / 4) } else { 0 }
+    }
+
     /// The limit of kept chunks. The other slots are for transient chunks: two groups of each
     /// active order, and a slot for each worker.
     pub(crate) fn keep_max(&self) -> u32 {
@@ -106,8 +113,13 @@ impl State {
         let workers = self.connections.workers() * each;
         let transient = self.orders.transient_slots().saturating_add(workers);
         let usable = self.slots.usable();
-        // Chunks pass through transient slots on their way to a disk.
-        let passing = if self.has_disks { DISK_SLOTS.min(usable / DISK_SLOTS) } else { 0 };
-        usable.saturating_sub(transient.max(passing))
+        if !self.has_disks {
+            return usable.saturating_sub(transient);
+        }
+        let transient = match self.slots_for_peers() {
+            0 => transient.max(DISK_SLOTS.min(usable / 4)),
+            for_peers => transient.saturating_add(for_peers),
+        };
+        usable.saturating_sub(transient)
     }
 }

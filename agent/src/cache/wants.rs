@@ -165,7 +165,7 @@ impl State {
         if let Some(counts) = self.counts.get_mut(key.dataset) {
             counts.failed_fetches += 1;
         }
-        self.disk.end(key, false);
+        self.disk.give_up(key);
         if is_final {
             self.orders.exclude(key);
         } else {

@@ -40,6 +40,12 @@ impl ChunkBits {
         byte.into_iter().for_each(|byte| *byte &= !(1 << (chunk % 8)));
     }
 
+    /// The chunks.
+    pub fn iter(&self) -> impl Iterator<Item = u32> {
+        let bits = self.0.len() as u32 * u8::BITS;
+        (0..bits).filter(|chunk| self.holds(*chunk))
+    }
+
     /// The number of chunks.
     pub fn count(&self) -> u64 {
         self.0.iter().map(|byte| u64::from(byte.count_ones())).sum()

@@ -1,21 +1,26 @@
-//! The chunks of which a local disk has a copy.
+//! The chunks of which a local disk has a copy, or is to get one.
 //!
-//! Must hold: a chunk is written by one task at a time.
+//! Must hold: a chunk is written by one task at a time, and few chunks are written at a time.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::{ChunkBits, ChunkKey};
 
-/// Most copies of one agent under way to its disks.
+/// Most chunks being written: each pins its slot.
 const WRITES_MAX: usize = 4;
+
+/// Most chunks that wait for their write.
+const QUEUE_MAX: usize = 16;
 
 /// The copies.
 #[derive(Debug, Default)]
 pub struct DiskCopies {
     /// By the number of the dataset.
     there: HashMap<usize, ChunkBits>,
-    /// Chunks being written, or being fetched in order to be written.
+    /// Chunks being written.
     written: HashSet<ChunkKey>,
+    /// Chunks to be written, in memory or on their way there.
+    queue: VecDeque<ChunkKey>,
     /// Whether a disk takes chunks at the moment, and how many further chunks fit.
     takes: bool,
     room: u32,
@@ -33,6 +38,9 @@ impl DiskCopies {
     /// Sets whether a disk takes chunks at the moment, and how many further chunks fit.
     pub fn set_room(&mut self, takes: bool, room: u32) {
         (self.takes, self.room) = (takes, room);
+        if !takes {
+            self.queue.clear();
+        }
     }
 
     /// Whether a disk takes chunks at the moment.
@@ -40,9 +48,10 @@ impl DiskCopies {
         self.takes
     }
 
-    /// How many chunks of a dataset the disks have or can still take.
-    pub fn capacity(&self, dataset: usize) -> u32 {
-        (self.count(dataset) as u32).saturating_add(self.room)
+    /// How many of an agent's own chunks of a dataset the disks have or can still take.
+    pub fn capacity(&self, dataset: usize, is_own: impl Fn(u32) -> bool) -> u32 {
+        let there = self.of(dataset).map_or(0, |chunks| chunks.iter().filter(|one| is_own(*one)).count());
+        (there as u32).saturating_add(self.room)
     }
 
     /// The copies of a dataset.
@@ -76,33 +85,47 @@ impl DiskCopies {
         self.there.get_mut(&key.dataset).into_iter().for_each(|chunks| chunks.remove(key.chunk));
     }
 
-    /// Whether a chunk may be written: no disk has it, and few chunks are under way.
-    pub fn may_begin(&self, key: ChunkKey) -> bool {
-        let is_absent = !self.holds(key) && !self.written.contains(&key);
-        self.takes && is_absent && self.there.contains_key(&key.dataset) && self.written.len() < WRITES_MAX
+    /// Whether a chunk is to be written, and waits for that.
+    pub fn is_queued(&self, key: ChunkKey) -> bool {
+        self.queue.contains(&key)
     }
 
-    /// Whether a chunk is being written, or being fetched in order to be written.
-    pub fn is_begun(&self, key: ChunkKey) -> bool {
-        self.written.contains(&key)
+    /// The number of chunks being written or to be written.
+    pub fn under_way(&self) -> usize {
+        self.written.len() + self.queue.len()
     }
 
-    /// Whether any chunk is.
-    pub fn is_busy(&self) -> bool {
-        !self.written.is_empty()
+    /// Whether a chunk may be queued: a disk takes it, and none has it.
+    pub fn may_queue(&self, key: ChunkKey) -> bool {
+        let is_absent = !self.holds(key) && !self.written.contains(&key) && !self.is_queued(key);
+        self.takes && is_absent && self.there.contains_key(&key.dataset)
     }
 
-    /// The number of these chunks.
-    pub fn under_way(&self) -> u64 {
-        self.written.len() as u64
+    /// Queues a chunk to be written. The chunk that waits longest leaves a full queue.
+    pub fn queue(&mut self, key: ChunkKey) {
+        if self.queue.len() >= QUEUE_MAX {
+            self.queue.pop_front();
+        }
+        self.queue.push_back(key);
     }
 
-    /// Begins to write a chunk, or its fetch.
-    pub fn begin(&mut self, key: ChunkKey) {
+    /// Gives up the write of a chunk.
+    pub fn give_up(&mut self, key: ChunkKey) {
+        self.queue.retain(|queued| *queued != key);
+    }
+
+    /// The next chunk to be written, among those for which `is_there`; its write begins.
+    pub fn next(&mut self, is_there: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
+        if self.written.len() >= WRITES_MAX || !self.takes {
+            return None;
+        }
+        let at = self.queue.iter().position(|key| is_there(*key))?;
+        let key = self.queue.remove(at)?;
         self.written.insert(key);
+        Some(key)
     }
 
-    /// Ends the writing of a chunk. `is_there`: a disk has the copy now.
+    /// Ends the write of a chunk. `is_there`: a disk has the copy now.
     pub fn end(&mut self, key: ChunkKey, is_there: bool) {
         self.written.remove(&key);
         if is_there {
@@ -117,25 +140,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_is_written_once_and_few_are_under_way() {
+    fn a_chunk_is_written_once_and_few_at_a_time() {
         let key = |chunk| ChunkKey { dataset: 0, chunk };
         let mut copies = DiskCopies::default();
         copies.set_room(true, 9);
-        assert!(!copies.may_begin(key(1)), "its dataset has no folder yet");
-        copies.set(0, ChunkBits::none(20));
-        assert!(copies.may_begin(key(1)));
-        copies.begin(key(1));
-        assert!(!copies.may_begin(key(1)) && copies.may_begin(key(2)));
+        assert!(!copies.may_queue(key(1)), "its dataset has no folder yet");
+        copies.set(0, ChunkBits::none(40));
+        assert!(copies.may_queue(key(1)));
+        copies.queue(key(1));
+        assert!(!copies.may_queue(key(1)) && copies.may_queue(key(2)));
+        assert_eq!(copies.next(|_| false), None, "it is on its way");
+        assert_eq!(copies.next(|_| true), Some(key(1)));
+        assert!(!copies.may_queue(key(1)) && copies.next(|_| true).is_none());
         copies.end(key(1), true);
-        assert!(copies.holds(key(1)) && !copies.may_begin(key(1)));
+        assert!(copies.holds(key(1)) && !copies.may_queue(key(1)));
         copies.remove(key(1));
-        assert!(!copies.holds(key(1)) && copies.may_begin(key(1)));
-        (2..6).for_each(|chunk| copies.begin(key(chunk)));
-        assert!(!copies.may_begin(key(9)), "four are under way");
-        copies.end(key(2), false);
-        assert!(!copies.holds(key(2)) && copies.may_begin(key(2)));
-        assert_eq!((copies.count(0), copies.capacity(0)), (0, 9));
+        assert!(!copies.holds(key(1)) && copies.may_queue(key(1)));
+        (2..20).for_each(|chunk| copies.queue(key(chunk)));
+        assert!(!copies.is_queued(key(3)) && copies.is_queued(key(4)), "the first left");
+        copies.give_up(key(5));
+        let begun: Vec<_> = std::iter::from_fn(|| copies.next(|_| true)).collect();
+        assert_eq!(begun, [4, 6, 7, 8].map(key));
+        assert_eq!(copies.under_way(), 4 + 11);
+        copies.end(key(4), false);
+        assert!(!copies.holds(key(4)) && copies.next(|_| true).is_some());
+        assert_eq!((copies.count(0), copies.capacity(0, |_| true)), (0, 9));
         copies.set_room(false, 0);
-        assert!(!copies.may_begin(key(9)), "no disk takes a chunk");
+        copies.end(key(6), true);
+        assert_eq!(copies.under_way(), 3, "nothing is queued any more");
+        assert!(!copies.may_queue(key(30)) && copies.next(|_| true).is_none(), "no disk takes it");
     }
 }

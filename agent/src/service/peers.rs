@@ -38,6 +38,10 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// Interval between two signs of life for a chunk being fetched.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 
+/// How long a request waits for a slot, and the interval of the attempts.
+const SLOT_TIMEOUT: Duration = Duration::from_millis(200);
+const SLOT_INTERVAL: Duration = Duration::from_millis(5);
+
 /// Delay after a failed accept, for example without free descriptors.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -283,9 +287,9 @@ impl Session {
         if !self.wanted().contains(&number) {
             return self.send(Answer::ReadElsewhere { number }, &[]).await;
         }
-        let pinned = match cache.reply_to_peer(key, self.member) {
+        let pinned = match self.reply(cache, key, number).await? {
             ChunkReply::Here(pinned) => Some(pinned),
-            ChunkReply::Elsewhere => None,
+            ChunkReply::Elsewhere | ChunkReply::Later => None,
             ChunkReply::Coming(mut coming) => loop {
                 if !self.wanted().contains(&number) {
                     break None;
@@ -300,6 +304,29 @@ impl Session {
         match pinned {
             Some(pinned) => self.give(&pinned, number).await,
             None => self.send(Answer::ReadElsewhere { number }, &[]).await,
+        }
+    }
+
+    /// The reply to a request for a chunk; one that needs a slot waits a while for it.
+    async fn reply(
+        &self,
+        cache: &Arc<Cache>,
+        key: ChunkKey,
+        number: u32,
+    ) -> io::Result<ChunkReply> {
+        let began = self.clock.monotonic();
+        let (until, mut next_sign) = (began.saturating_add(SLOT_TIMEOUT), began);
+        loop {
+            let (reply, now) = (cache.reply_to_peer(key, self.member), self.clock.monotonic());
+            let may_wait = now < until && self.wanted().contains(&number);
+            if !matches!(reply, ChunkReply::Later) || !may_wait {
+                return Ok(reply);
+            }
+            if now >= next_sign {
+                self.send(Answer::Wait { number }, &[]).await?;
+                next_sign = now.saturating_add(HEARTBEAT_INTERVAL);
+            }
+            self.clock.sleep(SLOT_INTERVAL).await;
         }
     }
 

@@ -360,7 +360,7 @@ fn of(state: &State, cache: &Cache, pages: Pages) -> Status {
         chunks_from_servers: ended.chunks_from_servers,
         bytes_from_servers: ended.bytes_from_servers,
         chunks_on_disk: on_disk,
-        disk_writes: state.disk.under_way(),
+        disk_writes: state.disk.under_way() as u64,
         chunks_to_disk: 0,
         chunks_from_disk: ended.chunks_from_disk,
         bytes_from_disk: ended.bytes_from_disk,

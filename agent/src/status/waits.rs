@@ -34,11 +34,11 @@ pub struct Wait {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "kebab-case")]
 pub enum Doing {
-    /// The agent fetches the chunk from the servers, or from another agent.
+    /// The agent fetches the chunk from the servers, from another agent, or from a local disk.
     Fetching {
-        /// The address of the other agent.
+        /// The address of the other agent, or the folder on the disk.
         #[serde(skip_serializing_if = "Option::is_none")]
-        peer: Option<String>,
+        source: Option<String>,
         /// Received bytes.
         bytes: u64,
         /// Requested bytes; 0 before the request.
@@ -138,7 +138,7 @@ fn doing(state: &State, connection: u64, dataset: usize, chunk: u64, now: Durati
 
 fn fetching(Awaited { progress, .. }: &Awaited, now: Duration) -> Doing {
     Doing::Fetching {
-        peer: progress.peer(),
+        source: progress.source(),
         bytes: progress.bytes.load(Ordering::Relaxed),
         length: progress.length.load(Ordering::Relaxed),
         fetch_seconds: seconds(now, progress.since),

@@ -86,11 +86,12 @@ struct WaitText<'a> {
 impl fmt::Display for WaitText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.doing {
-            Doing::Fetching { peer, bytes, length, fetch_seconds } => {
+            Doing::Fetching { source, bytes, length, fetch_seconds } => {
                 let (bytes, length) = (sized(*bytes), sized(*length));
                 write!(f, "the agent has fetched {bytes} of {length} from ")?;
-                match peer {
+                match source {
                     None => write!(f, "the servers")?,
+                    Some(folder) if folder.starts_with('/') => write!(f, "the disk {folder}")?,
                     Some(peer) => {
                         write!(f, "the agent at {peer}")?;
                         let link = self.links.iter().find(|link| link.address == *peer);
