@@ -115,6 +115,21 @@ echo "  The second epoch asks the server for nothing:"
 epoch 1
 run agent stop --task demo
 
+say "   A job with little memory and a local disk, and a second job, which starts warm"
+mkdir "$work/disk"
+for job in cold warm; do
+    export XDG_CACHE_HOME=$work/cache
+    run agent start dl://demo --task "$job" --tiers "memory:48MiB,$work/disk:100GiB"
+    # On a nearly full disk not all fits.
+    run agent prefetch dl://demo --wait --task "$job" || true
+    "$dlcmd" shuffle dl://demo --read --group-size 2 --task "$job" | sed 's/^/    /'
+    "$dlcmd" agent status --task "$job" | grep -E '^(disk|fetched from the servers)' | sed 's/^/    /'
+    until "$dlcmd" --json agent status --task "$job" | grep -q '"disk_writes":0'; do sleep 0.1; done
+    run agent stop --task "$job"
+    unset XDG_CACHE_HOME
+done
+run agent clean "$work/disk"
+
 if [ -r /dev/fuse ] && [ -w /dev/fuse ] && [ "$(id -u)" = 0 ]; then
     say "   The dataset as a folder, whose server is killed"
     mkdir "$work/mnt"

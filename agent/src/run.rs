@@ -72,7 +72,8 @@ pub enum Ended {
 /// # Errors
 /// When the listener fails.
 pub async fn run(config: Config) -> io::Result<Ended> {
-    let Config { task, listener, lock, memory, disks, disk_eviction, policy, eviction, .. } = config;
+    let Config { task, listener, lock, memory, disks, disk_eviction, policy, eviction, .. } =
+        config;
     let Config { peers, idle, shutdown, about, .. } = config;
     let lock = File::from(lock);
     name_holder(&lock)?;

@@ -4,6 +4,7 @@
 //! Must hold: a handle means one dataset id for ever. After the name is deleted and created again,
 //! the old handle finds nothing.
 
+mod await_file;
 mod batches;
 mod cached;
 mod epoch;

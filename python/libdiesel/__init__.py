@@ -125,6 +125,7 @@ def connect(
     plain_text_key: bool = False,
     snapshot: Path | None = None,
     task: str | bool | None = None,
+    tiers: str | None = None,
     timeout: float = 60.0,
     create: bool = False,
     chunk_size: int | None = None,
@@ -141,6 +142,8 @@ def connect(
     :param task: the training job whose processes share one cache on each machine; True or None to find its
         name from DIESEL_TASK, SLURM, torchrun or PMIx, otherwise from the session of the terminal; False to
         read from the servers. The first process of a task starts the agent of its machine.
+    :param tiers: memory and folders on local disks for the cache of this machine, with their sizes, as in
+        ``memory:8GiB,/nvme/diesel:200GiB``, if this call starts the agent; otherwise DIESEL_AGENT_TIERS
     :param timeout: time limit of a request in seconds, including retries
     :param create: create a missing dataset, to write it; such a handle has no task
     :param chunk_size: bytes of its chunks, by default 4 MiB
@@ -164,6 +167,7 @@ def connect(
         given,
         snapshot=snapshot,
         task=name,
+        tiers=tiers,
         create=create,
         chunk_size=chunk_size,
         version=None,
@@ -243,9 +247,16 @@ def _connect_again(arguments: dict[str, Any]) -> Dataset:
     """Restores a handle from a pickle."""
     rest = dict(arguments)
     task, version = rest.pop("task"), rest.pop("version")
-    dataset, snapshot = rest.pop("dataset"), rest.pop("snapshot")
+    dataset, snapshot, tiers = rest.pop("dataset"), rest.pop("snapshot"), rest.pop("tiers")
     handle = _native.connect(
-        dataset, rest, snapshot=snapshot, task=task or None, create=False, chunk_size=None, version=version
+        dataset,
+        rest,
+        snapshot=snapshot,
+        task=task or None,
+        tiers=tiers,
+        create=False,
+        chunk_size=None,
+        version=version,
     )
     _handles.add(handle)
     return handle

@@ -18,6 +18,7 @@ def connect(
     *,
     snapshot: str | os.PathLike[str] | None,
     task: str | None,
+    tiers: str | None,
     create: bool,
     chunk_size: int | None,
     version: str | None,
@@ -62,7 +63,14 @@ class Dataset:
     version.
     """
 
-    def get(self, file: File, *, offset: int = 0, length: int | None = None) -> bytes:
+    def get(
+        self,
+        file: File,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        wait: float | None = None,
+    ) -> bytes:
         """Reads a file, by its path or its number, into memory: with ``offset`` and ``length`` only the
         bytes from the offset on, at most as many. Of a large file, only the parts with these bytes are
         read.

@@ -71,7 +71,7 @@ pub(crate) fn delete_dataset(py: Python<'_>, dataset: &str, given: Given) -> PyR
 
 /// Called by the Python half, with every argument.
 #[pyfunction]
-#[pyo3(signature = (dataset, given, *, snapshot, task, create, chunk_size, version))]
+#[pyo3(signature = (dataset, given, *, snapshot, task, tiers, create, chunk_size, version))]
 #[expect(clippy::too_many_arguments, reason = "each is a keyword of Python's, with a default")]
 pub(crate) fn connect(
     py: Python<'_>,
@@ -79,15 +79,23 @@ pub(crate) fn connect(
     given: Given,
     snapshot: Option<PathBuf>,
     task: Option<String>,
+    tiers: Option<String>,
     create: bool,
     chunk_size: Option<u32>,
     version: Option<String>,
 ) -> PyResult<Dataset> {
     let (access, timeout) = given.access(py)?;
+    let mut task = task.map(|name| task_of(py, &name)).transpose()?;
+    if let Some(tiers) = &tiers {
+        check_tiers(py, tiers)?;
+        let arguments = task.as_mut().map(|task| &mut task.arguments);
+        arguments.into_iter().for_each(|all| all.extend(["--tiers".to_owned(), tiers.clone()]));
+    }
     let target = Target {
         name: name_of(py, dataset)?,
         access,
-        task: task.map(|name| task_of(py, &name)).transpose()?,
+        task,
+        tiers,
         snapshot: snapshot.map(absolute),
         timeout,
     };
@@ -102,6 +110,20 @@ pub(crate) fn connect(
     let opened = opened.or_raise(py)?;
     check_version(py, &target, &opened.dataset, pinned)?;
     Ok(Dataset::new(opened, target))
+}
+
+/// Fails for tiers that the agent would refuse: it starts out of sight.
+fn check_tiers(py: Python<'_>, tiers: &str) -> PyResult<()> {
+    for tier in tiers.split(',') {
+        let (name, size) = tier.trim().rsplit_once(':').unwrap_or_default();
+        let has_size = size.trim().starts_with(|digit: char| digit.is_ascii_digit());
+        let is_there = name == "memory" || name.starts_with('/') && PathBuf::from(name).is_dir();
+        if !has_size || !is_there {
+            let why = "type memory and folders that exist, such as memory:8GiB,/nvme/diesel:200GiB";
+            return Err(invalid(py, format!("tiers={tiers:?}: {tier:?} is no tier: {why}")));
+        }
+    }
+    Ok(())
 }
 
 fn shape_of(py: Python<'_>, chunk_size: Option<u32>) -> PyResult<ChunkShape> {

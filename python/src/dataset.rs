@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use libdiesel::{
@@ -174,6 +175,27 @@ impl Dataset {
         Ok(bytes_object(py, &bytes.or_raise(py)?))
     }
 
+    /// The bytes of a file, after a wait for it.
+    fn get_within<'py>(
+        &self,
+        py: Python<'py>,
+        file: &Bound<'py, PyAny>,
+        is_part: bool,
+        seconds: f64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let patience = Duration::try_from_secs_f64(seconds)
+            .map_err(|_| invalid(py, "wait is a number of seconds, 0 or more"))?;
+        if is_part {
+            return Err(invalid(py, "wait reads whole files: leave out offset and length"));
+        }
+        let path = bytes_of(file)
+            .map_err(|_| invalid(py, "a file that is still to be put has a path and no number"))?;
+        let path = file_path(py, path)?;
+        let open = self.open(py)?;
+        let bytes = wait(py, move || open.dataset.get_within(path, patience))?;
+        Ok(bytes_object(py, &bytes.or_raise(py)?))
+    }
+
     fn stats(&self, py: Python<'_>, path: FilePath) -> PyResult<StatItem> {
         let open = self.open(py)?;
         wait(py, move || open.dataset.stat(path))?.or_raise(py)
@@ -184,18 +206,23 @@ impl Dataset {
 impl Dataset {
     /// Reads a file, by its path or its number, into memory: with ``offset`` and ``length`` only the
     /// bytes from the offset on, at most as many. Of a large file, only the parts with these bytes are
-    /// read.
+    /// read. With ``wait``, a path may name a file that another program is still to put: the call waits
+    /// up to so many seconds for it, and reads it from the servers.
     ///
-    /// :raises NotFoundError: if the file does not exist
+    /// :raises NotFoundError: if the file does not exist, after the wait
     /// :raises CorruptError: if its stored bytes are damaged everywhere
-    #[pyo3(signature = (file, *, offset=0, length=None))]
+    #[pyo3(signature = (file, *, offset=0, length=None, wait=None))]
     fn get<'py>(
         &self,
         py: Python<'py>,
         file: &Bound<'py, PyAny>,
         offset: u64,
         length: Option<u64>,
+        wait: Option<f64>,
     ) -> PyResult<Bound<'py, PyBytes>> {
+        if let Some(seconds) = wait {
+            return self.get_within(py, file, offset > 0 || length.is_some(), seconds);
+        }
         if offset > 0 || length.is_some() {
             return self.range(py, file, offset, length.unwrap_or(u64::MAX));
         }
@@ -253,11 +280,11 @@ impl Dataset {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let negative = file.extract::<i64>().ok().filter(|number| *number < 0);
         match negative {
-            None => self.get(py, file, 0, None),
+            None => self.get(py, file, 0, None, None),
             Some(number) => {
                 let files = self.__len__(py)?;
                 let from_start = i64::try_from(files)? + number;
-                self.get(py, from_start.into_pyobject(py)?.as_any(), 0, None)
+                self.get(py, from_start.into_pyobject(py)?.as_any(), 0, None, None)
             }
         }
     }

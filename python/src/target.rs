@@ -19,6 +19,7 @@ pub(crate) struct Target {
     pub(crate) access: Access,
     pub(crate) snapshot: Option<PathBuf>,
     pub(crate) task: Option<TaskOptions>,
+    pub(crate) tiers: Option<String>,
     pub(crate) timeout: Duration,
 }
 
@@ -67,6 +68,7 @@ impl Target {
             Some(task) => arguments.set_item("task", task)?,
             None => arguments.set_item("task", false)?,
         }
+        arguments.set_item("tiers", self.tiers.as_deref())?;
         arguments.set_item("timeout", self.timeout.as_secs_f64())?;
         arguments.set_item("version", version)?;
         Ok(arguments)

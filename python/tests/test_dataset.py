@@ -2,6 +2,7 @@
 
 import array
 import io
+import json
 import logging
 import os
 import pickle
@@ -12,6 +13,7 @@ import time
 import numpy
 import pytest
 import torch
+from scene import wait_for
 
 import libdiesel
 from libdiesel import errors
@@ -44,6 +46,43 @@ def test_ranges_of_files_are_read(dataset, contents):
         dataset.get("no/such", offset=1)
     with pytest.raises(OverflowError):
         dataset.get(0, offset=-1)
+
+
+def test_a_file_that_is_still_to_be_put_is_awaited(scene):
+    scene.put("produced", {"first": b"1"})
+    with scene.connect("produced", task="consumer") as dataset:
+        began = time.monotonic()
+        with pytest.raises(errors.NotFoundError):
+            dataset.get("second", wait=0.3)
+        assert 0.3 <= time.monotonic() - began < 5
+        with pytest.raises(errors.NotFoundError):
+            dataset.get("second", wait=0)
+        later = threading.Timer(0.5, scene.put, ["produced", {"second": b"2"}])
+        with pytest.raises(errors.NotFoundError):
+            dataset.get("second")
+        later.start()
+        assert dataset.get("second", wait=20) == b"2"
+        assert dataset.get("first", wait=20) == b"1"
+        later.join()
+        for wrong in ({"file": 0}, {"file": "first", "offset": 1}, {"file": "first", "wait": -1}):
+            with pytest.raises(errors.InvalidError, match="wait|path"):
+                dataset.get(**{"wait": 1, **wrong})
+
+
+def test_a_job_has_local_disks(scene, contents, tmp_path):
+    tiers = f"memory:8MiB,{tmp_path}:64MiB"
+    for job in ("cold", "warm"):
+        with scene.connect("files", task=job, tiers=tiers) as dataset:
+            assert [dataset.get(path) for path in contents] == list(contents.values())
+            handle = pickle.loads(pickle.dumps(dataset))
+            status = json.loads(scene.dlcmd("--json", "agent", "status", "--task", job))
+            assert status["tiers"][0]["path"] == str(tmp_path)
+            wait_for(lambda: '"disk_writes":0' in scene.dlcmd("--json", "agent", "status", "--task", job))
+            assert handle.get(0) == dataset.get(0)
+            handle.close()
+        scene.dlcmd("agent", "stop", "--task", job)
+    scene.dlcmd("agent", "clean", str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_many_files_are_read_in_their_order(dataset, contents):
@@ -195,6 +234,8 @@ def test_wrong_options_say_what_to_do(scene):
         ({"dataset": 3}, TypeError, "dataset=3"),
         ({"dataset": "dl://files", "timeout": -1.0}, errors.InvalidError, "timeout"),
         ({"dataset": "dl://files", "task": "a b"}, errors.InvalidError, "characters"),
+        ({"dataset": "dl://files", "tiers": "/nowhere:1GiB"}, errors.InvalidError, "is no tier"),
+        ({"dataset": "dl://files", "tiers": "memory"}, errors.InvalidError, "is no tier"),
         ({"dataset": "dl://files", "key_file": "/nowhere"}, errors.LocalError, "/nowhere"),
         ({"dataset": "dl://no-such", "task": False}, errors.NotFoundError, "no-such"),
         ({"dataset": "dl://no-such", "task": "none"}, errors.NotFoundError, "no-such"),

@@ -44,7 +44,8 @@ impl State {
         if let Some(key) = self.next_of_prefetches() {
             let (slot, stays) = self.slot_for_prefetch(key, now);
             // Once a disk has taken a chunk under way, it takes the next.
-            self.backlog.is_stuck = slot.is_none() && !(self.disk.takes() && self.disk.under_way() > 0);
+            self.backlog.is_stuck =
+                slot.is_none() && !(self.disk.takes() && self.disk.under_way() > 0);
             return Some(self.begin_to_stay(key, slot?, stays, now));
         }
         let is_possible = policy == Policy::OneShot && (self.disk.takes() || self.has_room(true));

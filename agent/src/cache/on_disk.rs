@@ -183,7 +183,9 @@ impl State {
         loop {
             let key = self.disk.next(is_there)?;
             let pinned = self.residency.get(key).and_then(|held| match held.stage {
-                Stage::Full { span, .. } if span.0 < span.1 => self.slots.pin_chunk(held.slot, span),
+                Stage::Full { span, .. } if span.0 < span.1 => {
+                    self.slots.pin_chunk(held.slot, span)
+                }
                 _ => None,
             });
             match pinned {

@@ -101,7 +101,8 @@ impl Folder {
         }
         let usage = open_file(&folder, USAGE)?;
         let access = Access::of(&folder)?;
-        let opened = Self { folder, usage: Mutex::new(usage), quota, last_used: AtomicU64::new(0), access };
+        let opened =
+            Self { folder, usage: Mutex::new(usage), quota, last_used: AtomicU64::new(0), access };
         opened.change(|used| {
             *used = opened.count()?;
             Ok(())
@@ -116,7 +117,8 @@ impl Folder {
             make_folder(CWD, path)?;
             let folder = open_folder(CWD, path)?;
             flock(&folder, FlockOperation::LockShared)?;
-            if stat(path).is_ok_and(|there| fstat(&folder).is_ok_and(|own| own.st_ino == there.st_ino))
+            if stat(path)
+                .is_ok_and(|there| fstat(&folder).is_ok_and(|own| own.st_ino == there.st_ino))
             {
                 return Ok(folder);
             }
@@ -219,12 +221,7 @@ impl Folder {
     }
 
     /// Links a written copy, if the quota has room.
-    pub(super) fn add(
-        &self,
-        of: &InUse,
-        copy: &Unfinished,
-        name: &CopyName,
-    ) -> io::Result<Added> {
+    pub(super) fn add(&self, of: &InUse, copy: &Unfinished, name: &CopyName) -> io::Result<Added> {
         self.change(|used| {
             if used.saturating_add(name.bytes()) > self.quota {
                 return Ok(Added::Full);

@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 pub use clean::{DiskDataset, DiskFate, clean_disk};
 pub(crate) use copy::{BLOCK, CopyFile, CopyName, blocks};
 use folder::InUse;
-pub(crate) use tier::Unread;
 use tier::Tier;
+pub(crate) use tier::Unread;
 
 use crate::cache::PinnedFiles;
 use crate::place::Eviction;
@@ -138,7 +138,9 @@ impl Disks {
                 place.map(|place| (Arc::clone(&place.of), place.listed))
             };
             let place = match known {
-                None => tier.enter(dataset, label).await.map(|(of, names)| Place::new(of, None, names)),
+                None => {
+                    tier.enter(dataset, label).await.map(|(of, names)| Place::new(of, None, names))
+                }
                 Some((of, listed)) => {
                     let listed = tier.list(&of, listed).await;
                     listed.map(|(at, names)| Place::new(of, Some(at), names))
@@ -228,7 +230,9 @@ impl Disks {
         pinned: PinnedFiles,
     ) -> bool {
         let pinned = Arc::new(pinned);
-        for (number, tier) in self.tiers.iter().enumerate().filter(|(_, tier)| tier.room().is_some()) {
+        for (number, tier) in
+            self.tiers.iter().enumerate().filter(|(_, tier)| tier.room().is_some())
+        {
             let of = {
                 let shelves = self.shelves();
                 let place = shelves.get(&dataset).and_then(|shelf| shelf.places.get(&number));

@@ -50,7 +50,8 @@ impl DiskCopies {
 
     /// How many of an agent's own chunks of a dataset the disks have or can still take.
     pub fn capacity(&self, dataset: usize, is_own: impl Fn(u32) -> bool) -> u32 {
-        let there = self.of(dataset).map_or(0, |chunks| chunks.iter().filter(|one| is_own(*one)).count());
+        let there =
+            self.of(dataset).map_or(0, |chunks| chunks.iter().filter(|one| is_own(*one)).count());
         (there as u32).saturating_add(self.room)
     }
 

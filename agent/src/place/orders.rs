@@ -11,9 +11,9 @@ use std::sync::Arc;
 use dl_node::Begin;
 use libdiesel::order::{OrderError, OrderSettings, Selection};
 
-use super::{ChunkKey, Origin};
 use super::epochs::Epochs;
 use super::window::{Position, Window};
+use super::{ChunkKey, Origin};
 
 /// Identity of an order: its dataset and settings without epoch and position.
 type Key = (usize, Begin);

@@ -13,8 +13,8 @@ use dl_proto::TaskCounters;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{Cache, Counts, Pages, State};
-use crate::peers::PeerStatus;
 use crate::disk::TierStatus;
+use crate::peers::PeerStatus;
 use crate::place::{ChunkKey, EpochProgress, EpochStatus, Stage};
 pub use waits::{Doing, PeerWait, Wait};
 use waits::{SHOWN_MAX, seconds};

@@ -70,8 +70,7 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
 impl Setup<'_> {
     /// Sets the rate of the store in files a second.
     fn set_store_rate(&self, rate: Option<f64>) {
-        let bytes_per_second =
-            rate.and_then(|rate| NonZeroU64::new((rate * LENGTH as f64) as u64));
+        let bytes_per_second = rate.and_then(|rate| NonZeroU64::new((rate * LENGTH as f64) as u64));
         self.server.set_throttle(Throttle { bytes_per_second, ..Throttle::default() });
     }
 
@@ -137,7 +136,12 @@ impl Setup<'_> {
         Ok(vec![
             bench("epochs", "files/s", [rates, whole.clone()], Bar::AtLeastTimes(0.95)),
             bench("store reads", "of the dataset", [reads, one("the dataset")], Bar::AtMost(0.36)),
-            bench("writes after the first epoch", "chunks", [written, one("a chunk")], Bar::AtMost(0.0)),
+            bench(
+                "writes after the first epoch",
+                "chunks",
+                [written, one("a chunk")],
+                Bar::AtMost(0.0),
+            ),
         ])
     }
 

@@ -11,8 +11,8 @@ use anyhow::{Result, ensure};
 use dl_store::Throttle;
 
 use super::cluster::{Cluster, FILES, Job, memory, put_files};
-use crate::measure::{Bar, Bench, Side};
 use super::first::IN_FLIGHT;
+use crate::measure::{Bar, Bench, Side};
 use crate::setup::{Server, Settings, SlowServer};
 use crate::workload::agent::node::Start;
 use crate::workload::agent::reader::{self, ReaderProcess};
@@ -104,7 +104,9 @@ fn whole(
         from_peers = (cluster.peer_reads()? - before) / EPOCHS;
         chunks = cluster.nodes[0].status()?.chunks;
     }
-    let disks = on_disk.map(|part| format!(" and disks for {part} times, a store with 100 MB/s,")).unwrap_or_default();
+    let disks = on_disk
+        .map(|part| format!(" and disks for {part} times, a store with 100 MB/s,"))
+        .unwrap_or_default();
     let settings = format!(
         "{files} files of 4 KiB in {chunks} chunks, {NODES} nodes with memory for {in_memory} times{disks} as much \
          together, {} epochs, groups of {GROUP} chunks; {from_peers} chunks of an epoch from other \

@@ -82,7 +82,8 @@ pub(super) fn run(
         }
     }
     let Presence { chunks, present } = presence;
-    let is_held = present == chunks || !is_stuck && holds(&show::status(context, task)?, &first, chunks);
+    let is_held =
+        present == chunks || !is_stuck && holds(&show::status(context, task)?, first, chunks);
     if out.is_json() {
         let dataset = first.dataset.to_string();
         let (chunks_present, held, stuck) = (present, is_held, is_stuck);

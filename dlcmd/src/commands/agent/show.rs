@@ -2,7 +2,9 @@
 //!
 //! Must hold: `--json` has every field.
 
-use dl_agent::{DatasetStatus, EpochStatus, OrderStatus, Pages, PeerStatus, Status, TierStatus, WorkerStatus};
+use dl_agent::{
+    DatasetStatus, EpochStatus, OrderStatus, Pages, PeerStatus, Status, TierStatus, WorkerStatus,
+};
 use libdiesel::{TaskOptions, agent};
 
 use crate::context::Context;
@@ -157,7 +159,8 @@ fn line_of_tier(tier: &TierStatus) -> String {
     let TierStatus { path, quota_bytes, used_bytes, state, reason, .. } = tier;
     let used = used_bytes.map_or("unknown".to_owned(), |used| sized(used).to_string());
     let reason = reason.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
-    let usual = tier.read_micros.map(|micros| format!(", usually in {:.1} ms", micros as f64 / 1e3));
+    let usual =
+        tier.read_micros.map(|micros| format!(", usually in {:.1} ms", micros as f64 / 1e3));
     let mut line = format!(
         "disk {}, {state}{reason}: {used} of {}; read {} ({}){}, wrote {} ({})",
         escaped(path.as_bytes()),

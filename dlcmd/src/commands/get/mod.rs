@@ -16,9 +16,11 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use clap::Args;
 use dl_format::{FilePath, FileRecord};
+use dl_runtime::since_boot;
 use libdiesel::{Dataset, ListEntry, StatItem};
 use rustix::fs::FileType;
 
@@ -30,8 +32,12 @@ use crate::exit::{Exit, Failure};
 use crate::local::{Target, own_umask, special};
 use crate::output::Output;
 use crate::progress::Progress;
-use crate::text::{counted, shown, sized};
+use crate::text::{counted, escaped, shown, sized};
+use crate::time;
 
+/// The first and the longest interval between two looks for a source.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+const POLL_INTERVAL_MAX: Duration = Duration::from_millis(200);
 /// Entries sorted by chunk at once.
 const PAGE: usize = 8_192;
 /// Maximum files of one batch: several requests, so that requests overlap with writing.
@@ -57,7 +63,8 @@ const WHOLE_BYTES: u64 = 4 << 20;
   dlcmd get dl://imagenet/train/n01440764 .
   dlcmd get dl://imagenet/labels.csv /tmp/labels.csv
   dlcmd get dl://imagenet/val --tar val.tar
-  dlcmd get dl://laion/train-000 --tar - | tar t")]
+  dlcmd get dl://laion/train-000 --tar - | tar t
+  dlcmd get dl://run-7/checkpoint-3.pt . --wait 10m")]
 pub(crate) struct Arguments {
     /// The dataset, folder or file
     #[arg(value_name = "dl://DS[/PATH]")]
@@ -75,6 +82,11 @@ pub(crate) struct Arguments {
     #[arg(long)]
     sync: bool,
 
+    /// Wait up to this time for a source that another program is still to put, as in 30s or 5m. Reads
+    /// the newest version, so without --task
+    #[arg(long, value_name = "TIME")]
+    wait: Option<String>,
+
     /// Threads that write files, at most 1024 [default: one for each core, 2 to 8]
     #[arg(long, value_name = "COUNT", value_parser = crate::from_one::<NonZeroUsize>)]
     threads: Option<NonZeroUsize>,
@@ -89,11 +101,19 @@ struct GetPlan {
     is_tar: bool,
     sync: bool,
     threads: usize,
+    wait: Option<Duration>,
 }
 
 impl Arguments {
     fn plan(self) -> Result<GetPlan, Failure> {
-        let Self { source, target, tar, sync, threads } = self;
+        let Self { source, target, tar, sync, threads, wait } = self;
+        let wait = wait.map(|text| {
+            time::duration(&text).ok_or_else(|| {
+                let text = escaped(text.as_bytes());
+                Failure::usage(format!("--wait {text}: type a time such as 30s or 5m"))
+            })
+        });
+        let wait = wait.transpose()?;
         let is_tar = tar.is_some();
         let target = tar.or(target).unwrap_or_default();
         if target.as_os_str().is_empty() {
@@ -104,7 +124,7 @@ impl Arguments {
                 "DEST is an address; get writes to this machine, and put writes to a dataset",
             ));
         }
-        Ok(GetPlan { source, target, is_tar, sync, threads: crate::threads(threads)? })
+        Ok(GetPlan { source, target, is_tar, sync, threads: crate::threads(threads)?, wait })
     }
 }
 
@@ -115,6 +135,7 @@ pub(crate) fn run(
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
     let plan = arguments.plan()?;
+    await_source(&plan, context)?;
     if plan.is_tar {
         return tar::run(&plan, context, out);
     }
@@ -131,6 +152,30 @@ pub(crate) fn run(
         }
         Ok(())
     })
+}
+
+/// Waits until the source exists, as long as the arguments say.
+fn await_source(plan: &GetPlan, context: &Context) -> Result<(), Failure> {
+    let Some(wait) = plan.wait else { return Ok(()) };
+    if context.task.is_some() {
+        let why = "--wait reads the newest version, and a task reads one version: leave out --task";
+        return Err(Failure::usage(why));
+    }
+    let until = since_boot().saturating_add(wait);
+    let mut pause = POLL_INTERVAL;
+    loop {
+        let found = context.dataset(&plan.source).and_then(|dataset| match &plan.source.path {
+            Some(_) => file_at("get", &dataset, &plan.source).map(|_| ()),
+            None => Ok(()),
+        });
+        let left = until.saturating_sub(since_boot());
+        let is_missing = matches!(found, Err(Failure::Because { exit: Exit::NotFound, .. }));
+        if !is_missing || left.is_zero() || context.shutdown.is_requested() {
+            return found;
+        }
+        thread::sleep(pause.min(left));
+        pause = pause.saturating_mul(2).min(POLL_INTERVAL_MAX);
+    }
 }
 
 fn get_folder(

@@ -9,7 +9,7 @@ use crate::testing::record;
 fn plan(target: &str) -> Result<GetPlan, Failure> {
     let source = Address::parse(OsStr::new("dl://d")).expect("legal");
     let target = Some(target.into());
-    Arguments { source, target, tar: None, sync: false, threads: None }.plan()
+    Arguments { source, target, tar: None, sync: false, threads: None, wait: None }.plan()
 }
 
 fn wanted(length: u64) -> Wanted {

@@ -142,6 +142,7 @@ fn a_second_job_reads_everything_from_the_disk() -> Result<()> {
     Ok(())
 }
 
+/// S-89.
 #[test]
 fn damaged_copies_are_dropped_and_fetched_again() -> Result<()> {
     let jobs = Jobs::new(&["first", "second"])?;
@@ -171,6 +172,7 @@ fn damaged_copies_are_dropped_and_fetched_again() -> Result<()> {
     Ok(())
 }
 
+/// S-90.
 #[test]
 fn killed_agents_of_two_jobs_leave_whole_copies_within_the_quota() -> Result<()> {
     const QUOTA: u64 = 20 * MIB;
@@ -181,7 +183,8 @@ fn killed_agents_of_two_jobs_leave_whole_copies_within_the_quota() -> Result<()>
         for job in &jobs.names {
             jobs.start(job, &jobs.tiers("12MiB", QUOTA))?;
             let epoch = round.to_string();
-            let arguments = ["shuffle", "dl://ds", "--read", "--group-size", "2", "--epoch", &epoch];
+            let arguments =
+                ["shuffle", "dl://ds", "--read", "--group-size", "2", "--epoch", &epoch];
             let mut command = jobs.dlcmd(job)?;
             readers.push(Process::start(command.args(arguments).stdout(Stdio::null()))?);
         }

@@ -3,9 +3,10 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use dl_tests::program::run;
+use dl_tests::program::{Process, run};
 use dl_tests::{folder, skip};
 use rustix::fs::{XattrFlags, setxattr};
 
@@ -29,6 +30,30 @@ fn get_writes_a_dataset_a_folder_or_a_file() -> Result<()> {
     }
     scene.dl(["get", "dl://ds/d/e/f", "file"])?.code(0)?;
     ensure!(fs::read(scene.path("file"))? == b"three", "as the target");
+    Ok(())
+}
+
+#[test]
+fn get_waits_for_a_file_that_is_still_to_be_put() -> Result<()> {
+    let scene = Scene::with(&[("f", "new")])?;
+    let late = scene.dl(["get", "dl://ds/none", "got", "--wait", "300ms"])?.code(3)?;
+    ensure!(late.stderr.contains("it is not there"), "{}", late.stderr);
+    scene.dl(["get", "dl://ds/f", "got", "--wait", "soon"])?.code(2)?;
+    scene.dl(["--task", "job", "get", "dl://ds/f", "got", "--wait", "1s"])?.code(2)?;
+    ensure!(!scene.path("got").exists(), "the target was made");
+    for source in ["dl://ds/later/f", "dl://new/f"] {
+        let target = scene.path("got");
+        let mut waiting = scene.command(["get", source, "--wait", "60s"])?;
+        waiting.arg(&target);
+        let mut waiting = Process::start(&mut waiting)?;
+        std::thread::sleep(Duration::from_millis(300));
+        ensure!(waiting.ended()?.is_none() && !target.exists(), "it does not wait");
+        let folder = source.strip_suffix("/f").unwrap_or(source);
+        scene.dl(["put", "src", folder])?.code(0)?;
+        ensure!(waiting.wait(Duration::from_secs(20))? == 0, "{source} was not read");
+        ensure!(fs::read(&target)? == b"new", "other bytes");
+        fs::remove_file(target)?;
+    }
     Ok(())
 }
 
