@@ -10,6 +10,7 @@ mod dataset;
 mod descriptors;
 mod disk;
 mod peers;
+mod pins;
 #[doc(hidden)]
 pub mod place;
 mod progress;

@@ -14,7 +14,7 @@ use std::time::Duration;
 use dl_format::{ChunkId, Crc32c};
 use dl_node::Arena;
 use dl_proto::ChunkRange;
-use dl_runtime::spawn_on;
+use dl_runtime::{spawn, spawn_on};
 use libdiesel::{Error, FilePlace, Kind};
 
 use super::Cache;
@@ -152,7 +152,7 @@ fn wanted(open: &Open, fetch: Fetch) -> Result<Wanted, String> {
 
 /// Fetches all files of a chunk.
 async fn fill(
-    cache: &Cache,
+    cache: &Arc<Cache>,
     open: &Open,
     arena: &Arc<Arena>,
     wanted: &Wanted,
@@ -162,10 +162,14 @@ async fn fill(
     arena.populate(wanted.slot);
     let (mut right, mut origin) = (0, Origin::Servers);
     if !span.is_empty() {
-        if wanted.read_disk(cache, open, arena).await? {
+        let read = wanted.read_disk(cache, open, arena).await?;
+        if read == Some(true) {
             return Ok(Filled { span: (span.start, span.end), origin: Origin::Disk });
         }
-        (right, origin) = wanted.ask_peers(cache, open, arena).await;
+        // Two agents with unreadable copies must not wait for each other.
+        if read.is_none() || !wanted.is_for_peer {
+            (right, origin) = wanted.ask_peers(cache, open, arena).await;
+        }
     }
     if origin == Origin::Peer {
         return Ok(Filled { span: (span.start, span.end), origin });
@@ -177,16 +181,20 @@ async fn fill(
 }
 
 impl Wanted {
-    /// Reads the chunk from a local disk; false if no disk gives all its files. While a disk hangs, the
-    /// slot stays pinned, and the fetch fails.
+    /// Reads the chunk from a local disk; false if the disk does not give all its files, none without a
+    /// copy. While a disk hangs, the slot stays pinned, and the fetch fails.
     async fn read_disk(
         &self,
-        cache: &Cache,
+        cache: &Arc<Cache>,
         open: &Open,
         arena: &Arc<Arena>,
-    ) -> Result<bool, Failure> {
+    ) -> Result<Option<bool>, Failure> {
         let (dataset, span) = (open.snapshot.dataset(), span_of(&self.files));
-        let Some(copy) = cache.disks.find(dataset, self.id, &span) else { return Ok(false) };
+        let Some(copy) = cache.disks.find(dataset, self.id, &span) else {
+            // A copy of another version may have a part of the files.
+            cache.state().disk.remove(self.key);
+            return Ok(None);
+        };
         let pinned = {
             let mut state = cache.state();
             // The disk waits for no other agent.
@@ -209,16 +217,20 @@ impl Wanted {
         };
         let are_right = || self.files.iter().all(|(_, place)| is_right(arena, slot, *place));
         match cache.disks.read(&copy, read).await {
-            Ok(is_whole) if is_whole && are_right() => return Ok(true),
-            Ok(_) => cache.disks.remove(dataset, &copy).await,
+            Ok(is_whole) if is_whole && are_right() => return Ok(Some(true)),
+            Ok(_) => {
+                cache.disks.forget(dataset, &copy);
+                let cache = Arc::clone(cache);
+                spawn(async move { cache.disks.remove(&copy).await });
+            }
             Err(Unread::Gone) => cache.disks.forget(dataset, &copy),
-            Err(Unread::Resting) => return Ok(false),
+            Err(Unread::Resting) => return Ok(Some(false)),
             Err(Unread::Hanging) => {
                 return Err(Failure::Away(format!("the disk {folder} gives no answer")));
             }
         }
         cache.state().disk.remove(self.key);
-        Ok(false)
+        Ok(Some(false))
     }
 
     /// Asks other agents for the chunk. Returns the number of correct files, and the origin of the

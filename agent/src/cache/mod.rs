@@ -48,7 +48,7 @@ pub(crate) use counts::Counts;
 pub(crate) use on_disk::watch_disks;
 pub(crate) use ownership::watch_owners;
 pub use pages::Pages;
-pub(crate) use peer_pins::{ChunkReply, PeerWaiter, PinnedFiles};
+pub(crate) use peer_pins::{ChunkReply, PeerWaiter};
 use served::ServedDatasets;
 pub(crate) use slots::Slots;
 pub(crate) use waiters::{Awaited, Waiter, Waiters};

@@ -14,8 +14,9 @@ use dl_proto::TaskMember;
 use proptest::prelude::*;
 
 use super::wants::{Fetch, Filled};
-use super::{ChunkReply, Connection, PinnedFiles, State, Waiter};
+use super::{ChunkReply, Connection, State, Waiter};
 use crate::Policy;
+use crate::pins::PinnedFiles;
 use crate::place::{ChunkKey, Eviction, Origin, OwnerTable, Owners, Retention, Stage};
 
 const SLOT: u32 = 4_096;

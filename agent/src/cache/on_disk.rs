@@ -10,8 +10,9 @@ use dl_format::ChunkId;
 use dl_runtime::spawn;
 use libdiesel::Snapshot;
 
-use super::{Cache, PinnedFiles, State};
+use super::{Cache, State};
 use crate::disk::CopyName;
+use crate::pins::PinnedFiles;
 use crate::place::{ChunkBits, ChunkKey, Origin, Retention, Stage};
 
 /// Interval between two looks for copies of other agents.
@@ -52,8 +53,13 @@ impl Cache {
         for (dataset, open) in opens.iter() {
             self.disks.list(open.snapshot.dataset(), &open.name).await;
             let copies = self.copies_of(&open.snapshot);
-            copies.into_iter().for_each(|copies| self.state().disk.set(dataset, copies));
+            let mut state = self.state();
+            if let Some(copies) = copies.filter(|_| state.opens.get(dataset).is_some()) {
+                state.disk.set(dataset, copies);
+            }
         }
+        let slot = u64::from(self.state().slots.slot_bytes());
+        self.disks.make_room(slot).await;
         self.moved.notify_one();
     }
 
@@ -84,7 +90,7 @@ impl Cache {
         let bytes = self.disks.room();
         let mut state = self.state();
         let chunks = bytes.unwrap_or(0) / u64::from(state.slots.slot_bytes().max(1));
-        state.disk.set_room(bytes.is_some(), u32::try_from(chunks).unwrap_or(u32::MAX));
+        state.disk.set_room(chunks > 0, u32::try_from(chunks).unwrap_or(u32::MAX));
     }
 
     /// Queues a chunk that has just arrived to be written, unless memory keeps it.

@@ -10,10 +10,11 @@ use libdiesel::FilePlace;
 use tokio::sync::oneshot;
 
 use super::ahead::{FOR_PEERS_MAX, Stays};
-use super::peer_pins::{ChunkReply, PeerWaiter, PinnedFiles};
+use super::peer_pins::{ChunkReply, PeerWaiter};
 use super::wants::Fetch;
 use super::{Cache, State};
 use crate::peers::FILES_BYTES_MAX;
+use crate::pins::PinnedFiles;
 use crate::place::{ChunkBits, ChunkKey, Retention, Stage};
 
 impl Cache {

@@ -12,8 +12,8 @@ use libdiesel::FilePlace;
 
 use super::budget::SpareMemory;
 use super::connections::Connections;
-use super::peer_pins::{PeerPins, PinnedFiles};
 use crate::disk::BLOCK;
+use crate::pins::{PeerPins, PinnedFiles};
 
 /// The slots.
 #[derive(Debug, Default)]

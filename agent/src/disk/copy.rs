@@ -79,6 +79,8 @@ impl Access {
         match attempt(Self::Direct) {
             Ok(true) => Ok(Self::Direct),
             Ok(false) => Ok(Self::Buffered),
+            // The copies of a full disk can still be read.
+            Err(why) if is_full(&why) => Ok(Self::Direct),
             Err(why) if why.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
                 attempt(Self::Buffered).map(|_| Self::Buffered)
             }
@@ -93,6 +95,12 @@ impl Access {
             let _ = fadvise(file, 0, None, Advice::DontNeed);
         }
     }
+}
+
+/// Whether an error says that nothing more fits.
+pub(super) fn is_full(why: &io::Error) -> bool {
+    let full = [Errno::NOSPC, Errno::DQUOT, Errno::FBIG];
+    why.raw_os_error().is_some_and(|code| full.iter().any(|one| one.raw_os_error() == code))
 }
 
 /// The blocks with a part of an object.

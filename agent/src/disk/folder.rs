@@ -10,7 +10,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::Duration;
 
 use dl_format::DatasetId;
 use rustix::fs::{
@@ -18,9 +20,9 @@ use rustix::fs::{
     fstatvfs, futimens, mkdirat, openat, stat, statat, unlinkat,
 };
 use rustix::io::Errno;
-use rustix::process::geteuid;
+use rustix::process::{Uid, geteuid};
 
-use super::copy::{Access, CopyName, Unfinished};
+use super::copy::{Access, CopyName, Unfinished, is_full};
 use crate::place::Eviction;
 
 /// The file with the usage of a folder.
@@ -39,7 +41,9 @@ const FREE_PART: u64 = 10;
 #[derive(Debug)]
 pub(crate) struct Folder {
     folder: OwnedFd,
-    usage: Mutex<File>,
+    usage: File,
+    /// One change at a time in this process, which has one lock for all.
+    turn: Mutex<()>,
     quota: u64,
     /// The usage as last seen.
     last_used: AtomicU64,
@@ -89,20 +93,19 @@ impl Folder {
     /// Opens the folder of this user in a folder, and counts its copies.
     pub(super) fn open(at: &Path, quota: u64) -> io::Result<Self> {
         let (user, path) = (geteuid(), user_path(at));
-        let folder = Self::open_user(&path)?;
-        let stat = fstat(&folder)?;
-        if stat.st_uid != user.as_raw() || stat.st_mode & 0o077 != 0 {
-            let why = format!(
-                "{} belongs to another user, or other users may enter it: remove it, or name another \
-                 folder",
-                path.display()
-            );
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
-        }
+        let folder = Self::open_user(&path, user)?;
+        // Left by a killed process.
+        names(&folder)?.iter().for_each(|name| Unfinished::clean(&folder, name));
         let usage = open_file(&folder, USAGE)?;
         let access = Access::of(&folder)?;
-        let opened =
-            Self { folder, usage: Mutex::new(usage), quota, last_used: AtomicU64::new(0), access };
+        let opened = Self {
+            folder,
+            usage,
+            turn: Mutex::default(),
+            quota,
+            last_used: AtomicU64::new(0),
+            access,
+        };
         opened.change(|used| {
             *used = opened.count()?;
             Ok(())
@@ -111,29 +114,30 @@ impl Folder {
     }
 
     /// Opens the folder of the user, and locks it as long as it is open.
-    fn open_user(path: &Path) -> io::Result<OwnedFd> {
-        // The folder may be removed in between.
-        for _ in 0..3 {
+    fn open_user(path: &Path, user: Uid) -> io::Result<OwnedFd> {
+        let mut attempt = || {
             make_folder(CWD, path)?;
             let folder = open_folder(CWD, path)?;
-            flock(&folder, FlockOperation::LockShared)?;
-            if stat(path)
-                .is_ok_and(|there| fstat(&folder).is_ok_and(|own| own.st_ino == there.st_ino))
-            {
-                return Ok(folder);
+            let own = fstat(&folder)?;
+            if own.st_uid != user.as_raw() || own.st_mode & 0o077 != 0 {
+                let why = format!(
+                    "{} belongs to another user, or other users may enter it: remove it, or name \
+                     another folder",
+                    path.display()
+                );
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
             }
-        }
-        Err(io::ErrorKind::WouldBlock.into())
+            flock(&folder, FlockOperation::NonBlockingLockShared)?;
+            // The folder may have been removed in between.
+            let is_there = stat(path).is_ok_and(|there| own.st_ino == there.st_ino);
+            is_there.then_some(folder).ok_or_else(|| io::ErrorKind::WouldBlock.into())
+        };
+        patiently(&mut attempt)
     }
 
-    fn usage_file(&self) -> MutexGuard<'_, File> {
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Bytes of all copies.
+    /// Bytes of all copies. Waits for no other process.
     pub(super) fn used(&self) -> io::Result<u64> {
-        let file = self.usage_file();
-        let used = read_usage(&file)?.map_or_else(|| self.count(), Ok)?;
+        let used = read_usage(&self.usage)?.map_or_else(|| self.count(), Ok)?;
         self.last_used.store(used, Ordering::Relaxed);
         Ok(used)
     }
@@ -156,13 +160,15 @@ impl Folder {
 
     /// Changes copies, and the sum of their bytes, while no other process does.
     fn change<T>(&self, change: impl FnOnce(&mut u64) -> io::Result<T>) -> io::Result<T> {
-        let file = self.usage_file();
-        file.lock()?;
-        let changed = read_usage(&file).and_then(|known| {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = &self.usage;
+        // A stopped process may hold the lock.
+        patiently(&mut || Ok(file.try_lock()?))?;
+        let changed = read_usage(file).and_then(|known| {
             let mut used = known.map_or_else(|| self.count(), Ok)?;
-            write_usage(&file, None)?;
+            write_usage(file, None)?;
             let changed = change(&mut used);
-            write_usage(&file, Some(used))?;
+            write_usage(file, Some(used))?;
             self.last_used.store(used, Ordering::Relaxed);
             changed
         });
@@ -197,27 +203,32 @@ impl Folder {
     /// `WouldBlock` says that another process removes them at the moment.
     pub(super) fn enter(&self, dataset: DatasetId, label: &str, now: i64) -> io::Result<InUse> {
         let name = dataset.to_string();
-        // The folder may be removed in between.
-        for _ in 0..3 {
+        let attempt = || {
             make_folder(&self.folder, &name)?;
-            let Some(folder) = self.existing(dataset)? else { continue };
-            let Ok(lock) = open_file(&folder, USE) else { continue };
-            lock.try_lock_shared().map_err(|why| match why {
-                TryLockError::WouldBlock => io::ErrorKind::WouldBlock.into(),
-                TryLockError::Error(why) => why,
-            })?;
-            let is_there = statat(&folder, USE, AtFlags::SYMLINK_NOFOLLOW)
-                .is_ok_and(|there| fstat(&lock).is_ok_and(|lock| lock.st_ino == there.st_ino));
-            if !is_there {
-                continue;
+            let folder = open_folder(&self.folder, &name)?;
+            let lock = open_file(&folder, USE)?;
+            lock.try_lock_shared()?;
+            let there = statat(&folder, USE, AtFlags::SYMLINK_NOFOLLOW)?;
+            if fstat(&lock)?.st_ino != there.st_ino {
+                return Err(io::ErrorKind::WouldBlock.into());
             }
             let uses = read_uses(&lock)?;
             let first = if uses.count == 0 { now } else { uses.first };
-            lock.set_len(0)?;
-            lock.write_all_at(format!("{} {first} {label}\n", uses.count + 1).as_bytes(), 0)?;
-            return Ok(InUse { folder, lock });
-        }
-        Err(io::ErrorKind::WouldBlock.into())
+            let text = format!("{} {first} {label}\n", uses.count + 1);
+            let written = lock.write_all_at(text.as_bytes(), 0);
+            match written.and_then(|()| lock.set_len(text.len() as u64)) {
+                // The copies of a full disk can still be read.
+                Err(why) if !is_full(&why) => Err(why),
+                _ => Ok(InUse { folder, lock }),
+            }
+        };
+        patiently(&mut || match attempt() {
+            // Another process removes the dataset.
+            Err(why) if why.kind() == io::ErrorKind::NotFound => {
+                Err(io::ErrorKind::WouldBlock.into())
+            }
+            entered => entered,
+        })
     }
 
     /// Links a written copy, if the quota has room.
@@ -256,8 +267,11 @@ impl Folder {
         let mut all = Vec::new();
         for dataset in self.datasets()? {
             let Some(folder) = self.existing(dataset)? else { continue };
-            let Ok(lock) = open_existing(&folder, USE) else { continue };
-            let (uses, stat) = (read_uses(&lock)?, fstat(&lock)?);
+            let (uses, stat) = match open_existing(&folder, USE) {
+                Ok(lock) => (read_uses(&lock)?, fstat(&lock)?),
+                // Left by a process that was killed.
+                Err(_) => (Uses::default(), fstat(&folder)?),
+            };
             let last = (stat.st_mtime, stat.st_mtime_nsec as i64);
             let bytes = copies(&folder)?.iter().map(CopyName::bytes).sum();
             all.push(Used { dataset, uses, last, bytes });
@@ -273,7 +287,11 @@ impl Folder {
     /// Whether no agent has a dataset open.
     pub(super) fn is_free(&self, dataset: DatasetId) -> io::Result<bool> {
         let Some(folder) = self.existing(dataset)? else { return Ok(true) };
-        match open_existing(&folder, USE)?.try_lock() {
+        let lock = match open_existing(&folder, USE) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(true),
+            lock => lock?,
+        };
+        match lock.try_lock() {
             Ok(()) => Ok(true),
             Err(TryLockError::WouldBlock) => Ok(false),
             Err(TryLockError::Error(why)) => Err(why),
@@ -347,6 +365,12 @@ impl InUse {
         copies(&self.folder)
     }
 
+    /// Notes that the dataset is still used.
+    pub(super) fn touch(&self) -> io::Result<()> {
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        Ok(futimens(&self.lock, &Timestamps { last_access: now, last_modification: now })?)
+    }
+
     /// Changes with the list.
     pub(super) fn changed_at(&self) -> io::Result<(i64, i64)> {
         let stat = fstat(&self.folder)?;
@@ -354,11 +378,19 @@ impl InUse {
     }
 }
 
-impl Drop for InUse {
-    fn drop(&mut self) {
-        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
-        let _ = futimens(&self.lock, &Timestamps { last_access: now, last_modification: now });
+/// Attempts of a call that another process delays for a moment, and their interval.
+const ATTEMPTS: u32 = 100;
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Calls again while another process delays the call; an error of the kind `WouldBlock` in the end.
+fn patiently<T>(attempt: &mut impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    for _ in 0..ATTEMPTS {
+        match attempt() {
+            Err(why) if why.kind() == io::ErrorKind::WouldBlock => sleep(ATTEMPT_INTERVAL),
+            done => return done,
+        }
     }
+    Err(io::ErrorKind::WouldBlock.into())
 }
 
 /// The usage; none after a process was killed in a change, and in a new file.

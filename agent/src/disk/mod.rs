@@ -25,7 +25,7 @@ use folder::InUse;
 use tier::Tier;
 pub(crate) use tier::Unread;
 
-use crate::cache::PinnedFiles;
+use crate::pins::PinnedFiles;
 use crate::place::Eviction;
 
 /// A folder for copies of chunks.
@@ -79,6 +79,8 @@ pub(crate) struct Disks {
 /// The copies of a dataset.
 #[derive(Debug, Default)]
 struct Shelf {
+    /// Whether the dataset was not open at the last look.
+    is_unused: bool,
     /// For each tier in use.
     places: HashMap<usize, Place>,
 }
@@ -163,9 +165,19 @@ impl Disks {
         Some(move |id| ids.contains(&id))
     }
 
-    /// Ends the use of all datasets but some.
+    /// Ends the use of datasets that are not open at two calls: one may be about to be opened.
     pub(crate) fn retain(&self, is_open: impl Fn(DatasetId) -> bool) {
-        self.shelves().retain(|dataset, _| is_open(*dataset));
+        self.shelves().retain(|dataset, shelf| {
+            let was_unused = std::mem::replace(&mut shelf.is_unused, !is_open(*dataset));
+            !(was_unused && shelf.is_unused)
+        });
+    }
+
+    /// Makes room for a chunk on disks whose quota is used up.
+    pub(crate) async fn make_room(&self, bytes: u64) {
+        for tier in &self.tiers {
+            tier.make_room_for(bytes).await;
+        }
     }
 
     /// A copy of a part of a chunk.
@@ -203,8 +215,7 @@ impl Disks {
     }
 
     /// Removes a copy with wrong bytes.
-    pub(crate) async fn remove(&self, dataset: DatasetId, copy: &DiskCopy) {
-        self.forget(dataset, copy);
+    pub(crate) async fn remove(&self, copy: &DiskCopy) {
         if let Some(tier) = self.tiers.get(copy.tier) {
             tier.remove(&copy.of, &copy.name).await;
         }

@@ -305,3 +305,34 @@ fn a_folder_is_cleaned_of_what_no_agent_uses() {
     assert_eq!(told(true), []);
     assert_eq!(read_dir(at.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn a_stopped_process_with_the_lock_delays_no_reader() {
+    let at = tempfile::tempdir().unwrap();
+    let folder = Folder::open(at.path(), MIB).unwrap();
+    let of = folder.enter(dataset(1), "ds", 5).unwrap();
+    let user = read_dir(at.path()).unwrap().next().unwrap().unwrap().path();
+    let other = std::fs::File::open(user.join("usage")).unwrap();
+    other.lock().unwrap();
+    let why = add(&folder, &of, &name(1, 0..5), 1).unwrap_err();
+    assert_eq!(why.kind(), io::ErrorKind::WouldBlock);
+    assert_eq!((folder.used().unwrap(), of.list().unwrap()), (0, Vec::new()));
+    other.unlock().unwrap();
+    assert_eq!(add(&folder, &of, &name(1, 0..5), 1).unwrap(), Added::New);
+}
+
+#[test]
+fn a_dataset_without_its_lock_file_is_cleaned() {
+    let at = tempfile::tempdir().unwrap();
+    let folder = Folder::open(at.path(), MIB).unwrap();
+    let of = folder.enter(dataset(1), "ds", 5).unwrap();
+    add(&folder, &of, &name(1, 0..5), 1).unwrap();
+    let user = read_dir(at.path()).unwrap().next().unwrap().unwrap().path();
+    // A process was killed between two steps.
+    std::fs::remove_file(user.join(dataset(1).to_string()).join("use")).unwrap();
+    write(user.join(".unfinished-2"), "half").unwrap();
+    drop((of, folder));
+    assert_eq!(clean_disk(at.path(), false, |_| true).unwrap()[0].bytes, 5);
+    assert_eq!(clean_disk(at.path(), true, |_| true).unwrap().len(), 1);
+    assert_eq!(read_dir(at.path()).unwrap().count(), 0);
+}

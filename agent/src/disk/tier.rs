@@ -12,14 +12,13 @@ use std::time::{Duration, UNIX_EPOCH};
 use dl_format::DatasetId;
 use dl_runtime::blocking::ThreadLimit;
 use dl_runtime::{Clock, blocking};
-use rustix::io::Errno;
 use tokio::sync::Semaphore;
 
-use super::copy::{Access, BLOCK, CopyFile, CopyName, Unfinished};
+use super::copy::{Access, BLOCK, CopyFile, CopyName, Unfinished, is_full};
 use super::folder::{Added, Folder, InUse};
 use super::health::Health;
 use super::{DiskConfig, TierStatus};
-use crate::cache::PinnedFiles;
+use crate::pins::PinnedFiles;
 use crate::place::Eviction;
 
 /// Time limit of a call.
@@ -135,7 +134,7 @@ impl Tier {
             self.health().is_full(why.to_string(), now);
             return;
         }
-        if !matches!(why.kind(), io::ErrorKind::NotFound | io::ErrorKind::WouldBlock) {
+        if why.kind() != io::ErrorKind::WouldBlock {
             self.counts.failed.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(folder = %self.config.path.display(), %why, "use a disk: it rests");
             self.health().failed(why.to_string(), now);
@@ -190,6 +189,7 @@ impl Tier {
         let (of, folder) = (Arc::clone(of), self.folder.get().map(Arc::clone)?);
         let list = move || {
             folder.used()?;
+            of.touch()?;
             let at = of.changed_at()?;
             let copies = if Some(at) == before { None } else { Some(of.list()?) };
             Ok(copies.map(|copies| (at, copies)))
@@ -270,6 +270,14 @@ impl Tier {
         matches!(added, Ok(Added::New | Added::There))
     }
 
+    /// Makes room for a chunk where the quota is used up, at most once in a while.
+    pub(super) async fn make_room_for(&self, bytes: u64) {
+        let Some(folder) = self.folder.get().map(Arc::clone) else { return };
+        if self.room().is_some_and(|room| room < bytes) {
+            self.make_room(&folder, bytes).await;
+        }
+    }
+
     /// Makes room for bytes; without any, the tier is full for a while.
     async fn make_room(&self, folder: &Arc<Folder>, bytes: u64) -> bool {
         let now = self.clock.monotonic();
@@ -314,10 +322,4 @@ impl Tier {
             reason: health.failure(now),
         }
     }
-}
-
-/// Whether an error says that nothing more fits.
-fn is_full(why: &io::Error) -> bool {
-    let full = [Errno::NOSPC, Errno::DQUOT, Errno::FBIG];
-    why.raw_os_error().is_some_and(|code| full.iter().any(|one| one.raw_os_error() == code))
 }

@@ -82,6 +82,9 @@ impl DiskCopies {
 
     /// Notes that a copy is gone.
     pub fn remove(&mut self, key: ChunkKey) {
+        if !self.holds(key) {
+            return;
+        }
         self.generation = self.generation.wrapping_add(1);
         self.there.get_mut(&key.dataset).into_iter().for_each(|chunks| chunks.remove(key.chunk));
     }

@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
-use crate::cache::{Cache, ChunkReply, PinnedFiles};
+use crate::cache::{Cache, ChunkReply};
 use crate::descriptors::Descriptors;
 use crate::peers::PeerAddress;
 use crate::peers::frame::{
@@ -23,6 +23,7 @@ use crate::peers::frame::{
 };
 use crate::peers::handshake::{self, within};
 use crate::peers::tls::{Reader, Writer};
+use crate::pins::PinnedFiles;
 use crate::place::ChunkKey;
 
 /// Maximum of unauthenticated connections.

@@ -56,7 +56,7 @@ pub(super) fn run(
     let Prefetch { addresses, wait } = arguments;
     let first = of_one_dataset("agent prefetch", &addresses, "; prefetch")?;
     // An agent started only for this command would not live long.
-    show::status(context, task)?;
+    let failed = show::status(context, task)?.failed_fetches;
     let options = ConnectOptions { task: Some(task.clone()), ..context.options.clone() };
     let dataset = Client::connect(options)?.dataset(&first.dataset)?;
     let none = || Failure::failed(format!("agent prefetch {first}: its agent does not serve it"));
@@ -82,8 +82,8 @@ pub(super) fn run(
         }
     }
     let Presence { chunks, present } = presence;
-    let is_held =
-        present == chunks || !is_stuck && holds(&show::status(context, task)?, first, chunks);
+    let is_held = present == chunks
+        || !is_stuck && holds(&show::status(context, task)?, first, chunks, failed);
     if out.is_json() {
         let dataset = first.dataset.to_string();
         let (chunks_present, held, stuck) = (present, is_held, is_stuck);
@@ -104,10 +104,12 @@ pub(super) fn run(
 }
 
 /// Whether the agent has done all prefetches of a dataset, and holds at least `chunks` of its chunks.
-fn holds(status: &Status, address: &Address, chunks: u64) -> bool {
+/// `failed`: its failed fetches before.
+fn holds(status: &Status, address: &Address, chunks: u64, failed: u64) -> bool {
     let of = |one: &&DatasetStatus| one.name == address.dataset.to_string();
     let held = status.datasets.iter().find(of).map_or(0, |dataset| dataset.chunks_held);
-    !status.tiers.is_empty() && status.prefetch_waiting == 0 && held >= chunks
+    let is_done = status.prefetch_waiting == 0 && status.failed_fetches == failed;
+    !status.tiers.is_empty() && is_done && held >= chunks
 }
 
 fn select(snapshot: &Snapshot, addresses: &[Address]) -> Result<libdiesel::Selection, Failure> {

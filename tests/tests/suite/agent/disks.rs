@@ -174,7 +174,7 @@ fn damaged_copies_are_dropped_and_fetched_again() -> Result<()> {
 
 /// S-90.
 #[test]
-fn killed_agents_of_two_jobs_leave_whole_copies_within_the_quota() -> Result<()> {
+fn killed_agents_leave_whole_copies_within_the_quota() -> Result<()> {
     const QUOTA: u64 = 20 * MIB;
     let jobs = Jobs::new(&["first", "second"])?;
     let dice = Dice::new(47);
@@ -262,6 +262,28 @@ fn a_full_disk_costs_speed_and_no_read() -> Result<()> {
     ensure!(status["chunks_from_disk"].as_u64() > Some(0), "{status}");
     run(jobs.dlcmd("job")?.args(["agent", "stop"]))?.code(0)?;
     ensure!(agent.wait(Duration::from_secs(10))? == 0, "the agent failed");
+    Ok(())
+}
+
+#[test]
+fn a_folder_removed_in_use_costs_speed_and_no_read() -> Result<()> {
+    let jobs = Jobs::new(&["job"])?;
+    let tiers = jobs.tiers("12MiB", 64 * MIB);
+    let start = ["agent", "start", "dl://ds", "--policy", "oneshot", "--tiers", &tiers];
+    run(jobs.dlcmd("job")?.args(start))?.code(0)?;
+    jobs.await_copies("job")?;
+    std::fs::remove_dir_all(jobs.disk())?;
+    jobs.scene.get_with(jobs.dlcmd("job")?, "dl://ds")?;
+    for epoch in ["0", "1"] {
+        let read = ["shuffle", "dl://ds", "--read", "--group-size", "2", "--epoch", epoch];
+        run(jobs.dlcmd("job")?.args(read))?.code(0)?;
+    }
+    let before = jobs.number("job", "chunks_from_servers")?;
+    std::thread::sleep(Duration::from_secs(3));
+    let after = jobs.status("job")?;
+    let fetched = after["chunks_from_servers"].as_u64().context("a number")? - before;
+    ensure!(fetched <= 30, "{fetched} chunks fetched again and again: {after}");
+    ensure!(after["tiers"][0]["state"] == "resting", "{after}");
     Ok(())
 }
 

@@ -36,7 +36,7 @@ fn get_writes_a_dataset_a_folder_or_a_file() -> Result<()> {
 #[test]
 fn get_waits_for_a_file_that_is_still_to_be_put() -> Result<()> {
     let scene = Scene::with(&[("f", "new")])?;
-    let late = scene.dl(["get", "dl://ds/none", "got", "--wait", "300ms"])?.code(3)?;
+    let late = scene.dl(["get", "dl://ds/none", "got", "--wait", "1s"])?.code(3)?;
     ensure!(late.stderr.contains("it is not there"), "{}", late.stderr);
     scene.dl(["get", "dl://ds/f", "got", "--wait", "soon"])?.code(2)?;
     scene.dl(["--task", "job", "get", "dl://ds/f", "got", "--wait", "1s"])?.code(2)?;
