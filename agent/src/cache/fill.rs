@@ -219,9 +219,9 @@ impl Wanted {
         match cache.disks.read(&copy, read).await {
             Ok(is_whole) if is_whole && are_right() => return Ok(Some(true)),
             Ok(_) => {
-                cache.disks.forget(dataset, &copy);
+                cache.disks.is_wrong(dataset, &copy);
                 let cache = Arc::clone(cache);
-                spawn(async move { cache.disks.remove(&copy).await });
+                spawn(async move { cache.disks.remove_damaged(&copy).await });
             }
             Err(Unread::Gone) => cache.disks.forget(dataset, &copy),
             Err(Unread::Resting) => return Ok(Some(false)),

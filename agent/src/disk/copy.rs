@@ -21,7 +21,7 @@ pub(crate) const BLOCK: u32 = 4_096;
 const UNFINISHED: &str = ".unfinished-";
 
 /// A chunk and the covered part of its object.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct CopyName {
     pub(crate) chunk: ChunkId,
     pub(crate) range: Range<u32>,

@@ -4,13 +4,14 @@
 //! next change counts anew. The usage never exceeds the quota. Copies of a dataset leave only while no
 //! agent has the dataset open. Files that are no copies stay.
 
+use std::collections::HashSet;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ pub(crate) struct Folder {
     /// One change at a time in this process, which has one lock for all.
     turn: Mutex<()>,
     quota: u64,
+    /// Copies with wrong bytes, until they are removed.
+    damaged: Mutex<HashSet<CopyName>>,
     /// The usage as last seen.
     last_used: AtomicU64,
     pub(super) access: Access,
@@ -103,6 +106,7 @@ impl Folder {
             usage,
             turn: Mutex::default(),
             quota,
+            damaged: Mutex::default(),
             last_used: AtomicU64::new(0),
             access,
         };
@@ -234,6 +238,7 @@ impl Folder {
     /// Links a written copy, if the quota has room.
     pub(super) fn add(&self, of: &InUse, copy: &Unfinished, name: &CopyName) -> io::Result<Added> {
         self.change(|used| {
+            self.remove_if_damaged(of, name, used)?;
             if used.saturating_add(name.bytes()) > self.quota {
                 return Ok(Added::Full);
             }
@@ -243,6 +248,38 @@ impl Folder {
             *used += name.bytes();
             Ok(Added::New)
         })
+    }
+
+    /// Notes that a copy has wrong bytes: the next change of the copy removes it.
+    pub(super) fn is_wrong(&self, name: &CopyName) {
+        self.damaged().insert(name.clone());
+    }
+
+    /// Whether a copy is known to have wrong bytes.
+    pub(super) fn is_damaged(&self, name: &CopyName) -> bool {
+        self.damaged().contains(name)
+    }
+
+    fn damaged(&self) -> MutexGuard<'_, HashSet<CopyName>> {
+        self.damaged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes a copy with wrong bytes, unless it was replaced meanwhile.
+    pub(super) fn remove_damaged(&self, of: &InUse, name: &CopyName) -> io::Result<()> {
+        self.change(|used| self.remove_if_damaged(of, name, used))
+    }
+
+    fn remove_if_damaged(&self, of: &InUse, name: &CopyName, used: &mut u64) -> io::Result<()> {
+        if !self.is_damaged(name) {
+            return Ok(());
+        }
+        match unlinkat(&of.folder, name.file(), AtFlags::empty()) {
+            Ok(()) => *used = used.saturating_sub(name.bytes()),
+            Err(Errno::NOENT) => {}
+            Err(why) => return Err(why.into()),
+        }
+        self.damaged().remove(name);
+        Ok(())
     }
 
     /// Removes copies of a dataset.

@@ -214,10 +214,16 @@ impl Disks {
         tier.read(&copy.of, &copy.name, work).await
     }
 
+    /// Forgets a copy with wrong bytes, which is removed before it is written again.
+    pub(crate) fn is_wrong(&self, dataset: DatasetId, copy: &DiskCopy) {
+        self.forget(dataset, copy);
+        self.tiers.get(copy.tier).into_iter().for_each(|tier| tier.is_wrong(&copy.name));
+    }
+
     /// Removes a copy with wrong bytes.
-    pub(crate) async fn remove(&self, copy: &DiskCopy) {
+    pub(crate) async fn remove_damaged(&self, copy: &DiskCopy) {
         if let Some(tier) = self.tiers.get(copy.tier) {
-            tier.remove(&copy.of, &copy.name).await;
+            tier.remove_damaged(&copy.of, &copy.name).await;
         }
     }
 

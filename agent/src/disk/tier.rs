@@ -171,7 +171,8 @@ impl Tier {
         let label = label.to_owned();
         let enter = move || {
             let of = folder.enter(dataset, &label, now as i64)?;
-            let copies = of.list()?;
+            let mut copies = of.list()?;
+            copies.retain(|name| !folder.is_damaged(name));
             Ok((Arc::new(of), copies))
         };
         self.call(&self.readers, LONG_TIMEOUT, enter).await.ok()
@@ -191,8 +192,12 @@ impl Tier {
             folder.used()?;
             of.touch()?;
             let at = of.changed_at()?;
-            let copies = if Some(at) == before { None } else { Some(of.list()?) };
-            Ok(copies.map(|copies| (at, copies)))
+            if Some(at) == before {
+                return Ok(None);
+            }
+            let mut copies = of.list()?;
+            copies.retain(|name| !folder.is_damaged(name));
+            Ok(Some((at, copies)))
         };
         self.call(&self.readers, LONG_TIMEOUT, list).await.ok()?
     }
@@ -225,12 +230,17 @@ impl Tier {
         Ok(read)
     }
 
-    /// Removes a damaged copy.
-    pub(super) async fn remove(&self, of: &Arc<InUse>, name: &CopyName) {
+    /// Notes that a copy has wrong bytes.
+    pub(super) fn is_wrong(&self, name: &CopyName) {
         self.counts.damaged.fetch_add(1, Ordering::Relaxed);
+        self.folder.get().into_iter().for_each(|folder| folder.is_wrong(name));
+    }
+
+    /// Removes a copy with wrong bytes.
+    pub(super) async fn remove_damaged(&self, of: &Arc<InUse>, name: &CopyName) {
         let Some(folder) = self.folder.get().map(Arc::clone) else { return };
         let (of, name) = (Arc::clone(of), name.clone());
-        let remove = move || folder.remove(&of.folder, std::slice::from_ref(&name));
+        let remove = move || folder.remove_damaged(&of, &name);
         let _ = self.call(&self.writers, TIMEOUT, remove).await;
     }
 
