@@ -73,9 +73,10 @@ class Dataset:
     ) -> bytes:
         """Reads a file, by its path or its number, into memory: with ``offset`` and ``length`` only the
         bytes from the offset on, at most as many. Of a large file, only the parts with these bytes are
-        read.
+        read. With ``wait``, a path may name a file that another program is still to put: the call waits
+        up to so many seconds for it, and reads it from the servers.
 
-        :raises NotFoundError: if the file does not exist
+        :raises NotFoundError: if the file does not exist, after the wait
         :raises CorruptError: if its stored bytes are damaged everywhere
         """
     @overload
