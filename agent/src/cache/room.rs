@@ -111,7 +111,9 @@ impl State {
         // Files without their chunks take another slot for each worker.
         let each = 1 + u32::from(self.has_file_requests);
         let workers = self.connections.workers() * each;
-        let transient = self.orders.transient_slots().saturating_add(workers);
+        // The store's share of a group varies where disks have the rest: a third group evens it out.
+        let groups = if self.has_disks { 3 } else { 2 };
+        let transient = self.orders.transient_slots(groups).saturating_add(workers);
         let usable = self.slots.usable();
         if !self.has_disks {
             return usable.saturating_sub(transient);

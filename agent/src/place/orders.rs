@@ -164,10 +164,10 @@ impl Orders {
         absent.next()
     }
 
-    /// Slots for transient chunks of the windows: two groups of each order.
-    pub fn transient_slots(&self) -> u32 {
+    /// Slots for transient chunks of the windows: a number of groups of each order.
+    pub fn transient_slots(&self, groups: u32) -> u32 {
         let read = self.orders.iter().filter(|order| order.fits);
-        read.map(|order| order.window.largest.saturating_mul(2)).sum()
+        read.map(|order| order.window.largest.saturating_mul(groups)).sum()
     }
 
     /// Whether an order needs a chunk soon.
