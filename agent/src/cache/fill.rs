@@ -189,6 +189,9 @@ impl Wanted {
         open: &Open,
         arena: &Arc<Arena>,
     ) -> Result<Option<bool>, Failure> {
+        if cache.disks.is_empty() {
+            return Ok(None);
+        }
         let (dataset, span) = (open.snapshot.dataset(), span_of(&self.files));
         let Some(copy) = cache.disks.find(dataset, self.id, &span) else {
             // A copy of another version may have a part of the files.
@@ -219,7 +222,7 @@ impl Wanted {
         match cache.disks.read(&copy, read).await {
             Ok(is_whole) if is_whole && are_right() => return Ok(Some(true)),
             Ok(_) => {
-                cache.disks.is_wrong(dataset, &copy);
+                cache.disks.mark_damaged(dataset, &copy);
                 let cache = Arc::clone(cache);
                 spawn(async move { cache.disks.remove_damaged(&copy).await });
             }

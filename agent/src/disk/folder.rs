@@ -251,7 +251,7 @@ impl Folder {
     }
 
     /// Notes that a copy has wrong bytes: the next change of the copy removes it.
-    pub(super) fn is_wrong(&self, name: &CopyName) {
+    pub(super) fn mark_damaged(&self, name: &CopyName) {
         self.damaged().insert(name.clone());
     }
 
@@ -273,11 +273,7 @@ impl Folder {
         if !self.is_damaged(name) {
             return Ok(());
         }
-        match unlinkat(&of.folder, name.file(), AtFlags::empty()) {
-            Ok(()) => *used = used.saturating_sub(name.bytes()),
-            Err(Errno::NOENT) => {}
-            Err(why) => return Err(why.into()),
-        }
+        unlink(&of.folder, name, used)?;
         self.damaged().remove(name);
         Ok(())
     }
@@ -285,16 +281,7 @@ impl Folder {
     /// Removes copies of a dataset.
     pub(super) fn remove(&self, of: impl AsFd, names: &[CopyName]) -> io::Result<()> {
         for names in names.chunks(REMOVED_AT_ONCE) {
-            self.change(|used| {
-                for name in names {
-                    match unlinkat(&of, name.file(), AtFlags::empty()) {
-                        Ok(()) => *used = used.saturating_sub(name.bytes()),
-                        Err(Errno::NOENT) => {}
-                        Err(why) => return Err(why.into()),
-                    }
-                }
-                Ok(())
-            })?;
+            self.change(|used| names.iter().try_for_each(|name| unlink(&of, name, used)))?;
         }
         Ok(())
     }
@@ -480,6 +467,16 @@ fn open_existing(of: impl AsFd, name: &str) -> io::Result<File> {
 fn open_file(of: impl AsFd, name: &str) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(File::from(openat(of, name, flags, Mode::RUSR | Mode::WUSR)?))
+}
+
+/// Removes a copy, if it is there, from its folder and from the sum of the bytes.
+fn unlink(of: impl AsFd, name: &CopyName, used: &mut u64) -> io::Result<()> {
+    match unlinkat(of, name.file(), AtFlags::empty()) {
+        Ok(()) => *used = used.saturating_sub(name.bytes()),
+        Err(Errno::NOENT) => {}
+        Err(why) => return Err(why.into()),
+    }
+    Ok(())
 }
 
 /// The names in a folder.

@@ -68,7 +68,7 @@ impl Health {
     }
 
     /// Notes that nothing more fits.
-    pub(super) fn is_full(&mut self, why: String, now: Duration) {
+    pub(super) fn mark_full(&mut self, why: String, now: Duration) {
         self.full_until = Some(now.saturating_add(FULL));
         self.failure = Some((why, now));
     }
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_read_and_not_written() {
         let mut health = Health::default();
-        health.is_full("no space left".to_owned(), at(1));
+        health.mark_full("no space left".to_owned(), at(1));
         assert!(health.may_try(at(2)) && !health.may_write(at(2)));
         assert_eq!(health.state(at(2)), "full");
         assert!(health.may_write(at(61)));

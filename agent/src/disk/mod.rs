@@ -215,9 +215,9 @@ impl Disks {
     }
 
     /// Forgets a copy with wrong bytes, which is removed before it is written again.
-    pub(crate) fn is_wrong(&self, dataset: DatasetId, copy: &DiskCopy) {
+    pub(crate) fn mark_damaged(&self, dataset: DatasetId, copy: &DiskCopy) {
         self.forget(dataset, copy);
-        self.tiers.get(copy.tier).into_iter().for_each(|tier| tier.is_wrong(&copy.name));
+        self.tiers.get(copy.tier).into_iter().for_each(|tier| tier.mark_damaged(&copy.name));
     }
 
     /// Removes a copy with wrong bytes.

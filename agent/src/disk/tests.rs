@@ -182,13 +182,13 @@ async fn a_chunk_comes_back_as_it_was_written() {
     let status = tier.status();
     let told = (status.used_bytes, status.chunks_written, status.chunks_read, status.failed);
     assert_eq!((told, &*status.state), ((Some(7_900), 1, 1, 0), "ready"));
-    tier.is_wrong(&copy);
+    tier.mark_damaged(&copy);
     assert!(tier.list(&of, None).await.unwrap().1.is_empty(), "not listed any more");
     assert!(tier.write(&of, &copy, pinned(&mut slots)).await);
     assert_eq!(tier.status().chunks_written, 2, "in place of the wrong copy");
     tier.remove_damaged(&of, &copy).await;
     assert_eq!(tier.status().used_bytes, Some(7_900), "the new copy stays");
-    tier.is_wrong(&copy);
+    tier.mark_damaged(&copy);
     tier.remove_damaged(&of, &copy).await;
     let status = tier.status();
     assert_eq!((status.used_bytes, status.damaged), (Some(0), 2));

@@ -131,7 +131,7 @@ impl Tier {
     fn failed(&self, why: &io::Error) {
         let now = self.clock.monotonic();
         if is_full(why) {
-            self.health().is_full(why.to_string(), now);
+            self.health().mark_full(why.to_string(), now);
             return;
         }
         if why.kind() != io::ErrorKind::WouldBlock {
@@ -231,9 +231,9 @@ impl Tier {
     }
 
     /// Notes that a copy has wrong bytes.
-    pub(super) fn is_wrong(&self, name: &CopyName) {
+    pub(super) fn mark_damaged(&self, name: &CopyName) {
         self.counts.damaged.fetch_add(1, Ordering::Relaxed);
-        self.folder.get().into_iter().for_each(|folder| folder.is_wrong(name));
+        self.folder.get().into_iter().for_each(|folder| folder.mark_damaged(name));
     }
 
     /// Removes a copy with wrong bytes.
@@ -304,7 +304,7 @@ impl Tier {
         match has_room {
             Ok(false) if is_due => {
                 let why = "the quota or the disk has no room".to_owned();
-                self.health().is_full(why, now);
+                self.health().mark_full(why, now);
                 false
             }
             has_room => has_room == Ok(true),
