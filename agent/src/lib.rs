@@ -9,6 +9,7 @@ mod cache;
 mod dataset;
 mod descriptors;
 mod disk;
+mod durations;
 mod peers;
 mod pins;
 #[doc(hidden)]

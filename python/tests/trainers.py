@@ -1,9 +1,12 @@
 """Trainings by real trainers, to be started by torchrun: each rank writes the samples of each of its epochs.
 
 The last argument is a file for rank 0: a list, for each rank, of the numbers of the read files by scenario and
-epoch. Every scenario that ends with an error has its text instead.
+epoch. Every scenario that ends with an error has its text instead. A rank that hangs ends with the stacks of its
+threads, and with the name of its scenario.
 """
 
+import datetime
+import faulthandler
 import json
 import sys
 import tempfile
@@ -20,6 +23,9 @@ EPOCHS, BATCH = 2, 10
 
 #: Batches of a rank before the stop in the second epoch.
 STOP = 4
+
+#: Seconds for all scenarios, and for one answer of another rank.
+TIME, ANSWER = 240, 60
 
 
 def number_of(view):
@@ -255,10 +261,12 @@ def main():
     scenarios = {**made, "transformers": with_transformers}[sys.argv[1]]()
     found = {}
     for name, run in scenarios.items():
+        print(f"rank {dist.get_rank()}: {name}", file=sys.stderr, flush=True)
         try:
             found[name] = run()
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
+            print(f"rank {dist.get_rank()}: {found[name]}", file=sys.stderr, flush=True)
     everything = [None] * dist.get_world_size()
     dist.all_gather_object(everything, found)
     if dist.get_rank() == 0:
@@ -267,7 +275,8 @@ def main():
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    faulthandler.dump_traceback_later(TIME, exit=True)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=ANSWER))
     places = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(places)
     files = Path(places[0])

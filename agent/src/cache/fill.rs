@@ -14,13 +14,13 @@ use std::time::Duration;
 use dl_format::{ChunkId, Crc32c};
 use dl_node::Arena;
 use dl_proto::ChunkRange;
-use dl_runtime::{spawn, spawn_on};
+use dl_runtime::spawn_on;
 use libdiesel::{Error, FilePlace, Kind};
 
 use super::Cache;
 use super::wants::{Fetch, Filled};
 use crate::dataset::{Open, chain};
-use crate::disk::{CopyFile, Unread, blocks};
+use crate::disk::{CopyFile, Read, Unread, blocks};
 use crate::peers::{ChunkOutcome, Incoming, Link};
 use crate::place::{ASKED_MAX, ChunkKey, Origin};
 use crate::progress::Progress;
@@ -176,7 +176,11 @@ async fn fill(
     }
     cache.state().residency.comes_from_servers(wanted.key);
     wanted.progress.comes_from(None);
+    let began = cache.now();
     wanted.ask_servers(cache, open, arena, right).await?;
+    if right == 0 && !span.is_empty() {
+        cache.state().server_reads.add(cache.now().saturating_sub(began));
+    }
     Ok(Filled { span: (span.start, span.end), origin })
 }
 
@@ -198,6 +202,12 @@ impl Wanted {
             cache.state().disk.remove(self.key);
             return Ok(None);
         };
+        let servers = cache.state().server_reads.typical();
+        // Another agent asks for the chunk because it is here.
+        let may_pass = !self.is_for_peer && cache.disks.is_slow(&copy, servers);
+        if may_pass && open.peers.holder(self.key.chunk).is_some() {
+            return Ok(None);
+        }
         let pinned = {
             let mut state = cache.state();
             // The disk waits for no other agent.
@@ -219,20 +229,15 @@ impl Wanted {
             }
         };
         let are_right = || self.files.iter().all(|(_, place)| is_right(arena, slot, *place));
-        match cache.disks.read(&copy, read).await {
+        match cache.disks.read(&copy, Read::Chunk, read).await {
             Ok(is_whole) if is_whole && are_right() => return Ok(Some(true)),
-            Ok(_) => {
-                cache.disks.mark_damaged(dataset, &copy);
-                let cache = Arc::clone(cache);
-                spawn(async move { cache.disks.remove_damaged(&copy).await });
-            }
-            Err(Unread::Gone) => cache.disks.forget(dataset, &copy),
+            Ok(_) => cache.drop_copy(dataset, self.key, &copy, true),
+            Err(Unread::Gone) => cache.drop_copy(dataset, self.key, &copy, false),
             Err(Unread::Resting) => return Ok(Some(false)),
             Err(Unread::Hanging) => {
                 return Err(Failure::Away(format!("the disk {folder} gives no answer")));
             }
         }
-        cache.state().disk.remove(self.key);
         Ok(Some(false))
     }
 
@@ -380,11 +385,13 @@ fn span_of(files: &[(u32, FilePlace)]) -> Range<u32> {
     start..end
 }
 
-fn range_of(place: &FilePlace) -> Range<u32> {
+/// The bytes of a file in its chunk.
+pub(super) fn range_of(place: &FilePlace) -> Range<u32> {
     place.offset..place.offset.saturating_add(place.length as u32)
 }
 
-fn is_right(arena: &Arena, slot: u32, place: FilePlace) -> bool {
+/// Whether the bytes of a file are in a slot.
+pub(super) fn is_right(arena: &Arena, slot: u32, place: FilePlace) -> bool {
     let bytes = arena.written(slot, place.offset, place.length as usize);
     bytes.is_some_and(|bytes| Crc32c::of(bytes) == place.crc)
 }

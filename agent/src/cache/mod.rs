@@ -37,6 +37,7 @@ use tokio::sync::Notify;
 use crate::Policy;
 use crate::dataset::{Open, Opens};
 use crate::disk::Disks;
+use crate::durations::RecentDurations;
 use crate::peers::LinkEvents;
 use crate::place::{Backlog, DiskCopies, Eviction, Orders, Residency};
 
@@ -88,6 +89,8 @@ pub(crate) struct State {
     pub(crate) orders: Orders,
     pub(crate) backlog: Backlog,
     pub(crate) disk: DiskCopies,
+    /// Reads of whole chunks from the servers.
+    pub(crate) server_reads: RecentDurations,
     /// Indexed by dataset.
     pub(crate) counts: Vec<Counts>,
     /// Whether chunks stay in memory without a reader.
@@ -154,6 +157,7 @@ impl State {
             orders: Orders::default(),
             backlog: Backlog::default(),
             disk: DiskCopies::default(),
+            server_reads: RecentDurations::default(),
             counts: Vec::new(),
             keeps: policy != Policy::None,
             has_disks: false,
@@ -167,6 +171,8 @@ impl State {
         let (table, owners) = (Arc::clone(&open.table), open.peers.owners());
         self.opens.push(open);
         let number = self.serve(table, policy);
+        // Until they are counted.
+        self.disk.set_missing(u32::MAX);
         _ = self.served.set_owners(number, owners);
         number
     }

@@ -1,8 +1,9 @@
-//! A model of the cache: any sequence of requests, fills, failures, pins, departures, orders and
-//! changes of owners.
+//! A model of the cache: any sequence of requests, fills, failures, pins, departures, orders, writes
+//! to disks and changes of owners.
 //!
 //! Must hold: each slot has one owner, and is filled only without pins. The counts add up. Each
-//! waiter is answered once. No kept chunk leaves for another chunk while an order is read.
+//! waiter is answered once. No kept chunk leaves for another chunk while an order is read. A chunk is
+//! written to a disk by one task, from a slot that keeps its bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use super::wants::{Fetch, Filled};
 use super::{ChunkReply, Connection, State, Waiter};
 use crate::Policy;
 use crate::pins::PinnedFiles;
-use crate::place::{ChunkKey, Eviction, Origin, OwnerTable, Owners, Retention, Stage};
+use crate::place::{ChunkBits, ChunkKey, Eviction, Origin, OwnerTable, Owners, Retention, Stage};
 
 const SLOT: u32 = 4_096;
 const SLOTS: u32 = 6;
@@ -48,6 +49,11 @@ enum Step {
     Read(usize),
     EndOrder(usize),
     Use(u32, u32),
+    /// The chunks on disks, and how many further chunks fit.
+    Disks(u16, u32),
+    QueueIdle,
+    Write,
+    EndWrite(bool),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -55,7 +61,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let origin = prop_oneof![
         4 => Just(Origin::Servers),
         1 => Just(Origin::ServersInstead),
-        1 => Just(Origin::Peer)
+        1 => Just(Origin::Peer),
+        1 => Just(Origin::Disk)
     ];
     let step = prop_oneof![
         2 => Just(Step::Enter),
@@ -77,6 +84,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => reader.clone().prop_map(Step::Read),
         1 => reader.prop_map(Step::EndOrder),
         2 => (0..CHUNKS, 1..300_u32).prop_map(|(chunk, times)| Step::Use(chunk, times)),
+        2 => (any::<u16>(), 0..4_u32).prop_map(|(there, room)| Step::Disks(there, room)),
+        1 => Just(Step::QueueIdle),
+        3 => Just(Step::Write),
+        2 => any::<bool>().prop_map(Step::EndWrite),
     ];
     prop::collection::vec(step, 1..120)
 }
@@ -100,6 +111,8 @@ struct World {
     readers: Vec<Reader>,
     fetches: Vec<Fetch>,
     sent: Vec<PinnedFiles>,
+    /// Chunks being written to disks, each with its slot.
+    writes: Vec<(ChunkKey, u32, PinnedFiles)>,
     /// The chunk in each slot since its fill began.
     contents: BTreeMap<u32, u32>,
     next_wait: u64,
@@ -110,14 +123,14 @@ fn key(chunk: u32) -> ChunkKey {
 }
 
 impl World {
-    fn new(policy: Policy, eviction: Eviction) -> Self {
-        let mut state = State::new(policy, eviction);
+    fn new(policy: Policy, eviction: Eviction, has_disks: bool) -> Self {
+        let mut state = State { has_disks, ..State::new(policy, eviction) };
         state.slots.fit(SLOT, u64::from(SLOT * SLOTS)).unwrap();
         let table = Arc::new(Table::create(CHUNKS).unwrap().0);
         state.serve(Arc::clone(&table), policy);
-        let (readers, fetches, sent, contents) = Default::default();
+        let (readers, fetches, sent, writes, contents) = Default::default();
         let (now, next_wait) = (Duration::from_secs(1), 1);
-        Self { state, policy, table, now, readers, fetches, sent, contents, next_wait }
+        Self { state, policy, table, now, readers, fetches, sent, writes, contents, next_wait }
     }
 
     fn reader(&mut self, index: usize) -> Option<&mut Reader> {
@@ -231,6 +244,7 @@ impl World {
                 let Some(fetch) = self.take_fetch(index) else { return };
                 self.state.residency.comes_from_servers(fetch.key);
                 self.state.filled(fetch.key, Filled { span: (0, 8), origin }, self.now);
+                self.state.queue_for_disk(fetch.key, origin, false);
             }
             Step::Fail(index, is_final) => {
                 let Some(fetch) = self.take_fetch(index) else { return };
@@ -268,7 +282,26 @@ impl World {
                 self.state.end_order(number);
             }
             Step::Use(chunk, times) => self.state.residency.used(key(chunk), times),
-            Step::Leave(_) => {}
+            Step::Disks(there, room) if self.state.has_disks => {
+                let mut chunks = ChunkBits::none(CHUNKS);
+                let is_there = |chunk: &u32| there & (1 << chunk) != 0;
+                (0..CHUNKS).filter(is_there).for_each(|chunk| chunks.add(chunk));
+                self.state.disk.set(0, chunks);
+                self.state.disk.set_room(room.checked_sub(1));
+                self.state.disk.set_missing(1);
+            }
+            Step::QueueIdle => self.state.queue_an_idle_chunk(),
+            Step::Write => {
+                let Some((key, pinned, _)) = self.state.next_to_write() else { return };
+                let slot = self.state.residency.get_full(key).expect("it is in memory");
+                assert!(self.writes.iter().all(|(other, ..)| *other != key), "written twice");
+                self.writes.push((key, slot, pinned));
+            }
+            Step::EndWrite(is_there) => {
+                let Some((key, ..)) = self.writes.pop() else { return };
+                self.state.disk.end(key, is_there);
+            }
+            Step::Leave(_) | Step::Disks(..) => {}
         }
     }
 
@@ -336,6 +369,10 @@ impl World {
         assert_eq!(listed, counts, "transient, copies, kept");
         let reserved = self.state.residency.iter().filter(|(_, held)| held.is_reserved());
         assert_eq!(reserved.count() as u32, residency.reserved());
+        for (key, slot, _) in &self.writes {
+            assert_eq!(self.contents.get(slot), Some(&key.chunk), "another chunk is written");
+        }
+        assert!(self.writes.len() <= 4);
         for reader in &self.readers {
             for slot in &reader.pins {
                 assert!(self.state.connections.pin(*slot), "a pin is lost");
@@ -386,6 +423,7 @@ impl World {
         let unanswered: Vec<_> = self.readers.iter().filter_map(|reader| reader.wait).collect();
         assert_eq!(unanswered, [], "waits without an answer");
         self.sent.clear();
+        self.writes.clear();
         self.readers.iter().for_each(|reader| self.state.leave(reader.number));
         self.readers.clear();
         self.state.retry_queue(self.now);
@@ -403,8 +441,9 @@ proptest! {
         steps in steps(),
         policy in prop::sample::select(vec![Policy::OnDemand, Policy::OneShot, Policy::None]),
         eviction in prop::sample::select(Eviction::ALL.to_vec()),
+        has_disks in any::<bool>(),
     ) {
-        let mut world = World::new(policy, eviction);
+        let mut world = World::new(policy, eviction, has_disks);
         for step in steps {
             world.run(step);
         }

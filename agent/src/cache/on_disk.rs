@@ -6,12 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dl_format::ChunkId;
+use dl_format::{ChunkId, DatasetId};
 use dl_runtime::spawn;
 use libdiesel::Snapshot;
 
 use super::{Cache, State};
-use crate::disk::CopyName;
+use crate::disk::{CopyName, DiskCopy};
 use crate::pins::PinnedFiles;
 use crate::place::{ChunkBits, ChunkKey, Origin, Retention, Stage};
 
@@ -60,6 +60,8 @@ impl Cache {
         }
         let slot = u64::from(self.state().slots.slot_bytes());
         self.disks.make_room(slot).await;
+        self.note_room();
+        self.state().note_missing();
         self.moved.notify_one();
     }
 
@@ -89,8 +91,9 @@ impl Cache {
     fn note_room(&self) {
         let bytes = self.disks.room();
         let mut state = self.state();
-        let chunks = bytes.unwrap_or(0) / u64::from(state.slots.slot_bytes().max(1));
-        state.disk.set_room(chunks > 0, u32::try_from(chunks).unwrap_or(u32::MAX));
+        let slot = u64::from(state.slots.slot_bytes().max(1));
+        let room = bytes.map(|bytes| u32::try_from(bytes / slot).unwrap_or(u32::MAX));
+        state.disk.set_room(room);
     }
 
     /// Queues a chunk that has just arrived to be written, unless memory keeps it.
@@ -109,15 +112,45 @@ impl Cache {
     fn write_copies(self: &Arc<Self>) -> bool {
         loop {
             let next = self.state().next_to_write();
-            let Some((key, pinned)) = next else { break };
-            self.write_copy(key, pinned);
+            let Some((key, pinned, extra)) = next else { break };
+            self.write_copy(key, pinned, extra);
         }
         self.state().disk.under_way() > 0
     }
 
-    fn write_copy(self: &Arc<Self>, key: ChunkKey, pinned: PinnedFiles) {
+    /// Forgets a copy that is gone, or `is_damaged`; a damaged copy is removed.
+    pub(super) fn drop_copy(
+        self: &Arc<Self>,
+        dataset: DatasetId,
+        key: ChunkKey,
+        copy: &DiskCopy,
+        is_damaged: bool,
+    ) {
+        self.state().disk.remove(key);
+        if !is_damaged {
+            self.disks.forget(dataset, copy);
+            return;
+        }
+        self.disks.mark_damaged(dataset, copy);
+        let (cache, copy) = (Arc::clone(self), copy.clone());
+        spawn(async move { cache.disks.remove_damaged(&copy).await });
+    }
+
+    async fn remove_copy(&self, key: ChunkKey) {
+        let open = self.state().opens.get(key.dataset).map(Arc::clone);
+        let Some(open) = open else { return };
+        if let Some(id) = id_of(&open.snapshot, key.chunk) {
+            self.disks.remove(open.snapshot.dataset(), id).await;
+        }
+    }
+
+    /// Writes a chunk, after `extra`, an extra copy, was removed.
+    fn write_copy(self: &Arc<Self>, key: ChunkKey, pinned: PinnedFiles, extra: Option<ChunkKey>) {
         let cache = Arc::clone(self);
         spawn(async move {
+            if let Some(extra) = extra {
+                cache.remove_copy(extra).await;
+            }
             let open = cache.state().opens.get(key.dataset).map(Arc::clone);
             let named = open.and_then(|open| {
                 Some((open.snapshot.dataset(), copy_name(&open.snapshot, key.chunk, &pinned)?))
@@ -138,7 +171,7 @@ impl Cache {
 }
 
 /// The object of a chunk, or of a part of a large file.
-fn id_of(snapshot: &Snapshot, chunk: u32) -> Option<ChunkId> {
+pub(super) fn id_of(snapshot: &Snapshot, chunk: u32) -> Option<ChunkId> {
     let id = match chunk < snapshot.chunks() {
         true => snapshot.chunk(chunk).map(|(id, ..)| id),
         false => snapshot.part(chunk).map(|(id, ..)| id),
@@ -156,30 +189,51 @@ fn copy_name(snapshot: &Snapshot, chunk: u32, pinned: &PinnedFiles) -> Option<Co
 impl State {
     /// Queues a chunk that memory does not keep: an own chunk, or a chunk that its owner had no room
     /// for.
-    fn queue_for_disk(&mut self, key: ChunkKey, origin: Origin, is_elsewhere: bool) {
+    pub(super) fn queue_for_disk(&mut self, key: ChunkKey, origin: Origin, is_elsewhere: bool) {
         let is_of_servers = matches!(origin, Origin::Servers | Origin::ServersInstead);
         let is_mine = is_of_servers && !is_elsewhere || self.served.owns(key);
-        let is_wanted = self.keeps && is_mine && self.disk.may_queue(key);
-        let held = self.residency.get(key).filter(|_| is_wanted);
-        let stage = held.map(|held| held.stage);
-        if matches!(stage, Some(Stage::Full { retention, .. }) if retention != Retention::Kept) {
-            self.disk.queue(key);
+        let stage = self.residency.get(key).map(|held| held.stage);
+        let passes =
+            matches!(stage, Some(Stage::Full { retention, .. }) if retention != Retention::Kept);
+        if !self.keeps || !passes {
+            return;
+        }
+        match is_mine {
+            true if self.disk.may_queue(key) => self.disk.queue(key),
+            false if self.disk.may_queue_extra(key) => self.disk.queue_extra(key),
+            _ => {}
         }
     }
 
+    /// Notes how many own chunks are neither on a disk nor kept in memory.
+    fn note_missing(&mut self) {
+        let mut missing = 0_u32;
+        for (dataset, _) in self.opens.iter() {
+            let is_kept = |chunk| self.residency.is_kept(ChunkKey { dataset, chunk });
+            let is_own = |chunk| self.served.owns(ChunkKey { dataset, chunk }) && !is_kept(chunk);
+            let own = (0..self.served.chunks(dataset)).filter(|chunk| is_own(*chunk)).count();
+            missing =
+                missing.saturating_add((own as u32).saturating_sub(self.disk.own(dataset, is_own)));
+        }
+        self.disk.set_missing(missing);
+    }
+
     /// Queues the next chunk in memory without a copy, while nothing is read.
-    fn queue_an_idle_chunk(&mut self) {
+    pub(super) fn queue_an_idle_chunk(&mut self) {
         let is_busy = self.orders.are_read() || self.waiters.awaited().next().is_some();
         if is_busy || self.disk.under_way() > 0 {
             return;
         }
-        let is_new = |key: &ChunkKey| self.served.owns(*key) && self.disk.may_queue(*key);
+        if !self.disk.has_spare() {
+            self.note_missing();
+        }
+        let is_new = |key: &ChunkKey| self.served.owns(*key) && self.disk.may_queue_extra(*key);
         let next = self.residency.staying().find(is_new);
-        next.into_iter().for_each(|key| self.disk.queue(key));
+        next.into_iter().for_each(|key| self.disk.queue_extra(key));
     }
 
-    /// The next chunk to be written, pinned.
-    fn next_to_write(&mut self) -> Option<(ChunkKey, PinnedFiles)> {
+    /// The next chunk to be written, pinned, and the extra copy that leaves for it.
+    pub(super) fn next_to_write(&mut self) -> Option<(ChunkKey, PinnedFiles, Option<ChunkKey>)> {
         let residency = &self.residency;
         let is_there = |key| match residency.get(key).map(|held| held.stage) {
             Some(Stage::Filling(_)) => false,
@@ -187,17 +241,25 @@ impl State {
             Some(Stage::Full { .. }) | None => true,
         };
         loop {
-            let key = self.disk.next(is_there)?;
+            let (key, replaces) = self.disk.next(is_there)?;
             let pinned = self.residency.get(key).and_then(|held| match held.stage {
                 Stage::Full { span, .. } if span.0 < span.1 => {
                     self.slots.pin_chunk(held.slot, span)
                 }
                 _ => None,
             });
-            match pinned {
-                Some(pinned) => return Some((key, pinned)),
-                None => self.disk.end(key, false),
+            let Some(pinned) = pinned else {
+                self.disk.end(key, false);
+                continue;
+            };
+            let (served, residency) = (&self.served, &self.residency);
+            let is_needed = |key| served.owns(key) && !residency.is_kept(key);
+            let extra = replaces.then(|| self.disk.take_extra(is_needed)).flatten();
+            if replaces && extra.is_none() {
+                self.disk.end(key, false);
+                continue;
             }
+            return Some((key, pinned, extra));
         }
     }
 }

@@ -120,7 +120,7 @@ impl State {
     }
 
     /// The slot and the place of a file whose chunk is in memory.
-    fn file_here(&self, dataset: usize, number: u32) -> Option<(u32, FilePlace)> {
+    pub(super) fn file_here(&self, dataset: usize, number: u32) -> Option<(u32, FilePlace)> {
         let place = self.opens.get(dataset)?.snapshot.place(number).ok()?;
         let held = self.residency.get(ChunkKey { dataset, chunk: place.chunk })?;
         let Stage::Full { span: (start, end), .. } = held.stage else { return None };

@@ -50,23 +50,24 @@ impl State {
         for (number, one) in self.connections.processes() {
             let has_peers =
                 || self.opens.get(one.dataset).is_some_and(|open| open.peers.connected() > 0);
-            let is_alone = is_full && !self.orders.reads(number) && !self.has_disk_for(one.dataset);
+            // Whole chunks fill the disks.
+            let is_alone = is_full && !self.orders.reads(number) && !self.disk.are_filling();
             let files_alone = match is_alone {
-                true if !has_peers() => 1,
-                true if !has_room => 2,
-                _ => 0,
+                true if has_peers() => {
+                    if has_room {
+                        0
+                    } else {
+                        2
+                    }
+                }
+                true if self.disk.count(one.dataset) > 0 => 3,
+                true => 1,
+                false => 0,
             };
             one.pins.set(Gauge::FilesAlone, files_alone);
-            are_alone |= files_alone == 2;
+            are_alone |= files_alone >= 2;
         }
         self.has_file_requests = are_alone;
-    }
-
-    /// Whether disks have each chunk of a dataset that memory does not keep, or take it.
-    fn has_disk_for(&self, dataset: usize) -> bool {
-        let chunks = u64::from(self.served.chunks(dataset));
-        let held = || self.disk.count(dataset) + u64::from(self.residency.kept());
-        self.disk.takes() || self.disk.of(dataset).is_some() && held() >= chunks
     }
 
     /// Whether a kept chunk may leave for another.

@@ -152,18 +152,21 @@ impl Unfinished {
         let (flags, mode) = (access.flags() | OFlags::RDWR, Mode::RUSR | Mode::WUSR);
         match openat(&folder, ".", flags | OFlags::TMPFILE, mode) {
             Ok(file) => Ok(Self { file: file.into(), access, named: None }),
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {
-                let name = format!("{UNFINISHED}{:016x}", OsRandom.u64());
-                let create = flags | OFlags::CREATE | OFlags::EXCL;
-                let file = File::from(openat(&folder, &name, create, mode)?);
-                let named = Some((folder.as_fd().try_clone_to_owned()?, name));
-                let unfinished = Self { file, access, named };
-                // Others remove the file once nobody locks it.
-                unfinished.file.lock_shared()?;
-                Ok(unfinished)
-            }
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => Self::with_name(folder, access),
             Err(why) => Err(why.into()),
         }
+    }
+
+    /// A file with a name of its own, for file systems that have no others.
+    pub(super) fn with_name(folder: impl AsFd, access: Access) -> io::Result<Self> {
+        let name = format!("{UNFINISHED}{:016x}", OsRandom.u64());
+        let flags = access.flags() | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        let file = File::from(openat(&folder, &name, flags, Mode::RUSR | Mode::WUSR)?);
+        let named = Some((folder.as_fd().try_clone_to_owned()?, name));
+        let unfinished = Self { file, access, named };
+        // Others remove the file once nobody locks it.
+        unfinished.file.lock_shared()?;
+        Ok(unfinished)
     }
 
     /// Writes whole blocks from an offset on; the file ends at `end`.

@@ -24,6 +24,7 @@ use rustix::io::Errno;
 use rustix::process::{Uid, geteuid};
 
 use super::copy::{Access, CopyName, Unfinished, is_full};
+use super::network::network_of;
 use crate::place::Eviction;
 
 /// The file with the usage of a folder.
@@ -51,6 +52,8 @@ pub(crate) struct Folder {
     /// The usage as last seen.
     last_used: AtomicU64,
     pub(super) access: Access,
+    /// The network file system on which the folder is.
+    pub(super) network: Option<&'static str>,
 }
 
 /// A dataset whose copies an agent uses.
@@ -100,7 +103,7 @@ impl Folder {
         // Left by a killed process.
         names(&folder)?.iter().for_each(|name| Unfinished::clean(&folder, name));
         let usage = open_file(&folder, USAGE)?;
-        let access = Access::of(&folder)?;
+        let (access, network) = (Access::of(&folder)?, network_of(&folder)?);
         let opened = Self {
             folder,
             usage,
@@ -109,6 +112,7 @@ impl Folder {
             damaged: Mutex::default(),
             last_used: AtomicU64::new(0),
             access,
+            network,
         };
         opened.change(|used| {
             *used = opened.count()?;

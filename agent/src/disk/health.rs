@@ -2,8 +2,9 @@
 //!
 //! Must hold: after a failure a disk rests, and then a single call tries it.
 
-use std::collections::VecDeque;
 use std::time::Duration;
+
+use crate::durations::RecentDurations;
 
 /// How long a disk rests after a failed or hanging call.
 const REST: Duration = Duration::from_secs(10);
@@ -19,11 +20,8 @@ pub(super) struct Health {
     /// The last failure and its time.
     failure: Option<(String, Duration)>,
     /// Durations of the last reads of chunks.
-    reads: VecDeque<Duration>,
+    pub(super) reads: RecentDurations,
 }
-
-/// Number of stored durations.
-const READS: usize = 32;
 
 impl Health {
     /// Whether a call may be made. After a rest, the first caller tries alone.
@@ -38,6 +36,11 @@ impl Health {
         }
     }
 
+    /// Whether no call may be made at the moment.
+    pub(super) fn is_resting(&self, now: Duration) -> bool {
+        self.rests_until.is_some_and(|until| now < until)
+    }
+
     /// Whether a write may be made.
     pub(super) fn may_write(&self, now: Duration) -> bool {
         self.rests_until.is_none() && self.full_until.is_none_or(|until| now >= until)
@@ -48,17 +51,9 @@ impl Health {
         self.rests_until = None;
     }
 
-    /// Notes the duration of a chunk's read.
-    pub(super) fn has_read(&mut self, took: Duration) {
-        self.reads.truncate(READS - 1);
-        self.reads.push_front(took);
-    }
-
-    /// The median duration of a chunk's read.
-    pub(super) fn median(&self) -> Option<Duration> {
-        let mut times: Vec<_> = self.reads.iter().copied().collect();
-        times.sort_unstable();
-        times.get(times.len() / 2).copied()
+    /// How long reads of chunks take, if they take longer than those of another source.
+    pub(super) fn is_slower_than(&self, other: Option<Duration>) -> Option<Duration> {
+        self.reads.typical().filter(|own| other.is_some_and(|other| *own > other))
     }
 
     /// Notes a call that failed or hangs.
@@ -73,11 +68,13 @@ impl Health {
         self.failure = Some((why, now));
     }
 
-    /// The name of the state: `ready`, `resting` or `full`.
-    pub(super) fn state(&self, now: Duration) -> &'static str {
+    /// The name of the state: `ready`, `resting`, `full` or `slow`. `servers`: how long reads of chunks
+    /// from the servers take.
+    pub(super) fn state(&self, now: Duration, servers: Option<Duration>) -> &'static str {
         match (self.rests_until, self.full_until) {
             (Some(_), _) => "resting",
             (None, Some(until)) if now < until => "full",
+            _ if self.is_slower_than(servers).is_some() => "slow",
             _ => "ready",
         }
     }
@@ -104,10 +101,10 @@ mod tests {
         health.failed("input/output error".to_owned(), at(5));
         assert!(!health.may_try(at(14)) && !health.may_write(at(16)));
         assert!(health.may_try(at(15)) && !health.may_try(at(16)), "one try");
-        assert_eq!(health.state(at(16)), "resting");
+        assert_eq!(health.state(at(16), None), "resting");
         assert!(health.failure(at(20)).unwrap().contains("error, 15 s ago"));
         health.worked();
-        assert!(health.may_try(at(17)) && health.state(at(17)) == "ready");
+        assert!(health.may_try(at(17)) && health.state(at(17), None) == "ready");
     }
 
     #[test]
@@ -115,7 +112,7 @@ mod tests {
         let mut health = Health::default();
         health.mark_full("no space left".to_owned(), at(1));
         assert!(health.may_try(at(2)) && !health.may_write(at(2)));
-        assert_eq!(health.state(at(2)), "full");
+        assert_eq!(health.state(at(2), None), "full");
         assert!(health.may_write(at(61)));
     }
 }

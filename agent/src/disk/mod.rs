@@ -7,6 +7,7 @@ mod clean;
 mod copy;
 mod folder;
 mod health;
+mod network;
 mod tier;
 
 use std::collections::{HashMap, HashSet};
@@ -14,6 +15,7 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use dl_format::{ChunkId, DatasetId};
 use dl_runtime::Clock;
@@ -23,7 +25,7 @@ pub use clean::{DiskDataset, DiskFate, clean_disk};
 pub(crate) use copy::{BLOCK, CopyFile, CopyName, blocks};
 use folder::InUse;
 use tier::Tier;
-pub(crate) use tier::Unread;
+pub(crate) use tier::{Read, Unread};
 
 use crate::pins::PinnedFiles;
 use crate::place::Eviction;
@@ -49,7 +51,7 @@ pub struct TierStatus {
     pub used_bytes: Option<u64>,
     /// Chunks read.
     pub chunks_read: u64,
-    /// Bytes of `chunks_read`.
+    /// Bytes of `chunks_read`, and of files read without their chunks.
     pub bytes_read: u64,
     /// Chunks written.
     pub chunks_written: u64,
@@ -63,7 +65,10 @@ pub struct TierStatus {
     pub read_micros: Option<u64>,
     /// Whether the page cache is used, because the file system has no other access.
     pub is_buffered: bool,
-    /// `ready`, `full` (nothing is written) or `resting` (nothing is read or written).
+    /// The kind of the network file system, if the folder is on one.
+    pub network: Option<String>,
+    /// `ready`, `full` (nothing is written), `resting` (nothing is read or written) or `slow` (other
+    /// agents are asked first).
     pub state: String,
     /// The last failure, if any, with its age.
     pub reason: Option<String>,
@@ -156,13 +161,19 @@ impl Disks {
         }
     }
 
-    /// Whether a disk has a copy of a chunk; none before the first list of the dataset.
+    /// Whether a disk that gives answers has a copy of a chunk; none before the first list of the
+    /// dataset.
     pub(crate) fn listed(&self, dataset: DatasetId) -> Option<impl Fn(ChunkId) -> bool + use<>> {
         let shelves = self.shelves();
         let shelf = shelves.get(&dataset).filter(|shelf| !shelf.places.is_empty())?;
-        let ids = shelf.places.values().flat_map(|place| place.copies.keys().copied());
-        let ids: HashSet<ChunkId> = ids.collect();
+        let places = shelf.places.iter().filter(|(tier, _)| !self.rests(**tier));
+        let ids: HashSet<ChunkId> =
+            places.flat_map(|(_, place)| place.copies.keys().copied()).collect();
         Some(move |id| ids.contains(&id))
+    }
+
+    fn rests(&self, tier: usize) -> bool {
+        self.tiers.get(tier).is_none_or(Tier::is_resting)
     }
 
     /// Ends the use of datasets that are not open at two calls: one may be about to be opened.
@@ -180,7 +191,7 @@ impl Disks {
         }
     }
 
-    /// A copy of a part of a chunk.
+    /// A copy of a part of a chunk, on a disk that gives answers.
     pub(crate) fn find(
         &self,
         dataset: DatasetId,
@@ -190,7 +201,7 @@ impl Disks {
         let shelves = self.shelves();
         let places = &shelves.get(&dataset)?.places;
         (0..self.tiers.len()).find_map(|tier| {
-            let place = places.get(&tier)?;
+            let place = places.get(&tier).filter(|_| !self.rests(tier))?;
             let covers = |range: &&Range<u32>| range.start <= span.start && range.end >= span.end;
             let range = place.copies.get(&chunk)?.iter().find(covers)?.clone();
             Some(DiskCopy { tier, of: Arc::clone(&place.of), name: CopyName { chunk, range } })
@@ -208,10 +219,11 @@ impl Disks {
     pub(crate) async fn read<T: Send + 'static>(
         &self,
         copy: &DiskCopy,
+        what: Read,
         work: impl FnOnce(&CopyFile) -> io::Result<T> + Send + 'static,
     ) -> Result<T, Unread> {
         let tier = self.tiers.get(copy.tier).ok_or(Unread::Gone)?;
-        tier.read(&copy.of, &copy.name, work).await
+        tier.read(&copy.of, &copy.name, what, work).await
     }
 
     /// Forgets a copy with wrong bytes, which is removed before it is written again.
@@ -224,6 +236,20 @@ impl Disks {
     pub(crate) async fn remove_damaged(&self, copy: &DiskCopy) {
         if let Some(tier) = self.tiers.get(copy.tier) {
             tier.remove_damaged(&copy.of, &copy.name).await;
+        }
+    }
+
+    /// Removes the copies of a chunk.
+    pub(crate) async fn remove(&self, dataset: DatasetId, chunk: ChunkId) {
+        for (number, tier) in self.tiers.iter().enumerate() {
+            let copies = {
+                let mut shelves = self.shelves();
+                let place = shelves.get_mut(&dataset).and_then(|one| one.places.get_mut(&number));
+                place.and_then(|place| Some((Arc::clone(&place.of), place.copies.remove(&chunk)?)))
+            };
+            let Some((of, ranges)) = copies else { continue };
+            let names = ranges.into_iter().map(|range| CopyName { chunk, range }).collect();
+            tier.remove(&of, names).await;
         }
     }
 
@@ -268,9 +294,14 @@ impl Disks {
         false
     }
 
-    /// What is told of each disk.
-    pub(crate) fn status(&self) -> Vec<TierStatus> {
-        self.tiers.iter().map(Tier::status).collect()
+    /// Whether the disk of a copy takes longer for a chunk than the servers.
+    pub(crate) fn is_slow(&self, copy: &DiskCopy, servers: Option<Duration>) -> bool {
+        self.tiers.get(copy.tier).is_some_and(|tier| tier.is_slow(servers))
+    }
+
+    /// What is told of each disk. `servers`: how long reads of chunks from the servers take.
+    pub(crate) fn status(&self, servers: Option<Duration>) -> Vec<TierStatus> {
+        self.tiers.iter().map(|tier| tier.status(servers)).collect()
     }
 }
 

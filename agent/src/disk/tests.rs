@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use dl_runtime::{ManualClock, spawn};
 use rustix::io::Errno;
 
-use super::copy::Unfinished;
+use super::copy::{Access, Unfinished};
 use super::folder::{Added, Folder};
 use super::tier::Tier;
 use super::*;
@@ -174,23 +174,23 @@ async fn a_chunk_comes_back_as_it_was_written() {
             arena.write_with(0, 0, 8_192, |memory| file.read(memory, 0, 8_000)).unwrap()
         }
     };
-    tier.read(&of, &copy, read).await.unwrap();
+    tier.read(&of, &copy, Read::Chunk, read).await.unwrap();
     let bytes = arena.written(0, 100, 7_900).unwrap();
     assert!(bytes.iter().zip(100..8_000_u32).all(|(byte, at)| *byte == at as u8));
-    let gone = tier.read(&of, &name(2, 0..5), |_| Ok(())).await;
+    let gone = tier.read(&of, &name(2, 0..5), Read::Chunk, |_| Ok(())).await;
     assert_eq!(gone, Err(Unread::Gone));
-    let status = tier.status();
+    let status = tier.status(None);
     let told = (status.used_bytes, status.chunks_written, status.chunks_read, status.failed);
     assert_eq!((told, &*status.state), ((Some(7_900), 1, 1, 0), "ready"));
     tier.mark_damaged(&copy);
     assert!(tier.list(&of, None).await.unwrap().1.is_empty(), "not listed any more");
     assert!(tier.write(&of, &copy, pinned(&mut slots)).await);
-    assert_eq!(tier.status().chunks_written, 2, "in place of the wrong copy");
+    assert_eq!(tier.status(None).chunks_written, 2, "in place of the wrong copy");
     tier.remove_damaged(&of, &copy).await;
-    assert_eq!(tier.status().used_bytes, Some(7_900), "the new copy stays");
+    assert_eq!(tier.status(None).used_bytes, Some(7_900), "the new copy stays");
     tier.mark_damaged(&copy);
     tier.remove_damaged(&of, &copy).await;
-    let status = tier.status();
+    let status = tier.status(None);
     assert_eq!((status.used_bytes, status.damaged), (Some(0), 2));
 }
 
@@ -201,13 +201,38 @@ async fn a_failing_disk_rests_and_is_tried_again() {
     let (mut slots, copy) = (Slots::default(), name(1, 100..8_000));
     assert!(tier.write(&of, &copy, pinned(&mut slots)).await);
     let fails = |_: &CopyFile| Err::<(), _>(Errno::IO.into());
-    assert_eq!(tier.read(&of, &copy, fails).await, Err(Unread::Resting));
-    assert_eq!(tier.read(&of, &copy, |_| Ok(())).await, Err(Unread::Resting));
-    assert_eq!((tier.room(), tier.status().state.as_str()), (None, "resting"));
-    assert!(tier.status().reason.unwrap().contains("nput/output error"));
+    assert_eq!(tier.read(&of, &copy, Read::Chunk, fails).await, Err(Unread::Resting));
+    assert_eq!(tier.read(&of, &copy, Read::Chunk, |_| Ok(())).await, Err(Unread::Resting));
+    assert_eq!((tier.room(), tier.status(None).state.as_str()), (None, "resting"));
+    assert!(tier.status(None).reason.unwrap().contains("nput/output error"));
     clock.advance(Duration::from_secs(11));
-    assert_eq!(tier.read(&of, &copy, |_| Ok(())).await, Ok(()));
-    assert_eq!(tier.status().state, "ready");
+    assert_eq!(tier.read(&of, &copy, Read::Chunk, |_| Ok(())).await, Ok(()));
+    assert_eq!(tier.status(None).state, "ready");
+}
+
+#[tokio::test]
+async fn a_disk_slower_than_the_servers_is_slow() {
+    let at = tempfile::tempdir().unwrap();
+    let (tier, clock, of) = tier(at.path()).await;
+    let (mut slots, copy) = (Slots::default(), name(1, 100..8_000));
+    assert!(tier.write(&of, &copy, pinned(&mut slots)).await);
+    let millis = |millis| Some(Duration::from_millis(millis));
+    for _ in 0..8 {
+        assert!(!tier.is_slow(millis(50)), "a few reads decide nothing");
+        let clock = Arc::clone(&clock);
+        let takes_long = move |_: &CopyFile| {
+            clock.advance(Duration::from_millis(80));
+            Ok(())
+        };
+        tier.read(&of, &copy, Read::Chunk, takes_long).await.unwrap();
+    }
+    assert!(tier.is_slow(millis(50)) && !tier.is_slow(millis(100)) && !tier.is_slow(None));
+    assert_eq!(tier.status(millis(50)).state, "slow");
+    assert_eq!(tier.status(None).state, "ready");
+    // Files alone say nothing of chunks.
+    tier.read(&of, &copy, Read::Files(5), |_| Ok(())).await.unwrap();
+    let status = tier.status(None);
+    assert_eq!((status.chunks_read, status.bytes_read), (8, 8 * 7_900 + 5));
 }
 
 #[tokio::test]
@@ -227,7 +252,7 @@ async fn calls_that_hang_keep_few_threads_and_no_caller() {
                 let _ = released.recv();
                 Ok(())
             };
-            tier.read(&of, &copy, hang).await
+            tier.read(&of, &copy, Read::Chunk, hang).await
         }));
     }
     let mut seen = Vec::new();
@@ -245,16 +270,16 @@ async fn calls_that_hang_keep_few_threads_and_no_caller() {
     }
     let hung = seen.iter().filter(|why| **why == Unread::Hanging).count();
     assert!((4..=6).contains(&hung), "{seen:?}");
-    assert!(tier.status().reason.unwrap().contains("no answer for 2 s"));
+    assert!(tier.status(None).reason.unwrap().contains("no answer for 2 s"));
     releases.clear();
     clock.advance(Duration::from_secs(20));
-    let mut back = tier.read(&of, &copy, |_| Ok(())).await;
+    let mut back = tier.read(&of, &copy, Read::Chunk, |_| Ok(())).await;
     for _ in 0..100 {
         if back.is_ok() {
             break;
         }
         clock.advance(Duration::from_secs(20));
-        back = tier.read(&of, &copy, |_| Ok(())).await;
+        back = tier.read(&of, &copy, Read::Chunk, |_| Ok(())).await;
     }
     assert_eq!(back, Ok(()));
 }
@@ -278,6 +303,34 @@ fn only_whole_copies_have_a_name() {
     let user = read_dir(at.path()).unwrap().next().unwrap().unwrap().path();
     let path = user.join(dataset(1).to_string()).join(file.file());
     assert_eq!(std::fs::File::open(path).unwrap().read_at(&mut memory, 0).unwrap(), 0);
+}
+
+#[test]
+fn copies_need_neither_direct_access_nor_files_without_names() {
+    let at = tempfile::tempdir().unwrap();
+    let mut folder = Folder::open(at.path(), MIB).unwrap();
+    folder.access = Access::Buffered;
+    let of = folder.enter(dataset(1), "ds", 5).unwrap();
+    let user = read_dir(at.path()).unwrap().next().unwrap().unwrap().path();
+    let inside = user.join(dataset(1).to_string());
+    let copy = Unfinished::with_name(&of.folder, Access::Buffered).unwrap();
+    copy.write(&[7; 8_192], 0, 8_000).unwrap();
+    let names =
+        || read_dir(&inside).unwrap().map(|one| one.unwrap().file_name()).collect::<Vec<_>>();
+    let unfinished = names().into_iter().find(|name| name != "use").unwrap();
+    Unfinished::clean(&of.folder, unfinished.to_str().unwrap());
+    assert_eq!(names().len(), 2, "its writer lives");
+    let file = name(1, 100..8_000);
+    assert_eq!(folder.add(&of, &copy, &file).unwrap(), Added::New);
+    assert_eq!(folder.add(&of, &copy, &file).unwrap(), Added::There);
+    drop(copy);
+    assert_eq!((names().len(), folder.used().unwrap()), (2, 7_900), "the copy and the lock");
+    let mut memory = [0; 8_193];
+    let read = CopyFile::open(&of.folder, &file, folder.access).unwrap();
+    read.read(&mut memory[1..], 0, 8_000).unwrap();
+    assert_eq!((memory[1], memory[8_000], memory[8_001]), (7, 7, 0));
+    drop(Unfinished::with_name(&of.folder, Access::Direct).unwrap());
+    assert_eq!(names().len(), 2, "given up");
 }
 
 #[test]

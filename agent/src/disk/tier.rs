@@ -64,6 +64,14 @@ struct TierCounts {
     failed: AtomicU64,
 }
 
+/// What is read of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Read {
+    Chunk,
+    /// Files of this many bytes.
+    Files(u64),
+}
+
 /// Why a copy gives no bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unread {
@@ -99,6 +107,11 @@ impl Tier {
     /// The path in the settings.
     pub(crate) fn path(&self) -> &PathBuf {
         &self.config.path
+    }
+
+    /// Whether the disk rests after a failure.
+    pub(super) fn is_resting(&self) -> bool {
+        self.health().is_resting(self.clock.monotonic())
     }
 
     /// A call of a thread within a time limit; its failure rests the tier.
@@ -154,6 +167,10 @@ impl Tier {
             let path = self.config.path.display();
             tracing::warn!(%path, "the disk is read through the page cache, which costs more CPU time");
         }
+        if let Some(kind) = folder.network {
+            let path = self.config.path.display();
+            tracing::warn!(%path, kind, "the folder is on a network file system, and no local disk");
+        }
         Some(Arc::clone(folder))
     }
 
@@ -208,6 +225,7 @@ impl Tier {
         &self,
         of: &Arc<InUse>,
         name: &CopyName,
+        what: Read,
         work: impl FnOnce(&CopyFile) -> io::Result<T> + Send + 'static,
     ) -> Result<T, Unread> {
         let Ok(_turn) = self.reading.acquire().await else { return Err(Unread::Resting) };
@@ -224,9 +242,16 @@ impl Tier {
             opened => work(&opened?).map(Some),
         };
         let read = self.call(&self.readers, TIMEOUT, read).await?.ok_or(Unread::Gone)?;
-        self.health().has_read(self.clock.monotonic().saturating_sub(began));
-        self.counts.read.fetch_add(1, Ordering::Relaxed);
-        self.counts.bytes_read.fetch_add(name.bytes(), Ordering::Relaxed);
+        let bytes = match what {
+            Read::Files(bytes) => bytes,
+            Read::Chunk => {
+                let took = self.clock.monotonic().saturating_sub(began);
+                self.health().reads.add(took);
+                self.counts.read.fetch_add(1, Ordering::Relaxed);
+                name.bytes()
+            }
+        };
+        self.counts.bytes_read.fetch_add(bytes, Ordering::Relaxed);
         Ok(read)
     }
 
@@ -241,6 +266,14 @@ impl Tier {
         let Some(folder) = self.folder.get().map(Arc::clone) else { return };
         let (of, name) = (Arc::clone(of), name.clone());
         let remove = move || folder.remove_damaged(&of, &name);
+        let _ = self.call(&self.writers, TIMEOUT, remove).await;
+    }
+
+    /// Removes copies.
+    pub(super) async fn remove(&self, of: &Arc<InUse>, names: Vec<CopyName>) {
+        let Some(folder) = self.folder.get().map(Arc::clone) else { return };
+        let of = Arc::clone(of);
+        let remove = move || folder.remove(&of.folder, &names);
         let _ = self.call(&self.writers, TIMEOUT, remove).await;
     }
 
@@ -311,8 +344,14 @@ impl Tier {
         }
     }
 
-    /// What is told of the tier, without a call of the disk.
-    pub(super) fn status(&self) -> TierStatus {
+    /// Whether reads of chunks take longer than those from the servers.
+    pub(super) fn is_slow(&self, servers: Option<Duration>) -> bool {
+        self.health().is_slower_than(servers).is_some()
+    }
+
+    /// What is told of the tier, without a call of the disk. `servers`: how long reads of chunks from
+    /// the servers take.
+    pub(super) fn status(&self, servers: Option<Duration>) -> TierStatus {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (now, health, folder) = (self.clock.monotonic(), self.health(), self.folder.get());
         let access = folder.map(|folder| folder.access);
@@ -326,9 +365,10 @@ impl Tier {
             bytes_written: count(&self.counts.bytes_written),
             damaged: count(&self.counts.damaged),
             failed: count(&self.counts.failed),
-            read_micros: health.median().map(|median| median.as_micros() as u64),
+            read_micros: health.reads.median().map(|median| median.as_micros() as u64),
             is_buffered: access == Some(Access::Buffered),
-            state: health.state(now).to_owned(),
+            network: folder.and_then(|folder| folder.network).map(str::to_owned),
+            state: health.state(now, servers).to_owned(),
             reason: health.failure(now),
         }
     }

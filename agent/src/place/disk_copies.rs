@@ -1,8 +1,9 @@
 //! The chunks of which a local disk has a copy, or is to get one.
 //!
-//! Must hold: a chunk is written by one task at a time, and few chunks are written at a time.
+//! Must hold: a chunk is written by one task at a time, and few chunks are written at a time. An extra
+//! copy, of a chunk that memory or another agent keeps, takes no room of an own chunk.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use super::{ChunkBits, ChunkKey};
 
@@ -13,46 +14,100 @@ const WRITES_MAX: usize = 4;
 const QUEUE_MAX: usize = 16;
 
 /// The copies.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct DiskCopies {
     /// By the number of the dataset.
     there: HashMap<usize, ChunkBits>,
-    /// Chunks being written.
-    written: HashSet<ChunkKey>,
-    /// Chunks to be written, in memory or on their way there.
-    queue: VecDeque<ChunkKey>,
-    /// Whether a disk takes chunks at the moment, and how many further chunks fit.
-    takes: bool,
-    room: u32,
+    /// Chunks being written; whether as extra copies.
+    written: HashMap<ChunkKey, bool>,
+    /// Chunks to be written, in memory or on their way there; whether as extra copies.
+    queue: VecDeque<(ChunkKey, bool)>,
+    /// How many further chunks fit; none while no disk takes chunks.
+    room: Option<u32>,
+    /// How many own chunks are in no tier.
+    missing: u32,
+    /// How many further extra copies fit.
+    spare: u32,
+    /// The extra copies that this agent has written: they leave for own chunks.
+    extra: VecDeque<ChunkKey>,
     /// Changes with the set of copies.
     generation: u32,
+}
+
+impl Default for DiskCopies {
+    fn default() -> Self {
+        Self {
+            there: HashMap::new(),
+            written: HashMap::new(),
+            queue: VecDeque::new(),
+            room: None,
+            missing: u32::MAX,
+            spare: 0,
+            extra: VecDeque::new(),
+            generation: 0,
+        }
+    }
 }
 
 impl DiskCopies {
     /// Sets the copies of a dataset, as listed on the disks.
     pub fn set(&mut self, dataset: usize, chunks: ChunkBits) {
-        self.generation = self.generation.wrapping_add(1);
-        self.there.insert(dataset, chunks);
+        if self.of(dataset) != Some(&chunks) {
+            self.generation = self.generation.wrapping_add(1);
+            self.there.insert(dataset, chunks);
+        }
     }
 
-    /// Sets whether a disk takes chunks at the moment, and how many further chunks fit.
-    pub fn set_room(&mut self, takes: bool, room: u32) {
-        (self.takes, self.room) = (takes, room);
-        if !takes {
+    /// Sets how many further chunks fit; none while no disk takes chunks.
+    pub fn set_room(&mut self, room: Option<u32>) {
+        self.room = room;
+        if !self.takes() {
             self.queue.clear();
         }
     }
 
-    /// Whether a disk takes chunks at the moment.
+    /// Sets how many own chunks are in no tier: extra copies leave room for them.
+    pub fn set_missing(&mut self, missing: u32) {
+        self.missing = missing;
+        self.spare = self.room.unwrap_or(0).saturating_sub(missing);
+    }
+
+    /// Whether disks take own chunks at the moment.
     pub fn takes(&self) -> bool {
-        self.takes
+        self.room.is_some_and(|room| room > 0 || !self.extra.is_empty())
+    }
+
+    fn has_room(&self) -> bool {
+        self.room.is_some_and(|room| room > 0)
+    }
+
+    /// Whether disks have room for own chunks that are in no tier.
+    pub fn are_filling(&self) -> bool {
+        self.has_room() && self.missing > 0
     }
 
     /// How many of an agent's own chunks of a dataset the disks have or can still take.
     pub fn capacity(&self, dataset: usize, is_own: impl Fn(u32) -> bool) -> u32 {
-        let there =
-            self.of(dataset).map_or(0, |chunks| chunks.iter().filter(|one| is_own(*one)).count());
-        (there as u32).saturating_add(self.room)
+        let is_counted = |key: &&ChunkKey| key.dataset == dataset && is_own(key.chunk);
+        let extra = self.extra.iter().filter(is_counted).count() as u32;
+        let there = self.own(dataset, &is_own).saturating_sub(extra);
+        let others = self.room.map_or(0, |room| room.saturating_add(self.extra.len() as u32));
+        there.saturating_add(others)
+    }
+
+    /// How many of an agent's own chunks of a dataset the disks have.
+    pub fn own(&self, dataset: usize, is_own: impl Fn(u32) -> bool) -> u32 {
+        let of = |chunks: &ChunkBits| chunks.iter().filter(|one| is_own(*one)).count();
+        self.of(dataset).map_or(0, of) as u32
+    }
+
+    /// Removes an extra copy, without which the disks have room for an own chunk. Copies that are none
+    /// any more, because `is_needed`, stay.
+    pub fn take_extra(&mut self, is_needed: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
+        self.extra.retain(|key| !is_needed(*key));
+        let key = self.extra.pop_front()?;
+        self.remove(key);
+        Some(key)
     }
 
     /// The copies of a dataset.
@@ -68,6 +123,7 @@ impl DiskCopies {
     /// Forgets a dataset.
     pub fn forget(&mut self, dataset: usize) {
         self.there.remove(&dataset);
+        self.extra.retain(|key| key.dataset != dataset);
     }
 
     /// Whether a disk has a copy.
@@ -87,11 +143,12 @@ impl DiskCopies {
         }
         self.generation = self.generation.wrapping_add(1);
         self.there.get_mut(&key.dataset).into_iter().for_each(|chunks| chunks.remove(key.chunk));
+        self.extra.retain(|extra| *extra != key);
     }
 
     /// Whether a chunk is to be written, and waits for that.
     pub fn is_queued(&self, key: ChunkKey) -> bool {
-        self.queue.contains(&key)
+        self.queue.iter().any(|(queued, _)| *queued == key)
     }
 
     /// The number of chunks being written or to be written.
@@ -99,42 +156,67 @@ impl DiskCopies {
         self.written.len() + self.queue.len()
     }
 
-    /// Whether a chunk may be queued: a disk takes it, and none has it.
+    /// Whether an own chunk may be queued: a disk takes it, and none has it.
     pub fn may_queue(&self, key: ChunkKey) -> bool {
-        let is_absent = !self.holds(key) && !self.written.contains(&key) && !self.is_queued(key);
-        self.takes && is_absent && self.there.contains_key(&key.dataset)
+        let is_written = self.written.contains_key(&key) || self.is_queued(key);
+        let is_absent = !self.holds(key) && !is_written;
+        self.takes() && is_absent && self.there.contains_key(&key.dataset)
     }
 
-    /// Queues a chunk to be written. The chunk that waits longest leaves a full queue.
+    /// Whether disks have room for an extra copy.
+    pub fn has_spare(&self) -> bool {
+        self.spare > 0
+    }
+
+    /// Whether an extra copy of a chunk may be queued.
+    pub fn may_queue_extra(&self, key: ChunkKey) -> bool {
+        self.has_spare() && self.may_queue(key)
+    }
+
+    /// Queues an own chunk to be written. The chunk that waits longest leaves a full queue.
     pub fn queue(&mut self, key: ChunkKey) {
+        self.push((key, false));
+    }
+
+    /// Queues an extra copy to be written.
+    pub fn queue_extra(&mut self, key: ChunkKey) {
+        self.spare = self.spare.saturating_sub(1);
+        self.push((key, true));
+    }
+
+    fn push(&mut self, one: (ChunkKey, bool)) {
         if self.queue.len() >= QUEUE_MAX {
             self.queue.pop_front();
         }
-        self.queue.push_back(key);
+        self.queue.push_back(one);
     }
 
     /// Gives up the write of a chunk.
     pub fn give_up(&mut self, key: ChunkKey) {
-        self.queue.retain(|queued| *queued != key);
+        self.queue.retain(|(queued, _)| *queued != key);
     }
 
-    /// The next chunk to be written, among those for which `is_there`; its write begins.
-    pub fn next(&mut self, is_there: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
-        if self.written.len() >= WRITES_MAX || !self.takes {
+    /// The next chunk to be written, among those for which `is_there`; its write begins. Whether an
+    /// extra copy has to leave for it.
+    pub fn next(&mut self, is_there: impl Fn(ChunkKey) -> bool) -> Option<(ChunkKey, bool)> {
+        if self.written.len() >= WRITES_MAX || !self.takes() {
             return None;
         }
-        let at = self.queue.iter().position(|key| is_there(*key))?;
-        let key = self.queue.remove(at)?;
-        self.written.insert(key);
-        Some(key)
+        let at = self.queue.iter().position(|(key, _)| is_there(*key))?;
+        let (key, is_extra) = self.queue.remove(at)?;
+        self.written.insert(key, is_extra);
+        Some((key, !is_extra && !self.has_room()))
     }
 
     /// Ends the write of a chunk. `is_there`: a disk has the copy now.
     pub fn end(&mut self, key: ChunkKey, is_there: bool) {
-        self.written.remove(&key);
-        if is_there {
+        let is_extra = self.written.remove(&key).unwrap_or(false);
+        if let Some(chunks) = self.there.get_mut(&key.dataset).filter(|_| is_there) {
             self.generation = self.generation.wrapping_add(1);
-            self.there.get_mut(&key.dataset).into_iter().for_each(|chunks| chunks.add(key.chunk));
+            chunks.add(key.chunk);
+            if is_extra {
+                self.extra.push_back(key);
+            }
         }
     }
 }
@@ -147,14 +229,14 @@ mod tests {
     fn a_chunk_is_written_once_and_few_at_a_time() {
         let key = |chunk| ChunkKey { dataset: 0, chunk };
         let mut copies = DiskCopies::default();
-        copies.set_room(true, 9);
+        copies.set_room(Some(9));
         assert!(!copies.may_queue(key(1)), "its dataset has no folder yet");
         copies.set(0, ChunkBits::none(40));
         assert!(copies.may_queue(key(1)));
         copies.queue(key(1));
         assert!(!copies.may_queue(key(1)) && copies.may_queue(key(2)));
         assert_eq!(copies.next(|_| false), None, "it is on its way");
-        assert_eq!(copies.next(|_| true), Some(key(1)));
+        assert_eq!(copies.next(|_| true), Some((key(1), false)));
         assert!(!copies.may_queue(key(1)) && copies.next(|_| true).is_none());
         copies.end(key(1), true);
         assert!(copies.holds(key(1)) && !copies.may_queue(key(1)));
@@ -164,14 +246,41 @@ mod tests {
         assert!(!copies.is_queued(key(3)) && copies.is_queued(key(4)), "the first left");
         copies.give_up(key(5));
         let begun: Vec<_> = std::iter::from_fn(|| copies.next(|_| true)).collect();
-        assert_eq!(begun, [4, 6, 7, 8].map(key));
+        assert_eq!(begun, [4, 6, 7, 8].map(|chunk| (key(chunk), false)));
         assert_eq!(copies.under_way(), 4 + 11);
         copies.end(key(4), false);
         assert!(!copies.holds(key(4)) && copies.next(|_| true).is_some());
         assert_eq!((copies.count(0), copies.capacity(0, |_| true)), (0, 9));
-        copies.set_room(false, 0);
+        copies.set_room(None);
         copies.end(key(6), true);
         assert_eq!(copies.under_way(), 3, "nothing is queued any more");
         assert!(!copies.may_queue(key(30)) && copies.next(|_| true).is_none(), "no disk takes it");
+    }
+
+    #[test]
+    fn extra_copies_leave_for_own_chunks() {
+        let key = |chunk| ChunkKey { dataset: 0, chunk };
+        let mut copies = DiskCopies::default();
+        copies.set(0, ChunkBits::none(40));
+        copies.set_room(Some(3));
+        assert!(copies.may_queue(key(1)) && !copies.may_queue_extra(key(1)), "own chunks may come");
+        assert!(copies.are_filling());
+        copies.set_missing(1);
+        for chunk in [1, 2] {
+            assert!(copies.may_queue_extra(key(chunk)));
+            copies.queue_extra(key(chunk));
+            assert_eq!(copies.next(|_| true), Some((key(chunk), false)));
+            copies.end(key(chunk), true);
+        }
+        assert!(!copies.may_queue_extra(key(3)) && copies.may_queue(key(3)));
+        copies.set_room(Some(0));
+        assert!(copies.takes() && !copies.are_filling());
+        assert_eq!(copies.capacity(0, |chunk| chunk > 20), 2, "in place of the extra copies");
+        copies.queue(key(30));
+        assert_eq!(copies.next(|_| true), Some((key(30), true)), "another has to leave");
+        assert_eq!(copies.take_extra(|of| of == key(1)), Some(key(2)), "the first is needed");
+        copies.end(key(30), true);
+        assert!(!copies.holds(key(2)) && copies.holds(key(1)) && !copies.takes());
+        assert_eq!(copies.take_extra(|_| false), None);
     }
 }

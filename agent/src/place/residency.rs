@@ -103,6 +103,12 @@ impl Residency {
         matches!(held.stage, Stage::Full { .. }).then_some(held.slot)
     }
 
+    /// Whether memory keeps a chunk.
+    pub fn is_kept(&self, key: ChunkKey) -> bool {
+        let stage = self.get(key).map(|held| held.stage);
+        matches!(stage, Some(Stage::Full { retention: Retention::Kept, .. }))
+    }
+
     /// Whether a chunk is in memory or on its way.
     pub fn holds(&self, key: ChunkKey) -> bool {
         self.chunks.contains_key(&key)

@@ -362,7 +362,7 @@ impl Session {
         Ok(())
     }
 
-    /// Sends the requested files found in memory.
+    /// Sends the requested files found in memory or on a local disk.
     async fn files(
         &self,
         cache: &Arc<Cache>,
@@ -370,14 +370,20 @@ impl Session {
         number: u32,
         files: &[u8],
     ) -> io::Result<()> {
-        let numbers = files.as_chunks().0.iter().map(|number| u32::from_le_bytes(*number));
-        let pinned = cache.state().pin_files(dataset, numbers);
-        let files = || pinned.iter().flat_map(PinnedFiles::bytes);
+        let numbers = || files.as_chunks().0.iter().map(|number| u32::from_le_bytes(*number));
+        let of_disks = cache.pin_files_of_disks(dataset, numbers()).await;
+        let of_memory = cache.state().pin_files(dataset, numbers());
+        let mut found = vec![None; numbers().len()];
+        for pinned in [&of_memory, &of_disks].into_iter().flatten() {
+            for (file, bytes) in found.iter_mut().zip(pinned.bytes()) {
+                *file = file.or(bytes.map(|(_, bytes)| bytes));
+            }
+        }
         let mut comes = [0; COMES];
-        for (index, _) in files().enumerate().filter(|(_, file)| file.is_some()) {
+        for (index, _) in found.iter().enumerate().filter(|(_, file)| file.is_some()) {
             comes.get_mut(index / 8).into_iter().for_each(|byte| *byte |= 1 << (index % 8));
         }
-        let bytes: Vec<&[u8]> = files().flatten().map(|(_, bytes)| bytes).collect();
+        let bytes: Vec<&[u8]> = found.into_iter().flatten().collect();
         let length = bytes.iter().map(|bytes| bytes.len() as u32).sum();
         let head = Answer::Files { number, length }.to_bytes();
         let parts = [&head[..], &comes].into_iter().chain(bytes);

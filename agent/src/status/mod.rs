@@ -83,6 +83,8 @@ pub struct Status {
     pub chunks_from_disk: u64,
     /// Bytes of `chunks_from_disk`.
     pub bytes_from_disk: u64,
+    /// Files from local disks, without their chunks.
+    pub files_from_disk: u64,
     /// Chunks fetched from other agents of the job.
     pub chunks_from_peers: u64,
     /// Bytes of `chunks_from_peers`.
@@ -217,7 +219,8 @@ pub(crate) fn text(
     status.peers_left_out = peers.len().saturating_sub(SHOWN_MAX) as u64;
     peers.truncate(SHOWN_MAX);
     status.peers = peers;
-    let tiers = cache.disks.status();
+    let servers = cache.state().server_reads.typical();
+    let tiers = cache.disks.status(servers);
     status.chunks_to_disk = tiers.iter().map(|tier| tier.chunks_written).sum();
     status.tiers = tiers;
     status.peer_address = peer_address.to_owned();
@@ -258,6 +261,8 @@ pub(crate) fn counters(state: &State, dataset: usize) -> TaskCounters {
         epoch: progress.map(|progress: EpochProgress| progress.epoch),
         epoch_files: progress.map_or(0, |progress| progress.files),
         epoch_position: progress.map_or(0, |progress| progress.position),
+        chunks_from_disk: ended.chunks_from_disk,
+        bytes_from_disk: ended.bytes_from_disk,
     }
 }
 
@@ -364,6 +369,7 @@ fn of(state: &State, cache: &Cache, pages: Pages) -> Status {
         chunks_to_disk: 0,
         chunks_from_disk: ended.chunks_from_disk,
         bytes_from_disk: ended.bytes_from_disk,
+        files_from_disk: ended.files_from_disk,
         chunks_from_peers: ended.chunks_from_peers,
         bytes_from_peers: ended.bytes_from_peers,
         chunks_to_peers: ended.chunks_to_peers,

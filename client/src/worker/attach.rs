@@ -323,10 +323,15 @@ impl Attached {
         })
     }
 
-    /// Whether absent files may come alone from the servers: no further chunk can be kept, the process
-    /// reads along no order, and no other agent may have the files.
+    /// Whether absent files may come alone from local disks.
+    pub(super) fn reads_files_of_disks(&self) -> bool {
+        self.maps.pins.get(Gauge::FilesAlone) == 3
+    }
+
+    /// Whether absent files may come alone from local disks or the servers: no further chunk can be
+    /// kept, the process reads along no order, and no other agent may have the files.
     pub(super) fn reads_files_alone(&self) -> bool {
-        self.maps.pins.get(Gauge::FilesAlone) == 1
+        matches!(self.maps.pins.get(Gauge::FilesAlone), 1 | 3)
     }
 
     /// Chunks of the largest group that fits, while the agent gives no absent chunk for an order with

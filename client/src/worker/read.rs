@@ -377,8 +377,14 @@ impl AgentReader {
         if let Some(pinned) = attached.maps.pin(place.chunk) {
             return Some((pinned, place));
         }
-        let alone = batch.file(index);
-        alone.or_else(|| Some((self.miss(attached, number, place, &hints())?, place)))
+        let of_chunk = |hints: &[u32]| Some((self.miss(attached, number, place, hints)?, place));
+        if !attached.reads_files_of_disks() {
+            return batch.file(index).or_else(|| of_chunk(&hints()));
+        }
+        let hints = hints();
+        let is_alone = !self.is_chunk_worth(attached, number, place, &hints);
+        let alone = is_alone.then(|| batch.file(index)).flatten();
+        alone.or_else(|| of_chunk(&hints))
     }
 
     /// Asks the agent for the absent chunk of a file, and pins the chunk.

@@ -55,6 +55,11 @@ pub struct TaskCounters {
     pub epoch_files: u64,
     #[prost(uint64, tag = "21")]
     pub epoch_position: u64,
+    /// Chunks and bytes from local disks.
+    #[prost(uint64, tag = "22")]
+    pub chunks_from_disk: u64,
+    #[prost(uint64, tag = "23")]
+    pub bytes_from_disk: u64,
 }
 /// A member of a job in the metadata store. Its first fields are a TaskMember.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -33,7 +33,7 @@ const GAUGES: [Value; 3] = [
     ("diesel_task_memory_used_bytes", "Memory that they use.", |of| of.memory_used),
 ];
 
-const COUNTERS_COUNT: usize = 9;
+const COUNTERS_COUNT: usize = 11;
 
 /// Work of the members, also of members that have left.
 const COUNTERS: [Value; COUNTERS_COUNT] = [
@@ -47,6 +47,10 @@ const COUNTERS: [Value; COUNTERS_COUNT] = [
         of.chunks_from_peers
     }),
     ("diesel_task_bytes_from_peers_total", "Bytes of these.", |of| of.bytes_from_peers),
+    ("diesel_task_chunks_from_disk_total", "Chunks that they read from local disks.", |of| {
+        of.chunks_from_disk
+    }),
+    ("diesel_task_bytes_from_disk_total", "Bytes of these.", |of| of.bytes_from_disk),
     ("diesel_task_slow_answers_total", "Answers to each other that were given up.", |of| {
         of.slow_answers
     }),

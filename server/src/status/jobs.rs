@@ -372,6 +372,8 @@ fn add(sum: &mut TaskCounters, of: &TaskCounters) {
         (&mut sum.bytes_from_servers, of.bytes_from_servers),
         (&mut sum.chunks_from_peers, of.chunks_from_peers),
         (&mut sum.bytes_from_peers, of.bytes_from_peers),
+        (&mut sum.chunks_from_disk, of.chunks_from_disk),
+        (&mut sum.bytes_from_disk, of.bytes_from_disk),
         (&mut sum.slow_answers, of.slow_answers),
         (&mut sum.damaged_answers, of.damaged_answers),
         (&mut sum.failed_connections, of.failed_connections),

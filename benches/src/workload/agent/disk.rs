@@ -21,16 +21,16 @@ use super::reader::{Answer, Command, ReaderProcess};
 use crate::measure::{Bar, Bench, Side, in_turns, time};
 use crate::setup::{Settings, SlowServer, in_threads, processor_seconds};
 
-const LENGTH: usize = 64 << 10;
+pub(super) const LENGTH: usize = 64 << 10;
 const DATASET: &str = "disk";
-const GROUP: u32 = 4;
+pub(super) const GROUP: u32 = 4;
 const IN_FLIGHT: usize = 16;
 
 /// Pause of the reader after each batch in microseconds; the reader then takes about 200 MB/s.
 const REST: u64 = 20_000;
 
 /// Parts of the dataset in memory and on disk, and the store's speed relative to the reader's.
-const IN_MEMORY: f64 = 0.10;
+pub(super) const IN_MEMORY: f64 = 0.10;
 const ON_DISK: f64 = 0.56;
 const STORE: f64 = 0.55;
 
@@ -43,12 +43,12 @@ const BLOCK: usize = 4_096;
 const STEP: u32 = 64;
 
 /// A dataset at a slow server, and the folder of its agents.
-struct Setup<'a> {
-    settings: &'a Settings,
+pub(super) struct Setup<'a> {
+    pub(super) settings: &'a Settings,
     server: SlowServer,
     folder: PathBuf,
     files: u32,
-    chunks: u64,
+    pub(super) chunks: u64,
     slot: u64,
 }
 
@@ -64,6 +64,8 @@ pub(super) fn run(settings: &Settings) -> Result<Vec<Bench>> {
     benches.extend(setup.first_epochs()?);
     setup.set_store_rate(None);
     benches.extend(setup.second_job()?);
+    benches.extend(setup.useless()?);
+    benches.extend(setup.alone()?);
     Ok(benches)
 }
 
@@ -74,24 +76,29 @@ impl Setup<'_> {
         self.server.set_throttle(Throttle { bytes_per_second, ..Throttle::default() });
     }
 
-    fn bytes(&self, part: f64) -> u64 {
+    pub(super) fn bytes(&self, part: f64) -> u64 {
         (self.chunks as f64 * part) as u64 * self.slot
     }
 
     /// A folder for copies.
-    fn tier(&self, name: &str) -> Result<PathBuf> {
+    pub(super) fn tier(&self, name: &str) -> Result<PathBuf> {
         let tier = self.folder.join(name);
         std::fs::create_dir_all(&tier)?;
         Ok(tier)
     }
 
-    fn node(&self, task: &'static str, memory: u64, tier: Option<(&Path, f64)>) -> Result<Node> {
+    pub(super) fn node(
+        &self,
+        task: &'static str,
+        memory: u64,
+        tier: Option<(&Path, f64)>,
+    ) -> Result<Node> {
         let tiers = tier.map(|(path, part)| format!("{}:{}", path.display(), self.bytes(part)));
         let start = Start { memory, policy: "on-demand", tiers, ..Start::default() };
         Node::start_as(task, &self.server.address, DATASET, &self.folder, &start)
     }
 
-    fn settings(&self, more: &str) -> String {
+    pub(super) fn settings(&self, more: &str) -> String {
         let Self { files, chunks, .. } = self;
         format!("{files} files of 64 KiB in {chunks} chunks, groups of {GROUP} chunks; {more}")
     }
@@ -231,12 +238,12 @@ fn one(what: &str) -> Side {
 }
 
 /// Reads an epoch.
-fn epoch(reader: &mut ReaderProcess, epoch: u64, rest: u64) -> Result<Answer> {
+pub(super) fn epoch(reader: &mut ReaderProcess, epoch: u64, rest: u64) -> Result<Answer> {
     reader.run(Command::Epoch { epoch, rank: 0, world: 1, group: GROUP, rest })
 }
 
 /// Waits until all chunks are on disk.
-fn wait_for_copies(node: &Node, chunks: u64) -> Result<()> {
+pub(super) fn wait_for_copies(node: &Node, chunks: u64) -> Result<()> {
     for _ in 0..1_200 {
         if node.status()?.chunks_on_disk == chunks {
             return Ok(());
@@ -273,8 +280,8 @@ fn dirty() -> Result<u64> {
     Ok(number.context("a line with dirty memory")?.parse::<u64>()? << 10)
 }
 
-/// The rate of a disk in MB/s: the copies of an agent, read past the page cache.
-fn own_rate(tier: &Path) -> Result<f64> {
+/// The copies in a folder.
+pub(super) fn copies(tier: &Path) -> Result<Vec<PathBuf>> {
     let mut copies = Vec::new();
     for user in read_dir(tier)?.flatten().filter(|entry| entry.path().is_dir()) {
         for dataset in read_dir(user.path())?.flatten().filter(|entry| entry.path().is_dir()) {
@@ -282,6 +289,12 @@ fn own_rate(tier: &Path) -> Result<f64> {
             copies.extend(files.filter(|path| path.extension().is_some()));
         }
     }
+    Ok(copies)
+}
+
+/// The rate of a disk in MB/s: the copies of an agent, read past the page cache.
+fn own_rate(tier: &Path) -> Result<f64> {
+    let copies = copies(tier)?;
     let (next, bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let (copies, next, bytes) = (&copies, &next, &bytes);
     let ((), seconds) = time(|| {

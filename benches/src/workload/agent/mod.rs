@@ -8,6 +8,7 @@ mod disk;
 mod fill;
 mod hot;
 pub(super) mod memcached;
+mod no_disk;
 pub(super) mod node;
 mod plain;
 mod policies;

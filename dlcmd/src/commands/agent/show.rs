@@ -92,6 +92,14 @@ fn print_reads(status: &Status, out: &mut Output<'_>) -> Result<(), Failure> {
         status.failed_fetches,
         status.fetches
     ))?;
+    if !status.tiers.is_empty() {
+        out.line(format_args!(
+            "read from local disks: {} ({}) and {} alone",
+            counted(status.chunks_from_disk, "chunk"),
+            sized(status.bytes_from_disk),
+            counted(status.files_from_disk, "file")
+        ))?;
+    }
     out.line(format_args!(
         "fetched from other agents: {} ({}) and {} alone; given to them: {} and {} alone",
         counted(status.chunks_from_peers, "chunk"),
@@ -178,6 +186,9 @@ fn line_of_tier(tier: &TierStatus) -> String {
     }
     if tier.is_buffered {
         line.push_str(", through the page cache");
+    }
+    if let Some(kind) = &tier.network {
+        line.push_str(&format!(", on {kind}, which is no local disk"));
     }
     line
 }

@@ -11,10 +11,13 @@ use anyhow::{Context, Result, ensure};
 use dl_tests::dice::Dice;
 use dl_tests::program::{Process, run};
 use dl_tests::{rounds, skip};
+use libdiesel::Dataset;
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
-use super::{Scene, agent_of, pause, status_of, wait_for_end};
+use super::peers::Nodes;
+use super::shared::open_at;
+use super::{LONGEST, Scene, agent_of, bytes_of, pause, status_of, wait_for_end};
 
 /// About 30 chunks of 1 MiB.
 const FILES: u32 = 3_000;
@@ -269,6 +272,78 @@ fn a_full_disk_costs_speed_and_no_read() -> Result<()> {
     ensure!(status["chunks_from_disk"].as_u64() > Some(0), "{status}");
     run(jobs.dlcmd("job")?.args(["agent", "stop"]))?.code(0)?;
     ensure!(agent.wait(Duration::from_secs(10))? == 0, "the agent failed");
+    Ok(())
+}
+
+/// Reads files in no order, one at a time, until `is_enough`, and compares their bytes.
+fn read_alone(
+    scene: &Scene,
+    dataset: &Dataset,
+    mut is_enough: impl FnMut() -> Result<bool>,
+) -> Result<()> {
+    let snapshot = dataset.snapshot().context("a snapshot")?;
+    let dice = Dice::new(48);
+    for _ in 0..200 {
+        if is_enough()? {
+            return Ok(());
+        }
+        for _ in 0..50 {
+            let number = dice.below(snapshot.files() as usize) as u32;
+            let expected = bytes_of(scene, &snapshot.path(number)?)?;
+            let mut buffer = vec![0; LONGEST];
+            let length = dataset.get_into(number, &mut buffer)?;
+            ensure!(buffer.get(..length) == Some(&expected[..]), "other bytes of file {number}");
+        }
+    }
+    anyhow::bail!("too few files come alone")
+}
+
+/// S-89.
+#[test]
+fn files_come_alone_from_a_full_disk() -> Result<()> {
+    let jobs = Jobs::new(&["job"])?;
+    jobs.start("job", &jobs.tiers("12MiB", 14 * MIB))?;
+    let full = |status: &Value| status["tiers"][0]["used_bytes"].as_u64() > Some(13 * MIB);
+    for epoch in 0..20 {
+        let epoch = epoch.to_string();
+        let read = ["shuffle", "dl://ds", "--read", "--group-size", "2", "--epoch", &epoch];
+        run(jobs.dlcmd("job")?.args(read))?.code(0)?;
+        if full(&jobs.status("job")?) {
+            break;
+        }
+    }
+    let before = jobs.status("job")?;
+    ensure!(full(&before) && before["partial"] == true, "{before}");
+    let dataset = open_at(&jobs.scene, "job", None)?;
+    let alone = || jobs.number("job", "files_from_disk");
+    read_alone(&jobs.scene, &dataset, || Ok(alone()? >= 500))?;
+    let status = jobs.status("job")?;
+    ensure!(status["fallbacks"].as_u64() > before["fallbacks"].as_u64(), "{status}");
+    // Wrong bytes reach nobody: the files come from the servers.
+    for (copy, length) in jobs.copies()? {
+        let file = File::options().write(true).open(copy)?;
+        file.write_all_at(&vec![0x5a; length as usize], file.metadata()?.len() - length)?;
+    }
+    let damaged = || Ok(jobs.status("job")?["tiers"][0]["damaged"].as_u64() > Some(5));
+    read_alone(&jobs.scene, &dataset, damaged)
+}
+
+#[test]
+fn files_come_alone_from_the_disk_of_another_node() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let tiers = format!("memory:12MiB,{}:256MiB", folder.path().display());
+    let mut nodes = Nodes::new(47, 1, &["--tiers", &tiers, "--policy", "oneshot"])?;
+    nodes.wait_until(0, |status| status["partial"] == false)?;
+    nodes.add(&["--memory", "12MiB"])?;
+    nodes.await_links()?;
+    let dataset = open_at(&nodes.scene, "2", None)?;
+    let count = |node: usize, field: &str| anyhow::Ok(nodes.status(node)?[field].as_u64());
+    let read = |status: &Value| status["tiers"][0]["bytes_read"].as_u64();
+    let before = read(&nodes.status(0)?);
+    read_alone(&nodes.scene, &dataset, || Ok(count(1, "files_from_peers")? >= Some(500)))?;
+    ensure!(count(0, "files_to_peers")? >= Some(500), "{}", nodes.status(0)?);
+    ensure!(read(&nodes.status(0)?) > before, "nothing came from the disk: {}", nodes.status(0)?);
+    ensure!(count(1, "fallbacks")? == Some(0), "files came from the servers");
     Ok(())
 }
 

@@ -88,7 +88,7 @@ impl Nodes {
     }
 
     /// Waits until each agent has a connection to every other agent.
-    fn await_links(&self) -> Result<()> {
+    pub(super) fn await_links(&self) -> Result<()> {
         let others = self.names.len() - 1;
         (0..self.names.len())
             .try_for_each(|node| self.wait_until(node, |status| up(status) == others))
