@@ -304,9 +304,7 @@ pub enum Gauge {
     ElsewhereSince = 10,
     /// Slots that views may hold, set by the agent.
     ViewsMax = 12,
-    /// How absent files should come, set by the agent: 0 with their chunks; 1 alone from the servers,
-    /// because no further chunk can be kept; 2 alone from other agents and local disks, which may have
-    /// them, else with their chunks; 3 alone from local disks, else alone from the servers.
+    /// How absent files come, set by the agent: a [`FilesAlone`](crate::FilesAlone).
     FilesAlone = 13,
     /// Microseconds of all waits that have ended.
     WaitedMicros = 14,

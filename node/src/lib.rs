@@ -5,6 +5,7 @@
 //! version is refused by its first message.
 
 mod copying;
+mod files_alone;
 mod layout;
 mod mapped;
 mod memory;
@@ -16,6 +17,7 @@ mod socket;
 mod tests;
 
 pub use copying::{copy_bytes, copy_of, copy_to_new};
+pub use files_alone::FilesAlone;
 pub use layout::{Arena, Gauge, Maps, PinPage, Pinned, SLOTS_MAX, Shape, Table, Word};
 pub use mapped::{Advice, HUGE_PAGE, Mapped, Mapping, advise, fetch};
 pub use memory::{Access, SharedMemory};

@@ -88,8 +88,13 @@ pub(crate) fn connect(
     let mut task = task.map(|name| task_of(py, &name)).transpose()?;
     if let Some(tiers) = &tiers {
         check_tiers(py, tiers)?;
-        let arguments = task.as_mut().map(|task| &mut task.arguments);
-        arguments.into_iter().for_each(|all| all.extend(["--tiers".to_owned(), tiers.clone()]));
+        if let Some(task) = &mut task {
+            // Memory named here comes before that of the environment.
+            if tiers.trim_start().starts_with("memory:") {
+                task.arguments.clear();
+            }
+            task.arguments.extend(["--tiers".to_owned(), tiers.clone()]);
+        }
     }
     let target = Target {
         name: name_of(py, dataset)?,

@@ -77,6 +77,7 @@ def test_a_job_has_local_disks(scene, contents, tmp_path):
             handle = pickle.loads(pickle.dumps(dataset))
             status = json.loads(scene.dlcmd("--json", "agent", "status", "--task", job))
             assert status["tiers"][0]["path"] == str(tmp_path)
+            assert status["memory_bytes"] == 8 << 20
             wait_for(lambda: '"disk_writes":0' in scene.dlcmd("--json", "agent", "status", "--task", job))
             assert handle.get(0) == dataset.get(0)
             handle.close()

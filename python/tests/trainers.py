@@ -1,15 +1,20 @@
 """Trainings by real trainers, to be started by torchrun: each rank writes the samples of each of its epochs.
 
 The last argument is a file for rank 0: a list, for each rank, of the numbers of the read files by scenario and
-epoch. Every scenario that ends with an error has its text instead. A rank that hangs ends with the stacks of its
-threads, and with the name of its scenario.
+epoch. Every scenario that ends with an error has its text instead. A rank that hangs ends with the name of its
+scenario, and with the stacks of its threads and of its workers.
 """
 
+import contextlib
 import datetime
 import faulthandler
 import json
+import multiprocessing
+import os
+import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import torch
@@ -255,6 +260,26 @@ def with_transformers():
     }
 
 
+@contextlib.contextmanager
+def limited_time():
+    """Ends a rank that hangs; it and its workers tell their stacks."""
+
+    def ask_workers():
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, signal.SIGUSR1)
+
+    # Children of a fork inherit it.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    asking = threading.Timer(TIME, ask_workers)
+    asking.daemon = True
+    asking.start()
+    faulthandler.dump_traceback_later(TIME + 5, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+    asking.cancel()
+    asking.join()
+
+
 def main():
     """All scenarios of a trainer."""
     made = {"accelerate": with_accelerate, "lightning": with_lightning}
@@ -275,9 +300,9 @@ def main():
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(TIME, exit=True)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=ANSWER))
     places = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(places)
     files = Path(places[0])
-    main()
+    with limited_time():
+        main()

@@ -12,6 +12,7 @@ use dl_format::MemberId;
 use dl_node::{Arena, FromAgent, NO_FILE, WantFiles};
 use dl_runtime::spawn;
 use libdiesel::FilePlace;
+use tokio::sync::SemaphorePermit;
 
 use super::fill::{is_right, range_of};
 use super::on_disk::id_of;
@@ -84,15 +85,17 @@ impl Cache {
         });
     }
 
-    /// Pins files for another agent that are on a disk, and not in memory.
+    /// Pins files for another agent that are on a disk, and not in memory. A few requests have slots at
+    /// a time, as long as the permit lives.
     pub(crate) async fn pin_files_of_disks(
         self: &Arc<Self>,
         dataset: usize,
         numbers: impl Iterator<Item = u32>,
-    ) -> Option<PinnedFiles> {
+    ) -> Option<(PinnedFiles, SemaphorePermit<'_>)> {
         if self.disks.is_empty() {
             return None;
         }
+        let permit = self.files_for_peers.try_acquire().ok()?;
         let files: Vec<u32> = numbers.collect();
         let absent: Vec<_> = {
             let state = self.state();
@@ -112,7 +115,7 @@ impl Cache {
         }
         let pinned = state.slots.pin_files(found);
         state.slots.drain(slot);
-        pinned
+        Some((pinned?, permit))
     }
 
     /// A slot for files, and the sources of the files. None if no source has any of the files, or

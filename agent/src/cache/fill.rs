@@ -162,13 +162,22 @@ async fn fill(
     arena.populate(wanted.slot);
     let (mut right, mut origin) = (0, Origin::Servers);
     if !span.is_empty() {
-        let read = wanted.read_disk(cache, open, arena).await?;
+        let of_disk = Filled { span: (span.start, span.end), origin: Origin::Disk };
+        let is_spared = wanted.spares_disk(cache, open);
+        let read = match is_spared {
+            true => None,
+            false => wanted.read_disk(cache, open, arena).await?,
+        };
         if read == Some(true) {
-            return Ok(Filled { span: (span.start, span.end), origin: Origin::Disk });
+            return Ok(of_disk);
         }
         // Two agents with unreadable copies must not wait for each other.
         if read.is_none() || !wanted.is_for_peer {
-            (right, origin) = wanted.ask_peers(cache, open, arena).await;
+            (right, origin) = wanted.ask_peers(cache, open, arena, !is_spared).await;
+        }
+        let is_left = is_spared && origin != Origin::Peer && right == 0;
+        if is_left && wanted.read_disk(cache, open, arena).await? == Some(true) {
+            return Ok(of_disk);
         }
     }
     if origin == Origin::Peer {
@@ -185,6 +194,18 @@ async fn fill(
 }
 
 impl Wanted {
+    /// Whether another agent is asked before a slow disk. If that agent asks here for the chunk, it
+    /// gets no answer to wait for.
+    fn spares_disk(&self, cache: &Cache, open: &Open) -> bool {
+        if cache.disks.is_empty() || self.is_for_peer {
+            return false;
+        }
+        let copy = cache.disks.find(open.snapshot.dataset(), self.id, &span_of(&self.files));
+        let servers = cache.state().server_reads.typical();
+        copy.is_some_and(|copy| cache.disks.is_slow(&copy, servers))
+            && open.peers.holder(self.key.chunk).is_some()
+    }
+
     /// Reads the chunk from a local disk; false if the disk does not give all its files, none without a
     /// copy. While a disk hangs, the slot stays pinned, and the fetch fails.
     async fn read_disk(
@@ -202,12 +223,6 @@ impl Wanted {
             cache.state().disk.remove(self.key);
             return Ok(None);
         };
-        let servers = cache.state().server_reads.typical();
-        // Another agent asks for the chunk because it is here.
-        let may_pass = !self.is_for_peer && cache.disks.is_slow(&copy, servers);
-        if may_pass && open.peers.holder(self.key.chunk).is_some() {
-            return Ok(None);
-        }
         let pinned = {
             let mut state = cache.state();
             // The disk waits for no other agent.
@@ -243,8 +258,15 @@ impl Wanted {
 
     /// Asks other agents for the chunk. Returns the number of correct files, and the origin of the
     /// chunk if the servers deliver the rest. A chunk for another agent comes only from agents that
-    /// keep the chunk, so no two agents wait for each other.
-    async fn ask_peers(&self, cache: &Cache, open: &Open, arena: &Arc<Arena>) -> (usize, Origin) {
+    /// keep the chunk, so no two agents wait for each other. `may_be_awaited`: other agents may wait
+    /// for the chunk from an agent that keeps it.
+    async fn ask_peers(
+        &self,
+        cache: &Cache,
+        open: &Open,
+        arena: &Arc<Arena>,
+        may_be_awaited: bool,
+    ) -> (usize, Origin) {
         let (mut asked, mut has_failed) = (Vec::new(), false);
         loop {
             // Members may come and go during each request.
@@ -262,7 +284,8 @@ impl Wanted {
                 return (0, if is_mine { Origin::Servers } else { Origin::ServersInstead });
             };
             asked.push(link.member);
-            cache.state().residency.comes_from_peer(self.key, number < sources.holders);
+            let may_be_awaited = may_be_awaited && number < sources.holders;
+            cache.state().residency.comes_from_peer(self.key, may_be_awaited);
             self.progress.comes_from(Some(&link.address));
             let (files, progress) = (Arc::clone(&self.files), Arc::clone(&self.progress));
             let incoming = Incoming::new(Arc::clone(arena), self.slot, files, progress);

@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use dl_node::{Gauge, Table};
 use dl_runtime::Clock;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::Policy;
 use crate::dataset::{Open, Opens};
@@ -60,6 +60,9 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(5);
 /// Interval for each slot and connection: twenty times the work.
 const COUNT_TIME: Duration = Duration::from_nanos(100);
 
+/// Most requests of other agents that read files from disks at a time.
+const FILES_FOR_PEERS_MAX: usize = 4;
+
 /// The agent's cache.
 #[derive(Debug)]
 pub(crate) struct Cache {
@@ -72,6 +75,8 @@ pub(crate) struct Cache {
     pub(crate) disks: Disks,
     /// Notified when a copy was written.
     pub(crate) disk_events: Notify,
+    /// Requests of other agents for files on disks, each with a slot.
+    files_for_peers: Semaphore,
     /// Fetches under way.
     fetches: AtomicUsize,
     pub(crate) clock: Arc<dyn Clock>,
@@ -119,6 +124,7 @@ impl Cache {
             link_events: Arc::default(),
             disks,
             disk_events: Notify::new(),
+            files_for_peers: Semaphore::new(FILES_FOR_PEERS_MAX),
             fetches: AtomicUsize::new(0),
             clock,
         }

@@ -18,7 +18,9 @@ use super::wants::{Fetch, Filled};
 use super::{ChunkReply, Connection, State, Waiter};
 use crate::Policy;
 use crate::pins::PinnedFiles;
-use crate::place::{ChunkBits, ChunkKey, Eviction, Origin, OwnerTable, Owners, Retention, Stage};
+use crate::place::{
+    ChunkBits, ChunkKey, Eviction, Origin, OwnerTable, Owners, Retention, Stage, WriteEnd,
+};
 
 const SLOT: u32 = 4_096;
 const SLOTS: u32 = 6;
@@ -292,14 +294,15 @@ impl World {
             }
             Step::QueueIdle => self.state.queue_an_idle_chunk(),
             Step::Write => {
-                let Some((key, pinned, _)) = self.state.next_to_write() else { return };
+                let Some((key, pinned)) = self.state.next_to_write() else { return };
                 let slot = self.state.residency.get_full(key).expect("it is in memory");
                 assert!(self.writes.iter().all(|(other, ..)| *other != key), "written twice");
                 self.writes.push((key, slot, pinned));
             }
             Step::EndWrite(is_there) => {
                 let Some((key, ..)) = self.writes.pop() else { return };
-                self.state.disk.end(key, is_there);
+                let end = if is_there { WriteEnd::New } else { WriteEnd::Failed };
+                self.state.disk.end(key, end);
             }
             Step::Leave(_) | Step::Disks(..) => {}
         }

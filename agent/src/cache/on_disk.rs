@@ -3,6 +3,7 @@
 //! Must hold: a chunk is written after readers have it, and no reader waits for the write. A chunk
 //! whose bytes are wrong on disk comes from the next source.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,9 +12,10 @@ use dl_runtime::spawn;
 use libdiesel::Snapshot;
 
 use super::{Cache, State};
+use crate::dataset::Open;
 use crate::disk::{CopyName, DiskCopy};
 use crate::pins::PinnedFiles;
-use crate::place::{ChunkBits, ChunkKey, Origin, Retention, Stage};
+use crate::place::{ChunkBits, ChunkKey, Origin, Retention, Stage, WriteEnd};
 
 /// Interval between two looks for copies of other agents.
 const LIST_INTERVAL: Duration = Duration::from_secs(10);
@@ -24,18 +26,25 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time limit for the first list of the copies of a dataset: reads wait for it.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Chunks counted at once, under the lock.
+const COUNTED_AT_ONCE: u32 = 65_536;
+
+/// Most extra copies that leave for one chunk.
+const REPLACED_MAX: usize = 4;
+
 /// Follows the copies on the disks, and copies kept chunks there while nothing is read.
 pub(crate) async fn watch_disks(cache: Arc<Cache>) {
     if cache.disks.is_empty() {
         return;
     }
-    let mut next = Duration::ZERO;
+    let (mut next, mut counted) = (Duration::ZERO, None);
     loop {
         if cache.now() >= next {
             next = cache.now().saturating_add(LIST_INTERVAL);
             cache.list_disks().await;
         }
         cache.note_room();
+        cache.count_if_idle(&mut counted);
         cache.state().queue_an_idle_chunk();
         let is_writing = cache.write_copies();
         tokio::select! {
@@ -58,10 +67,14 @@ impl Cache {
                 state.disk.set(dataset, copies);
             }
         }
-        let slot = u64::from(self.state().slots.slot_bytes());
-        self.disks.make_room(slot).await;
-        self.note_room();
-        self.state().note_missing();
+        self.note_missing();
+        let slot = {
+            let state = self.state();
+            state.disk.needs_room().then(|| u64::from(state.slots.slot_bytes()))
+        };
+        if let Some(slot) = slot {
+            self.disks.make_room(slot).await;
+        }
         self.moved.notify_one();
     }
 
@@ -89,11 +102,37 @@ impl Cache {
 
     /// Notes whether the disks take chunks.
     fn note_room(&self) {
-        let bytes = self.disks.room();
-        let mut state = self.state();
-        let slot = u64::from(state.slots.slot_bytes().max(1));
-        let room = bytes.map(|bytes| u32::try_from(bytes / slot).unwrap_or(u32::MAX));
-        state.disk.set_room(room);
+        let slot = self.state().slots.slot_bytes().max(1);
+        let room = self.disks.room_for(slot.into());
+        self.state().disk.set_room(room);
+    }
+
+    /// Notes how many own chunks are neither on a disk nor kept in memory.
+    fn note_missing(&self) {
+        let (mut missing, opens) = (0_u32, self.state().opens.clone());
+        for (dataset, open) in opens.iter() {
+            let chunks = open.snapshot.holders();
+            // Workers wait for the lock.
+            for first in (0..chunks).step_by(COUNTED_AT_ONCE as usize) {
+                let range = first..chunks.min(first.saturating_add(COUNTED_AT_ONCE));
+                missing = missing.saturating_add(self.state().missing(dataset, range));
+            }
+        }
+        self.note_room();
+        self.state().disk.set_missing(missing);
+    }
+
+    /// Notes the missing chunks anew while nothing is read, after a change.
+    fn count_if_idle(&self, counted: &mut Option<(u32, u32)>) {
+        let generations = {
+            let state = self.state();
+            let generations = (state.residency.generation(), state.disk.generation());
+            (!state.is_busy() && !state.disk.has_spare()).then_some(generations)
+        };
+        if generations.is_some() && generations != *counted {
+            *counted = generations;
+            self.note_missing();
+        }
     }
 
     /// Queues a chunk that has just arrived to be written, unless memory keeps it.
@@ -112,10 +151,10 @@ impl Cache {
     fn write_copies(self: &Arc<Self>) -> bool {
         loop {
             let next = self.state().next_to_write();
-            let Some((key, pinned, extra)) = next else { break };
-            self.write_copy(key, pinned, extra);
+            let Some((key, pinned)) = next else { break };
+            self.write_copy(key, pinned);
         }
-        self.state().disk.under_way() > 0
+        self.state().disk.is_writing()
     }
 
     /// Forgets a copy that is gone, or `is_damaged`; a damaged copy is removed.
@@ -126,7 +165,11 @@ impl Cache {
         copy: &DiskCopy,
         is_damaged: bool,
     ) {
-        self.state().disk.remove(key);
+        {
+            let mut state = self.state();
+            state.disk.remove(key);
+            state.backlog.is_absent_again(key);
+        }
         if !is_damaged {
             self.disks.forget(dataset, copy);
             return;
@@ -136,34 +179,44 @@ impl Cache {
         spawn(async move { cache.disks.remove_damaged(&copy).await });
     }
 
-    async fn remove_copy(&self, key: ChunkKey) {
-        let open = self.state().opens.get(key.dataset).map(Arc::clone);
-        let Some(open) = open else { return };
-        if let Some(id) = id_of(&open.snapshot, key.chunk) {
-            self.disks.remove(open.snapshot.dataset(), id).await;
+    /// Removes extra copies until an own chunk fits.
+    async fn replace_extra(&self, bytes: u64) {
+        for _ in 0..REPLACED_MAX {
+            if self.disks.has_room(bytes) {
+                return;
+            }
+            let extra = self.state().take_extra();
+            let Some((open, chunk)) = extra else { return };
+            if let Some(id) = id_of(&open.snapshot, chunk) {
+                self.disks.remove(open.snapshot.dataset(), id).await;
+            }
         }
     }
 
-    /// Writes a chunk, after `extra`, an extra copy, was removed.
-    fn write_copy(self: &Arc<Self>, key: ChunkKey, pinned: PinnedFiles, extra: Option<ChunkKey>) {
+    fn write_copy(self: &Arc<Self>, key: ChunkKey, pinned: PinnedFiles) {
         let cache = Arc::clone(self);
         spawn(async move {
-            if let Some(extra) = extra {
-                cache.remove_copy(extra).await;
-            }
-            let open = cache.state().opens.get(key.dataset).map(Arc::clone);
+            let (open, is_extra) = {
+                let state = cache.state();
+                (state.opens.get(key.dataset).map(Arc::clone), state.disk.is_extra(key))
+            };
             let named = open.and_then(|open| {
                 Some((open.snapshot.dataset(), copy_name(&open.snapshot, key.chunk, &pinned)?))
             });
-            let is_there = match named {
-                Some((dataset, name)) => cache.disks.write(dataset, name, pinned).await,
-                None => false,
+            let end = match named {
+                Some((dataset, name)) => {
+                    if !is_extra {
+                        cache.replace_extra(name.bytes()).await;
+                    }
+                    cache.disks.write(dataset, name, pinned, is_extra).await
+                }
+                None => WriteEnd::Failed,
             };
-            cache.state().disk.end(key, is_there);
+            cache.state().disk.end(key, end);
             cache.note_room();
             cache.write_copies();
             cache.moved.notify_one();
-            if is_there {
+            if end != WriteEnd::Failed {
                 cache.disk_events.notify_one();
             }
         });
@@ -205,35 +258,45 @@ impl State {
         }
     }
 
-    /// Notes how many own chunks are neither on a disk nor kept in memory.
-    fn note_missing(&mut self) {
-        let mut missing = 0_u32;
-        for (dataset, _) in self.opens.iter() {
-            let is_kept = |chunk| self.residency.is_kept(ChunkKey { dataset, chunk });
-            let is_own = |chunk| self.served.owns(ChunkKey { dataset, chunk }) && !is_kept(chunk);
-            let own = (0..self.served.chunks(dataset)).filter(|chunk| is_own(*chunk)).count();
-            missing =
-                missing.saturating_add((own as u32).saturating_sub(self.disk.own(dataset, is_own)));
-        }
-        self.disk.set_missing(missing);
+    /// How many own chunks of a part of a dataset are neither on a disk nor kept in memory.
+    fn missing(&self, dataset: usize, chunks: Range<u32>) -> u32 {
+        let is_missing = |chunk: &u32| {
+            let key = ChunkKey { dataset, chunk: *chunk };
+            self.served.owns(key) && !self.disk.holds(key) && !self.residency.is_kept(key)
+        };
+        chunks.filter(is_missing).count() as u32
+    }
+
+    /// Whether chunks are needed now, or on their way to disks.
+    fn is_busy(&self) -> bool {
+        self.orders.are_read() || self.waiters.awaited().next().is_some() || self.disk.is_writing()
     }
 
     /// Queues the next chunk in memory without a copy, while nothing is read.
     pub(super) fn queue_an_idle_chunk(&mut self) {
-        let is_busy = self.orders.are_read() || self.waiters.awaited().next().is_some();
-        if is_busy || self.disk.under_way() > 0 {
+        if self.is_busy() {
             return;
-        }
-        if !self.disk.has_spare() {
-            self.note_missing();
         }
         let is_new = |key: &ChunkKey| self.served.owns(*key) && self.disk.may_queue_extra(*key);
         let next = self.residency.staying().find(is_new);
         next.into_iter().for_each(|key| self.disk.queue_extra(key));
     }
 
-    /// The next chunk to be written, pinned, and the extra copy that leaves for it.
-    pub(super) fn next_to_write(&mut self) -> Option<(ChunkKey, PinnedFiles, Option<ChunkKey>)> {
+    /// Takes an extra copy that makes room for an own chunk; with its dataset and its chunk.
+    fn take_extra(&mut self) -> Option<(Arc<Open>, u32)> {
+        let (served, residency, opens) = (&self.served, &self.residency, &self.opens);
+        let of = |key: ChunkKey| opens.get(key.dataset).map(|open| open.snapshot.dataset());
+        let is_needed = |key: ChunkKey| {
+            let versions =
+                opens.iter().filter(|(_, open)| of(key) == Some(open.snapshot.dataset()));
+            served.owns(key) && !residency.is_kept(key) || versions.count() > 1
+        };
+        let key = self.disk.take_extra(is_needed)?;
+        Some((Arc::clone(self.opens.get(key.dataset)?), key.chunk))
+    }
+
+    /// The next chunk to be written, pinned.
+    pub(super) fn next_to_write(&mut self) -> Option<(ChunkKey, PinnedFiles)> {
         let residency = &self.residency;
         let is_there = |key| match residency.get(key).map(|held| held.stage) {
             Some(Stage::Filling(_)) => false,
@@ -241,25 +304,17 @@ impl State {
             Some(Stage::Full { .. }) | None => true,
         };
         loop {
-            let (key, replaces) = self.disk.next(is_there)?;
+            let key = self.disk.next(is_there)?;
             let pinned = self.residency.get(key).and_then(|held| match held.stage {
                 Stage::Full { span, .. } if span.0 < span.1 => {
                     self.slots.pin_chunk(held.slot, span)
                 }
                 _ => None,
             });
-            let Some(pinned) = pinned else {
-                self.disk.end(key, false);
-                continue;
-            };
-            let (served, residency) = (&self.served, &self.residency);
-            let is_needed = |key| served.owns(key) && !residency.is_kept(key);
-            let extra = replaces.then(|| self.disk.take_extra(is_needed)).flatten();
-            if replaces && extra.is_none() {
-                self.disk.end(key, false);
-                continue;
+            match pinned {
+                Some(pinned) => return Some((key, pinned)),
+                None => self.disk.end(key, WriteEnd::Failed),
             }
-            return Some((key, pinned, extra));
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Must hold: transient chunks have slots; a worker is told when its order gets no further chunk.
 
-use dl_node::Gauge;
+use dl_node::{FilesAlone, Gauge};
 
 use super::State;
 use crate::place::{ChunkKey, Eviction};
@@ -50,22 +50,21 @@ impl State {
         for (number, one) in self.connections.processes() {
             let has_peers =
                 || self.opens.get(one.dataset).is_some_and(|open| open.peers.connected() > 0);
-            // Whole chunks fill the disks.
-            let is_alone = is_full && !self.orders.reads(number) && !self.disk.are_filling();
-            let files_alone = match is_alone {
-                true if has_peers() => {
-                    if has_room {
-                        0
-                    } else {
-                        2
-                    }
+            let files_alone = if !is_full || self.orders.reads(number) {
+                FilesAlone::No
+            } else if has_peers() {
+                if has_room { FilesAlone::No } else { FilesAlone::OfAgents }
+            } else {
+                match (self.disk.count(one.dataset) > 0, self.disk.takes()) {
+                    (true, true) => FilesAlone::OfDisksOrChunks,
+                    (true, false) => FilesAlone::OfDisksOrServers,
+                    // Whole chunks fill the disks.
+                    (false, true) => FilesAlone::No,
+                    (false, false) => FilesAlone::OfServers,
                 }
-                true if self.disk.count(one.dataset) > 0 => 3,
-                true => 1,
-                false => 0,
             };
-            one.pins.set(Gauge::FilesAlone, files_alone);
-            are_alone |= files_alone >= 2;
+            one.pins.set(Gauge::FilesAlone, files_alone as u64);
+            are_alone |= files_alone.asks_agent();
         }
         self.has_file_requests = are_alone;
     }

@@ -43,7 +43,7 @@ impl CopyName {
     }
 
     /// Bytes of the copy, as the usage counts them.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.range.len() as u64
     }
 }

@@ -28,7 +28,7 @@ use tier::Tier;
 pub(crate) use tier::{Read, Unread};
 
 use crate::pins::PinnedFiles;
-use crate::place::Eviction;
+use crate::place::{Eviction, WriteEnd};
 
 /// A folder for copies of chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,14 +161,12 @@ impl Disks {
         }
     }
 
-    /// Whether a disk that gives answers has a copy of a chunk; none before the first list of the
-    /// dataset.
+    /// Whether a disk has a copy of a chunk; none before the first list of the dataset.
     pub(crate) fn listed(&self, dataset: DatasetId) -> Option<impl Fn(ChunkId) -> bool + use<>> {
         let shelves = self.shelves();
         let shelf = shelves.get(&dataset).filter(|shelf| !shelf.places.is_empty())?;
-        let places = shelf.places.iter().filter(|(tier, _)| !self.rests(**tier));
-        let ids: HashSet<ChunkId> =
-            places.flat_map(|(_, place)| place.copies.keys().copied()).collect();
+        let ids = shelf.places.values().flat_map(|place| place.copies.keys().copied());
+        let ids: HashSet<ChunkId> = ids.collect();
         Some(move |id| ids.contains(&id))
     }
 
@@ -260,18 +258,27 @@ impl Disks {
         place.into_iter().for_each(|place| _ = place.copies.remove(&copy.name.chunk));
     }
 
-    /// Bytes for further copies, as last known; none while no disk takes any.
-    pub(crate) fn room(&self) -> Option<u64> {
-        self.tiers.iter().filter_map(Tier::room).reduce(u64::saturating_add)
+    /// How many further copies of a size fit, as last known; none while no disk takes any.
+    pub(crate) fn room_for(&self, bytes: u64) -> Option<u32> {
+        let rooms = self.tiers.iter().filter_map(Tier::room);
+        let chunks = rooms.map(|room| u32::try_from(room / bytes.max(1)).unwrap_or(u32::MAX));
+        chunks.reduce(u32::saturating_add)
     }
 
-    /// Writes a copy of a chunk into the first tier that takes it; false if none does.
+    /// Whether a disk has room for bytes, as last known.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        self.tiers.iter().filter_map(Tier::room).any(|room| room >= bytes)
+    }
+
+    /// Writes a copy of a chunk into the first tier that takes it. No other copy leaves for an extra
+    /// copy.
     pub(crate) async fn write(
         &self,
         dataset: DatasetId,
         name: CopyName,
         pinned: PinnedFiles,
-    ) -> bool {
+        is_extra: bool,
+    ) -> WriteEnd {
         let pinned = Arc::new(pinned);
         for (number, tier) in
             self.tiers.iter().enumerate().filter(|(_, tier)| tier.room().is_some())
@@ -282,16 +289,17 @@ impl Disks {
                 place.map(|place| Arc::clone(&place.of))
             };
             let Some(of) = of else { continue };
-            if tier.write(&of, &name, Arc::clone(&pinned)).await {
+            let end = tier.write(&of, &name, Arc::clone(&pinned), is_extra).await;
+            if end != WriteEnd::Failed {
                 let mut shelves = self.shelves();
                 let shelf = shelves.get_mut(&dataset);
                 if let Some(place) = shelf.and_then(|shelf| shelf.places.get_mut(&number)) {
                     place.copies.entry(name.chunk).or_default().push(name.range);
                 }
-                return true;
+                return end;
             }
         }
-        false
+        WriteEnd::Failed
     }
 
     /// Whether the disk of a copy takes longer for a chunk than the servers.

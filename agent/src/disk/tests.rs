@@ -164,8 +164,8 @@ async fn a_chunk_comes_back_as_it_was_written() {
     let at = tempfile::tempdir().unwrap();
     let (tier, _clock, of) = tier(at.path()).await;
     let (mut slots, copy) = (Slots::default(), name(1, 100..8_000));
-    assert!(tier.write(&of, &copy, pinned(&mut slots)).await);
-    assert!(tier.write(&of, &copy, pinned(&mut slots)).await, "another agent was faster");
+    assert_eq!(tier.write(&of, &copy, pinned(&mut slots), false).await, WriteEnd::New);
+    assert_eq!(tier.write(&of, &copy, pinned(&mut slots), true).await, WriteEnd::There);
     let arena = slots.arena().unwrap();
     arena.write(0, 0, &[0; 8_192]);
     let read = {
@@ -184,7 +184,7 @@ async fn a_chunk_comes_back_as_it_was_written() {
     assert_eq!((told, &*status.state), ((Some(7_900), 1, 1, 0), "ready"));
     tier.mark_damaged(&copy);
     assert!(tier.list(&of, None).await.unwrap().1.is_empty(), "not listed any more");
-    assert!(tier.write(&of, &copy, pinned(&mut slots)).await);
+    assert_eq!(tier.write(&of, &copy, pinned(&mut slots), false).await, WriteEnd::New);
     assert_eq!(tier.status(None).chunks_written, 2, "in place of the wrong copy");
     tier.remove_damaged(&of, &copy).await;
     assert_eq!(tier.status(None).used_bytes, Some(7_900), "the new copy stays");
@@ -199,7 +199,7 @@ async fn a_failing_disk_rests_and_is_tried_again() {
     let at = tempfile::tempdir().unwrap();
     let (tier, clock, of) = tier(at.path()).await;
     let (mut slots, copy) = (Slots::default(), name(1, 100..8_000));
-    assert!(tier.write(&of, &copy, pinned(&mut slots)).await);
+    assert_eq!(tier.write(&of, &copy, pinned(&mut slots), false).await, WriteEnd::New);
     let fails = |_: &CopyFile| Err::<(), _>(Errno::IO.into());
     assert_eq!(tier.read(&of, &copy, Read::Chunk, fails).await, Err(Unread::Resting));
     assert_eq!(tier.read(&of, &copy, Read::Chunk, |_| Ok(())).await, Err(Unread::Resting));
@@ -215,7 +215,7 @@ async fn a_disk_slower_than_the_servers_is_slow() {
     let at = tempfile::tempdir().unwrap();
     let (tier, clock, of) = tier(at.path()).await;
     let (mut slots, copy) = (Slots::default(), name(1, 100..8_000));
-    assert!(tier.write(&of, &copy, pinned(&mut slots)).await);
+    assert_eq!(tier.write(&of, &copy, pinned(&mut slots), false).await, WriteEnd::New);
     let millis = |millis| Some(Duration::from_millis(millis));
     for _ in 0..8 {
         assert!(!tier.is_slow(millis(50)), "a few reads decide nothing");
@@ -226,7 +226,9 @@ async fn a_disk_slower_than_the_servers_is_slow() {
         };
         tier.read(&of, &copy, Read::Chunk, takes_long).await.unwrap();
     }
-    assert!(tier.is_slow(millis(50)) && !tier.is_slow(millis(100)) && !tier.is_slow(None));
+    assert!(!tier.is_slow(millis(100)) && !tier.is_slow(None));
+    let slow = (0..32).filter(|_| tier.is_slow(millis(50)));
+    assert_eq!(slow.count(), 30, "some reads measure the disk anew");
     assert_eq!(tier.status(millis(50)).state, "slow");
     assert_eq!(tier.status(None).state, "ready");
     // Files alone say nothing of chunks.
@@ -240,7 +242,7 @@ async fn calls_that_hang_keep_few_threads_and_no_caller() {
     let at = tempfile::tempdir().unwrap();
     let (tier, clock, of) = tier(at.path()).await;
     let (mut slots, copy) = (Slots::default(), name(1, 100..8_000));
-    assert!(tier.write(&of, &copy, pinned(&mut slots)).await);
+    assert_eq!(tier.write(&of, &copy, pinned(&mut slots), false).await, WriteEnd::New);
     let mut releases = Vec::new();
     let mut reads = Vec::new();
     for _ in 0..6 {

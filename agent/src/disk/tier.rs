@@ -19,7 +19,7 @@ use super::folder::{Added, Folder, InUse};
 use super::health::Health;
 use super::{DiskConfig, TierStatus};
 use crate::pins::PinnedFiles;
-use crate::place::Eviction;
+use crate::place::{Eviction, WriteEnd};
 
 /// Time limit of a call.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -30,6 +30,9 @@ const LONG_TIMEOUT: Duration = Duration::from_secs(30);
 /// Chunks read and written at a time.
 const READS_MAX: usize = 4;
 const WRITES_MAX: usize = 2;
+
+/// Of this many chunks, one is read from a slow disk all the same.
+const SPARED_MAX: u64 = 16;
 
 /// Interval between two checks of the free space.
 const SPACE_INTERVAL: Duration = Duration::from_secs(1);
@@ -50,6 +53,8 @@ pub(crate) struct Tier {
     health: Mutex<Health>,
     /// When the free space is checked next, in milliseconds of the clock.
     space_checked: AtomicU64,
+    /// Number of chunks that asked whether the disk is slow.
+    spared: AtomicU64,
     counts: TierCounts,
 }
 
@@ -96,6 +101,7 @@ impl Tier {
             writers: ThreadLimit::new(WRITES_MAX),
             health: Mutex::default(),
             space_checked: AtomicU64::new(0),
+            spared: AtomicU64::new(0),
             counts: TierCounts::default(),
         }
     }
@@ -284,18 +290,23 @@ impl Tier {
         may_write.then(|| self.config.quota.saturating_sub(folder.last_used()))
     }
 
-    /// Writes a copy; false if it was not kept.
+    /// Writes a copy. No other copy leaves for an extra copy.
     pub(super) async fn write(
         &self,
         of: &Arc<InUse>,
         name: &CopyName,
         pinned: Arc<PinnedFiles>,
-    ) -> bool {
-        let Ok(_turn) = self.writing.acquire().await else { return false };
-        let Some(folder) = self.folder.get().map(Arc::clone) else { return false };
+        is_extra: bool,
+    ) -> WriteEnd {
+        let Ok(_turn) = self.writing.acquire().await else { return WriteEnd::Failed };
+        let Some(folder) = self.folder.get().map(Arc::clone) else { return WriteEnd::Failed };
         let bytes = name.bytes();
-        if !self.make_room(&folder, bytes).await {
-            return false;
+        let has_room = match is_extra {
+            true => self.room().is_some_and(|room| room >= bytes),
+            false => self.make_room(&folder, bytes).await,
+        };
+        if !has_room {
+            return WriteEnd::Failed;
         }
         let (of, name) = (Arc::clone(of), name.clone());
         let write = move || {
@@ -305,12 +316,15 @@ impl Tier {
             drop(pinned);
             folder.add(&of, &copy, &name)
         };
-        let added = self.call(&self.writers, LONG_TIMEOUT, write).await;
-        if added == Ok(Added::New) {
-            self.counts.written.fetch_add(1, Ordering::Relaxed);
-            self.counts.bytes_written.fetch_add(bytes, Ordering::Relaxed);
+        match self.call(&self.writers, LONG_TIMEOUT, write).await {
+            Ok(Added::New) => {
+                self.counts.written.fetch_add(1, Ordering::Relaxed);
+                self.counts.bytes_written.fetch_add(bytes, Ordering::Relaxed);
+                WriteEnd::New
+            }
+            Ok(Added::There) => WriteEnd::There,
+            Ok(Added::Full) | Err(_) => WriteEnd::Failed,
         }
-        matches!(added, Ok(Added::New | Added::There))
     }
 
     /// Makes room for a chunk where the quota is used up, at most once in a while.
@@ -344,9 +358,11 @@ impl Tier {
         }
     }
 
-    /// Whether reads of chunks take longer than those from the servers.
+    /// Whether to ask another source first, because reads of chunks take longer than those from the
+    /// servers. A part of the reads measures the disk anew.
     pub(super) fn is_slow(&self, servers: Option<Duration>) -> bool {
         self.health().is_slower_than(servers).is_some()
+            && !self.spared.fetch_add(1, Ordering::Relaxed).is_multiple_of(SPARED_MAX)
     }
 
     /// What is told of the tier, without a call of the disk. `servers`: how long reads of chunks from

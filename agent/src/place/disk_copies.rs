@@ -10,8 +10,19 @@ use super::{ChunkBits, ChunkKey};
 /// Most chunks being written: each pins its slot.
 const WRITES_MAX: usize = 4;
 
-/// Most chunks that wait for their write.
+/// Most chunks that wait for their write, and most of them when an extra copy joins.
 const QUEUE_MAX: usize = 16;
+const QUEUE_MAX_FOR_EXTRA: usize = 2;
+
+/// How the write of a chunk has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WriteEnd {
+    /// No disk has the copy.
+    Failed,
+    /// Another agent has written the copy.
+    There,
+    New,
+}
 
 /// The copies.
 #[derive(Debug)]
@@ -77,13 +88,9 @@ impl DiskCopies {
         self.room.is_some_and(|room| room > 0 || !self.extra.is_empty())
     }
 
-    fn has_room(&self) -> bool {
-        self.room.is_some_and(|room| room > 0)
-    }
-
-    /// Whether disks have room for own chunks that are in no tier.
-    pub fn are_filling(&self) -> bool {
-        self.has_room() && self.missing > 0
+    /// Whether datasets that nobody has open should leave for own chunks.
+    pub fn needs_room(&self) -> bool {
+        self.missing > 0 && self.extra.is_empty()
     }
 
     /// How many of an agent's own chunks of a dataset the disks have or can still take.
@@ -101,13 +108,16 @@ impl DiskCopies {
         self.of(dataset).map_or(0, of) as u32
     }
 
-    /// Removes an extra copy, without which the disks have room for an own chunk. Copies that are none
-    /// any more, because `is_needed`, stay.
+    /// Removes an extra copy, to make room for an own chunk. Copies that are none any more, because
+    /// `is_needed`, stay.
     pub fn take_extra(&mut self, is_needed: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
-        self.extra.retain(|key| !is_needed(*key));
-        let key = self.extra.pop_front()?;
-        self.remove(key);
-        Some(key)
+        loop {
+            let key = self.extra.pop_front()?;
+            if self.holds(key) && !is_needed(key) {
+                self.forget_copy(key);
+                return Some(key);
+            }
+        }
     }
 
     /// The copies of a dataset.
@@ -141,9 +151,13 @@ impl DiskCopies {
         if !self.holds(key) {
             return;
         }
+        self.forget_copy(key);
+        self.extra.retain(|extra| *extra != key);
+    }
+
+    fn forget_copy(&mut self, key: ChunkKey) {
         self.generation = self.generation.wrapping_add(1);
         self.there.get_mut(&key.dataset).into_iter().for_each(|chunks| chunks.remove(key.chunk));
-        self.extra.retain(|extra| *extra != key);
     }
 
     /// Whether a chunk is to be written, and waits for that.
@@ -151,9 +165,15 @@ impl DiskCopies {
         self.queue.iter().any(|(queued, _)| *queued == key)
     }
 
-    /// The number of chunks being written or to be written.
+    /// The number of own chunks being written or to be written.
     pub fn under_way(&self) -> usize {
-        self.written.len() + self.queue.len()
+        let queued = self.queue.iter().filter(|(_, is_extra)| !is_extra);
+        self.written.values().filter(|is_extra| !**is_extra).count() + queued.count()
+    }
+
+    /// Whether chunks are being written, or wait for that.
+    pub fn is_writing(&self) -> bool {
+        !self.written.is_empty() || !self.queue.is_empty()
     }
 
     /// Whether an own chunk may be queued: a disk takes it, and none has it.
@@ -170,10 +190,11 @@ impl DiskCopies {
 
     /// Whether an extra copy of a chunk may be queued.
     pub fn may_queue_extra(&self, key: ChunkKey) -> bool {
-        self.has_spare() && self.may_queue(key)
+        self.has_spare() && self.queue.len() < QUEUE_MAX_FOR_EXTRA && self.may_queue(key)
     }
 
-    /// Queues an own chunk to be written. The chunk that waits longest leaves a full queue.
+    /// Queues an own chunk to be written. An extra copy, or the chunk that waits longest, leaves a full
+    /// queue.
     pub fn queue(&mut self, key: ChunkKey) {
         self.push((key, false));
     }
@@ -186,7 +207,8 @@ impl DiskCopies {
 
     fn push(&mut self, one: (ChunkKey, bool)) {
         if self.queue.len() >= QUEUE_MAX {
-            self.queue.pop_front();
+            let first = self.queue.iter().position(|(_, is_extra)| *is_extra);
+            self.queue.remove(first.unwrap_or(0));
         }
         self.queue.push_back(one);
     }
@@ -196,25 +218,34 @@ impl DiskCopies {
         self.queue.retain(|(queued, _)| *queued != key);
     }
 
-    /// The next chunk to be written, among those for which `is_there`; its write begins. Whether an
-    /// extra copy has to leave for it.
-    pub fn next(&mut self, is_there: impl Fn(ChunkKey) -> bool) -> Option<(ChunkKey, bool)> {
+    /// The next chunk to be written, among those for which `is_there`; its write begins. Own chunks come
+    /// first.
+    pub fn next(&mut self, is_there: impl Fn(ChunkKey) -> bool) -> Option<ChunkKey> {
         if self.written.len() >= WRITES_MAX || !self.takes() {
             return None;
         }
-        let at = self.queue.iter().position(|(key, _)| is_there(*key))?;
+        let first = |kind: bool| {
+            let mut queue = self.queue.iter();
+            queue.position(|(key, is_extra)| *is_extra == kind && is_there(*key))
+        };
+        let at = first(false).or_else(|| first(true))?;
         let (key, is_extra) = self.queue.remove(at)?;
         self.written.insert(key, is_extra);
-        Some((key, !is_extra && !self.has_room()))
+        Some(key)
     }
 
-    /// Ends the write of a chunk. `is_there`: a disk has the copy now.
-    pub fn end(&mut self, key: ChunkKey, is_there: bool) {
+    /// Whether a chunk is written as an extra copy.
+    pub fn is_extra(&self, key: ChunkKey) -> bool {
+        self.written.get(&key).is_some_and(|is_extra| *is_extra)
+    }
+
+    /// Ends the write of a chunk.
+    pub fn end(&mut self, key: ChunkKey, end: WriteEnd) {
         let is_extra = self.written.remove(&key).unwrap_or(false);
-        if let Some(chunks) = self.there.get_mut(&key.dataset).filter(|_| is_there) {
+        if let Some(chunks) = self.there.get_mut(&key.dataset).filter(|_| end != WriteEnd::Failed) {
             self.generation = self.generation.wrapping_add(1);
             chunks.add(key.chunk);
-            if is_extra {
+            if is_extra && end == WriteEnd::New {
                 self.extra.push_back(key);
             }
         }
@@ -236,9 +267,9 @@ mod tests {
         copies.queue(key(1));
         assert!(!copies.may_queue(key(1)) && copies.may_queue(key(2)));
         assert_eq!(copies.next(|_| false), None, "it is on its way");
-        assert_eq!(copies.next(|_| true), Some((key(1), false)));
+        assert_eq!(copies.next(|_| true), Some(key(1)));
         assert!(!copies.may_queue(key(1)) && copies.next(|_| true).is_none());
-        copies.end(key(1), true);
+        copies.end(key(1), WriteEnd::New);
         assert!(copies.holds(key(1)) && !copies.may_queue(key(1)));
         copies.remove(key(1));
         assert!(!copies.holds(key(1)) && copies.may_queue(key(1)));
@@ -246,13 +277,13 @@ mod tests {
         assert!(!copies.is_queued(key(3)) && copies.is_queued(key(4)), "the first left");
         copies.give_up(key(5));
         let begun: Vec<_> = std::iter::from_fn(|| copies.next(|_| true)).collect();
-        assert_eq!(begun, [4, 6, 7, 8].map(|chunk| (key(chunk), false)));
+        assert_eq!(begun, [4, 6, 7, 8].map(key));
         assert_eq!(copies.under_way(), 4 + 11);
-        copies.end(key(4), false);
+        copies.end(key(4), WriteEnd::Failed);
         assert!(!copies.holds(key(4)) && copies.next(|_| true).is_some());
         assert_eq!((copies.count(0), copies.capacity(0, |_| true)), (0, 9));
         copies.set_room(None);
-        copies.end(key(6), true);
+        copies.end(key(6), WriteEnd::New);
         assert_eq!(copies.under_way(), 3, "nothing is queued any more");
         assert!(!copies.may_queue(key(30)) && copies.next(|_| true).is_none(), "no disk takes it");
     }
@@ -264,23 +295,45 @@ mod tests {
         copies.set(0, ChunkBits::none(40));
         copies.set_room(Some(3));
         assert!(copies.may_queue(key(1)) && !copies.may_queue_extra(key(1)), "own chunks may come");
-        assert!(copies.are_filling());
+        assert!(copies.needs_room());
         copies.set_missing(1);
-        for chunk in [1, 2] {
+        for (chunk, end) in [(1, WriteEnd::New), (2, WriteEnd::New)] {
             assert!(copies.may_queue_extra(key(chunk)));
             copies.queue_extra(key(chunk));
-            assert_eq!(copies.next(|_| true), Some((key(chunk), false)));
-            copies.end(key(chunk), true);
+            assert!(copies.is_writing() && copies.under_way() == 0);
+            assert_eq!(copies.next(|_| true), Some(key(chunk)));
+            assert!(copies.is_extra(key(chunk)));
+            copies.end(key(chunk), end);
         }
         assert!(!copies.may_queue_extra(key(3)) && copies.may_queue(key(3)));
         copies.set_room(Some(0));
-        assert!(copies.takes() && !copies.are_filling());
+        assert!(copies.takes() && !copies.needs_room(), "extra copies leave first");
         assert_eq!(copies.capacity(0, |chunk| chunk > 20), 2, "in place of the extra copies");
+        assert_eq!(copies.capacity(0, |_| true), 2, "counted once");
         copies.queue(key(30));
-        assert_eq!(copies.next(|_| true), Some((key(30), true)), "another has to leave");
+        assert_eq!(copies.next(|_| true), Some(key(30)));
         assert_eq!(copies.take_extra(|of| of == key(1)), Some(key(2)), "the first is needed");
-        copies.end(key(30), true);
+        copies.end(key(30), WriteEnd::New);
         assert!(!copies.holds(key(2)) && copies.holds(key(1)) && !copies.takes());
         assert_eq!(copies.take_extra(|_| false), None);
+    }
+
+    #[test]
+    fn own_chunks_come_before_extra_copies() {
+        let key = |chunk| ChunkKey { dataset: 0, chunk };
+        let mut copies = DiskCopies::default();
+        copies.set(0, ChunkBits::none(40));
+        copies.set_room(Some(30));
+        copies.set_missing(0);
+        copies.queue_extra(key(1));
+        (2..QUEUE_MAX as u32 + 1).for_each(|chunk| copies.queue(key(chunk)));
+        assert!(copies.is_queued(key(1)) && !copies.may_queue_extra(key(39)));
+        assert_eq!(copies.next(|of| of.chunk < 3), Some(key(2)));
+        copies.queue(key(30));
+        assert!(copies.is_queued(key(1)), "there was room");
+        copies.queue(key(31));
+        assert!(!copies.is_queued(key(1)) && copies.is_queued(key(3)), "the extra copy leaves");
+        copies.end(key(2), WriteEnd::There);
+        assert!(copies.holds(key(2)) && copies.take_extra(|_| false).is_none());
     }
 }

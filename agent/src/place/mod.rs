@@ -17,7 +17,7 @@ mod window;
 
 pub use backlog::Backlog;
 pub use bits::ChunkBits;
-pub use disk_copies::DiskCopies;
+pub use disk_copies::{DiskCopies, WriteEnd};
 pub use epochs::EpochStatus;
 pub use orders::{Orders, Presence, Progress as EpochProgress};
 pub use owners::{OwnerTable, Owners};

@@ -371,10 +371,10 @@ impl Session {
         files: &[u8],
     ) -> io::Result<()> {
         let numbers = || files.as_chunks().0.iter().map(|number| u32::from_le_bytes(*number));
-        let of_disks = cache.pin_files_of_disks(dataset, numbers()).await;
+        let mut of_disks = cache.pin_files_of_disks(dataset, numbers()).await;
         let of_memory = cache.state().pin_files(dataset, numbers());
         let mut found = vec![None; numbers().len()];
-        for pinned in [&of_memory, &of_disks].into_iter().flatten() {
+        for pinned in of_memory.iter().chain(of_disks.iter().map(|(pinned, _)| pinned)) {
             for (file, bytes) in found.iter_mut().zip(pinned.bytes()) {
                 *file = file.or(bytes.map(|(_, bytes)| bytes));
             }
@@ -387,7 +387,12 @@ impl Session {
         let length = bytes.iter().map(|bytes| bytes.len() as u32).sum();
         let head = Answer::Files { number, length }.to_bytes();
         let parts = [&head[..], &comes].into_iter().chain(bytes);
-        self.send_all(&mut parts.map(IoSlice::new).collect::<Vec<_>>()).await
+        let sent = self.send_all(&mut parts.map(IoSlice::new).collect::<Vec<_>>()).await;
+        if of_disks.take().is_some() {
+            // The slot is free.
+            cache.moved.notify_one();
+        }
+        sent
     }
 
     async fn send(&self, answer: Answer, bytes: &[u8]) -> io::Result<()> {

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::Duration;
 
 use dl_node::{
-    Arena, FromAgent, Gauge, Hello, Maps, PROTOCOL, PinPage, Pinned, Servers, Shape, Socket, Table,
-    ToAgent, WantedVersion, Welcome,
+    Arena, FilesAlone, FromAgent, Gauge, Hello, Maps, PROTOCOL, PinPage, Pinned, Servers, Shape,
+    Socket, Table, ToAgent, WantedVersion, Welcome,
 };
 use dl_runtime::since_boot;
 
@@ -323,15 +323,10 @@ impl Attached {
         })
     }
 
-    /// Whether absent files may come alone from local disks.
-    pub(super) fn reads_files_of_disks(&self) -> bool {
-        self.maps.pins.get(Gauge::FilesAlone) == 3
-    }
-
-    /// Whether absent files may come alone from local disks or the servers: no further chunk can be
-    /// kept, the process reads along no order, and no other agent may have the files.
-    pub(super) fn reads_files_alone(&self) -> bool {
-        matches!(self.maps.pins.get(Gauge::FilesAlone), 1 | 3)
+    /// How absent files come while the process reads along no order.
+    #[inline]
+    pub(super) fn files_alone(&self) -> FilesAlone {
+        FilesAlone::of_number(self.maps.pins.get(Gauge::FilesAlone))
     }
 
     /// Chunks of the largest group that fits, while the agent gives no absent chunk for an order with

@@ -4,7 +4,7 @@
 
 use std::cell::OnceCell;
 
-use dl_node::{Gauge, Maps, NO_FILE, Pinned};
+use dl_node::{Maps, NO_FILE, Pinned};
 
 use super::attach::Attached;
 use crate::snapshot::FilePlace;
@@ -43,7 +43,7 @@ impl<'a, 'b> Batch<'a, 'b> {
 
     fn gather(&self, from: usize) -> Option<(Pinned<'a>, Vec<u32>)> {
         let maps = &self.attached.maps;
-        if maps.pins.get(Gauge::FilesAlone) < 2 {
+        if !self.attached.files_alone().asks_agent() {
             return None;
         }
         let files = self.numbers.iter().zip(self.places).enumerate().skip(from);

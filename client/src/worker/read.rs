@@ -378,12 +378,12 @@ impl AgentReader {
             return Some((pinned, place));
         }
         let of_chunk = |hints: &[u32]| Some((self.miss(attached, number, place, hints)?, place));
-        if !attached.reads_files_of_disks() {
+        if !attached.files_alone().comes_from_disks() {
             return batch.file(index).or_else(|| of_chunk(&hints()));
         }
         let hints = hints();
-        let is_alone = !self.is_chunk_worth(attached, number, place, &hints);
-        let alone = is_alone.then(|| batch.file(index)).flatten();
+        let is_chunk_worth = self.is_chunk_worth(attached, number, place, &hints);
+        let alone = if is_chunk_worth { None } else { batch.file(index) };
         alone.or_else(|| of_chunk(&hints))
     }
 
@@ -398,7 +398,8 @@ impl AgentReader {
     ) -> Option<Pinned<'a>> {
         attached.maps.pins.add(Gauge::Misses, 1);
         if attached.group_max().is_none()
-            && self.is_chunk_worth(attached, number, place, hints)
+            && (!attached.files_alone().comes_from_servers()
+                || self.is_chunk_worth(attached, number, place, hints))
             && let Some(pinned) = attached.want(place.chunk, number, hints)
         {
             return Some(pinned);
@@ -409,7 +410,7 @@ impl AgentReader {
         None
     }
 
-    /// Whether an absent file should come with its chunk.
+    /// Whether more of an absent file's chunk is probably needed soon.
     fn is_chunk_worth(
         &self,
         attached: &Attached,
@@ -419,15 +420,14 @@ impl AgentReader {
     ) -> bool {
         let is_same_chunk =
             |file: u32| self.place(file).is_some_and(|other| other.chunk == place.chunk);
-        !attached.reads_files_alone()
-            || place.length * LARGE_PART >= attached.maps.arena.shape().slot_bytes.into()
+        place.length * LARGE_PART >= attached.maps.arena.shape().slot_bytes.into()
             || hints.contains(&place.chunk)
             || attached.read_alone.is_next(number, is_same_chunk)
     }
 
     /// Whether absent files may come alone from the servers.
     pub(crate) fn reads_files_alone(&self) -> bool {
-        self.attached_now().is_some_and(|attached| attached.reads_files_alone())
+        self.attached_now().is_some_and(|attached| attached.files_alone().comes_from_servers())
     }
 
     /// Forgets the attachment to an agent that has ended.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 
-use super::disk::{GROUP, IN_MEMORY, LENGTH, Setup, copies, epoch, wait_for_copies};
+use super::disk::{IN_MEMORY, LENGTH, Setup, copies, epoch, wait_for_copies};
 use super::reader::{Command, Kind, ReaderProcess};
 use crate::measure::{Bar, Bench, in_turns};
 

@@ -165,7 +165,9 @@ fn damaged_copies_are_dropped_and_fetched_again() -> Result<()> {
     jobs.scene.get_with(jobs.dlcmd("second")?, "dl://ds")?;
     let status = jobs.status("second")?;
     ensure!(status["tiers"][0]["damaged"] == wrong as u64, "{wrong} damaged: {status}");
-    ensure!(status["chunks_from_servers"] == wrong as u64, "{wrong} damaged: {status}");
+    // A chunk may leave memory before it is written, and come again.
+    let fetched = status["chunks_from_servers"].as_u64().context("a number")?;
+    ensure!((wrong as u64..=wrong as u64 + 4).contains(&fetched), "{wrong} damaged: {status}");
     ensure!(status["fallbacks"] == 0 && status["tiers"][0]["state"] == "ready", "{status}");
     // An epoch waits for no disk, so some chunks may have no copy again.
     run(jobs.dlcmd("second")?.args(["agent", "prefetch", "--wait", "dl://ds"]))?.code(0)?;
