@@ -21,8 +21,26 @@ impl State {
         if let Some(slot) = self.slots.take(now) {
             return Some(slot);
         }
+        if let Some(slot) = self.slot_of_transient(wanted, false) {
+            return Some(slot);
+        }
         // Readers wait for no write to a disk.
         let is_urgent = is_awaited || self.orders.needs(wanted);
+        if is_urgent
+            && self.disk.is_writing()
+            && let Some(slot) = self.slot_of_transient(wanted, true)
+        {
+            return Some(slot);
+        }
+        if !is_awaited {
+            return None;
+        }
+        self.slot_of_late(wanted).or_else(|| self.slot_of_staying())
+    }
+
+    /// The slot of a transient chunk without readers that no order needs soon. `is_urgent`: also of a
+    /// chunk that waits for its write to a disk.
+    fn slot_of_transient(&mut self, wanted: ChunkKey, is_urgent: bool) -> Option<u32> {
         for _ in 0..self.residency.transient().count() {
             let key = self.residency.next_transient()?;
             let is_spared = !is_urgent && self.disk.is_queued(key);
@@ -33,10 +51,7 @@ impl State {
                 return Some(slot);
             }
         }
-        if !is_awaited {
-            return None;
-        }
-        self.slot_of_late(wanted).or_else(|| self.slot_of_staying())
+        None
     }
 
     /// An empty slot for a chunk to be kept, if need be the slot of a copy or of a chunk needed late.

@@ -10,9 +10,8 @@ use super::{ChunkBits, ChunkKey};
 /// Most chunks being written: each pins its slot.
 const WRITES_MAX: usize = 4;
 
-/// Most chunks that wait for their write, and most of them when an extra copy joins.
+/// Most chunks that wait for their write.
 const QUEUE_MAX: usize = 16;
-const QUEUE_MAX_FOR_EXTRA: usize = 2;
 
 /// How the write of a chunk has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,7 +189,7 @@ impl DiskCopies {
 
     /// Whether an extra copy of a chunk may be queued.
     pub fn may_queue_extra(&self, key: ChunkKey) -> bool {
-        self.has_spare() && self.queue.len() < QUEUE_MAX_FOR_EXTRA && self.may_queue(key)
+        self.has_spare() && self.queue.len() < QUEUE_MAX && self.may_queue(key)
     }
 
     /// Queues an own chunk to be written. An extra copy, or the chunk that waits longest, leaves a full
