@@ -182,7 +182,8 @@ impl Cache {
     /// Removes extra copies until an own chunk fits.
     async fn replace_extra(&self, bytes: u64) {
         for _ in 0..REPLACED_MAX {
-            if self.disks.has_room(bytes) {
+            let takes_none = self.disks.room_for(bytes).is_none();
+            if takes_none || self.disks.has_room(bytes) {
                 return;
             }
             let extra = self.state().take_extra();
