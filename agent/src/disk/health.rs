@@ -79,8 +79,17 @@ impl Health {
         }
     }
 
+    /// What makes the disk slow, or the last failure with its age.
+    pub(super) fn reason(&self, now: Duration, servers: Option<Duration>) -> Option<String> {
+        if self.state(now, servers) == "slow" {
+            let millis = servers.unwrap_or_default().as_secs_f64() * 1e3;
+            return Some(format!("the servers usually take {millis:.1} ms"));
+        }
+        self.failure(now)
+    }
+
     /// The last failure, with its age.
-    pub(super) fn failure(&self, now: Duration) -> Option<String> {
+    fn failure(&self, now: Duration) -> Option<String> {
         let (why, at) = self.failure.as_ref()?;
         Some(format!("{why}, {} s ago", now.saturating_sub(*at).as_secs()))
     }

@@ -70,7 +70,7 @@ pub struct TierStatus {
     /// `ready`, `full` (nothing is written), `resting` (nothing is read or written) or `slow` (other
     /// agents are asked first).
     pub state: String,
-    /// The last failure, if any, with its age.
+    /// What makes the disk `slow`, or the last failure with its age.
     pub reason: Option<String>,
 }
 

@@ -229,7 +229,11 @@ async fn a_disk_slower_than_the_servers_is_slow() {
     assert!(!tier.is_slow(millis(100)) && !tier.is_slow(None));
     let slow = (0..32).filter(|_| tier.is_slow(millis(50)));
     assert_eq!(slow.count(), 30, "some reads measure the disk anew");
-    assert_eq!(tier.status(millis(50)).state, "slow");
+    let status = tier.status(millis(50));
+    assert_eq!(
+        (&*status.state, status.reason.as_deref()),
+        ("slow", Some("the servers usually take 50.0 ms"))
+    );
     assert_eq!(tier.status(None).state, "ready");
     // Files alone say nothing of chunks.
     tier.read(&of, &copy, Read::Files(5), |_| Ok(())).await.unwrap();

@@ -385,7 +385,7 @@ impl Tier {
             is_buffered: access == Some(Access::Buffered),
             network: folder.and_then(|folder| folder.network).map(str::to_owned),
             state: health.state(now, servers).to_owned(),
-            reason: health.failure(now),
+            reason: health.reason(now, servers),
         }
     }
 }
