@@ -38,7 +38,6 @@ struct Part {
 type OfSource = (Source, u64, Vec<Indexed>);
 
 /// Where files come from.
-#[derive(Clone)]
 enum Source {
     Agent(Arc<Link>),
     /// A copy of the chunk with this number.
@@ -171,7 +170,7 @@ impl Cache {
         }
         let mut next = 0;
         let parts = parts.into_values().filter_map(|(source, bytes, files)| {
-            // The first ones, those of disks, have whole blocks.
+            // Parts of disks come first, in whole blocks.
             let (start, end) = (next, next + bytes);
             let fits = bytes > 0 && end <= slot_bytes.into();
             next = if fits { end } else { next };

@@ -164,10 +164,7 @@ async fn fill(
     if !span.is_empty() {
         let of_disk = Filled { span: (span.start, span.end), origin: Origin::Disk };
         let is_spared = wanted.spares_disk(cache, open);
-        let read = match is_spared {
-            true => None,
-            false => wanted.read_disk(cache, open, arena).await?,
-        };
+        let read = if is_spared { None } else { wanted.read_disk(cache, open, arena).await? };
         if read == Some(true) {
             return Ok(of_disk);
         }

@@ -157,7 +157,7 @@ impl Unfinished {
         }
     }
 
-    /// A file with a name of its own, for file systems that have no others.
+    /// A file with a name of its own, for file systems without unnamed files.
     pub(super) fn with_name(folder: impl AsFd, access: Access) -> io::Result<Self> {
         let name = format!("{UNFINISHED}{:016x}", OsRandom.u64());
         let flags = access.flags() | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;

@@ -51,9 +51,9 @@ impl Health {
         self.rests_until = None;
     }
 
-    /// How long reads of chunks take, if they take longer than those of another source.
-    pub(super) fn is_slower_than(&self, other: Option<Duration>) -> Option<Duration> {
-        self.reads.typical().filter(|own| other.is_some_and(|other| *own > other))
+    /// Whether reads of chunks take longer than those of another source.
+    pub(super) fn is_slower_than(&self, other: Option<Duration>) -> bool {
+        self.reads.typical().zip(other).is_some_and(|(own, other)| own > other)
     }
 
     /// Notes a call that failed or hangs.
@@ -74,7 +74,7 @@ impl Health {
         match (self.rests_until, self.full_until) {
             (Some(_), _) => "resting",
             (None, Some(until)) if now < until => "full",
-            _ if self.is_slower_than(servers).is_some() => "slow",
+            _ if self.is_slower_than(servers) => "slow",
             _ => "ready",
         }
     }

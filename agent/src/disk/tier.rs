@@ -361,7 +361,7 @@ impl Tier {
     /// Whether to ask another source first, because reads of chunks take longer than those from the
     /// servers. A part of the reads measures the disk anew.
     pub(super) fn is_slow(&self, servers: Option<Duration>) -> bool {
-        self.health().is_slower_than(servers).is_some()
+        self.health().is_slower_than(servers)
             && !self.spared.fetch_add(1, Ordering::Relaxed).is_multiple_of(SPARED_MAX)
     }
 
