@@ -104,6 +104,8 @@ fn heavy_random_reads_fetch_files_and_ordered_reads_chunks() -> Result<()> {
         ensure!(random.chunks < FILES as u64 / 40, "{random:?} of {FILES} reads");
         ensure!(random.files > FILES as u64 / 3, "{random:?} of {FILES} reads");
     }
-    ensure!(in_order.chunks <= 2 * CHUNKS && in_order.files < 6 * CHUNKS, "{in_order:?}");
+    // A chunk has files of several folders: `put` reads folders in the order of the filesystem, with
+    // several threads.
+    ensure!(in_order.chunks <= 4 * CHUNKS && in_order.files < 6 * CHUNKS, "{in_order:?}");
     Ok(())
 }
