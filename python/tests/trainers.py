@@ -300,9 +300,9 @@ def main():
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=ANSWER))
-    places = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(places)
-    files = Path(places[0])
     with limited_time():
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=ANSWER))
+        places = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(places)
+        files = Path(places[0])
         main()
