@@ -4,12 +4,12 @@
 //! version.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use dl_format::{DatasetId, DatasetName, TaskName, Version};
 use dl_node::{Servers, Table};
 use dl_proto::TaskMembership;
-use dl_runtime::{Shutdown, blocking};
+use dl_runtime::{Shutdown, blocking, locked};
 use libdiesel::agent::{ChunkSource, at_version, by_descriptor, of_cache, snapshot_file};
 use libdiesel::{Client, ConnectOptions, Dataset, Error, Kind, Snapshot, SnapshotCache};
 
@@ -188,11 +188,11 @@ impl Open {
 
     /// The terms of the registration.
     pub(crate) fn terms(&self) -> Terms {
-        *self.terms.lock().unwrap_or_else(PoisonError::into_inner)
+        *locked(&self.terms)
     }
 
     pub(crate) fn set_terms(&self, terms: Terms) {
-        *self.terms.lock().unwrap_or_else(PoisonError::into_inner) = terms;
+        *locked(&self.terms) = terms;
     }
 
     /// Facts that a user of the task should know.

@@ -3,9 +3,10 @@
 //! Must hold: a pinned slot keeps its bytes until the pin is dropped.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use dl_node::Arena;
+use dl_runtime::locked;
 use libdiesel::FilePlace;
 
 /// The pinned slots, each with its number of pins.
@@ -14,7 +15,7 @@ pub(crate) struct PeerPins(Mutex<HashMap<u32, u32>>);
 
 impl PeerPins {
     fn slots(&self) -> MutexGuard<'_, HashMap<u32, u32>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 
     pub(crate) fn holds(&self, slot: u32) -> bool {

@@ -2,9 +2,11 @@
 //!
 //! Must hold: readers need no lock of the cache.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use dl_runtime::locked;
 
 /// The progress of a fetch.
 #[derive(Debug, Default)]
@@ -26,12 +28,12 @@ impl Progress {
 
     /// Begins with a source: another agent by its address, a disk by its folder, or the servers.
     pub(crate) fn comes_from(&self, source: Option<&str>) {
-        *self.source.lock().unwrap_or_else(PoisonError::into_inner) = source.map(str::to_owned);
+        *locked(&self.source) = source.map(str::to_owned);
         self.bytes.store(0, Ordering::Relaxed);
     }
 
     /// The address of the agent, or the folder on a disk, that is the source.
     pub(crate) fn source(&self) -> Option<String> {
-        self.source.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.source).clone()
     }
 }

@@ -8,8 +8,9 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use dl_runtime::locked;
 use tracing::Level;
 
 use crate::arguments::Pointer;
@@ -99,7 +100,7 @@ static LOG: Mutex<Option<(DL_log, Pointer<c_void>)>> = Mutex::new(None);
 /// function. The function must return soon, and must not call this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn DL_set_log(function: DL_log, argument: *mut c_void) {
-    *LOG.lock().unwrap_or_else(PoisonError::into_inner) = Some((function, Pointer(argument)));
+    *locked(&LOG) = Some((function, Pointer(argument)));
     libdiesel::log::pass_to(log);
 }
 

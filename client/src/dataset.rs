@@ -24,11 +24,12 @@ use std::sync::{Arc, Mutex};
 
 use dl_format::{Attributes, Deletions, FilePath};
 use dl_proto::{Dataset as DatasetInfo, StatItem};
+use dl_runtime::locked;
 
 use crate::epoch::{Epoch, WeakEpoch};
 use crate::error::Error;
 use crate::path::AsPath;
-use crate::process::{PerProcess, locked};
+use crate::process::PerProcess;
 use crate::remote::{Flushed, RemoteDataset, Writer};
 use crate::snapshot::Snapshot;
 use crate::worker::AgentReader;

@@ -7,12 +7,7 @@ mod generation;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-
-/// The value of a lock, also after a panic of an earlier holder.
-pub(crate) fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use std::sync::OnceLock;
 
 /// A value for each process, made on first use.
 ///

@@ -8,12 +8,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use dl_fuse::Report;
 use dl_node::Socket;
+use dl_runtime::locked;
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::launcher::LAUNCHER;
@@ -79,7 +80,7 @@ impl Holder {
         command.envs(&order.environment).env(LAUNCHER, &self.launcher);
         command.stdin(Stdio::from(OwnedFd::from(other))).stdout(Stdio::null());
         let child = {
-            let _alone = spawning.lock().unwrap_or_else(PoisonError::into_inner);
+            let _alone = locked(spawning);
             fcntl_setfd(&descriptor, FdFlags::empty())?;
             let child = orphans::spawn(&mut command);
             fcntl_setfd(&descriptor, FdFlags::CLOEXEC)?;

@@ -8,11 +8,11 @@ use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use dl_fuse::{Place, mount_at};
 use dl_node::Socket;
-use dl_runtime::blocking;
+use dl_runtime::{blocking, locked};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Response, Status};
 
@@ -76,7 +76,7 @@ impl NodeService {
     /// Waits for the calls before, about a target or a session.
     async fn turn(&self, name: String) -> OwnedSemaphorePermit {
         let turn = {
-            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut turns = locked(&self.turns);
             turns.retain(|_, turn| Arc::strong_count(turn) > 1 || turn.available_permits() == 0);
             Arc::clone(turns.entry(name).or_insert_with(|| Arc::new(Semaphore::new(1))))
         };

@@ -6,10 +6,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::process::{Child, Command};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
+use dl_runtime::locked;
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 /// Pause between two looks.
@@ -19,7 +20,7 @@ const PERIOD: Duration = Duration::from_secs(5);
 static OWN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
 fn own() -> MutexGuard<'static, BTreeSet<u32>> {
-    OWN.lock().unwrap_or_else(PoisonError::into_inner)
+    locked(&OWN)
 }
 
 /// Starts a child for which a thread will wait.

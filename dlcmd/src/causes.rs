@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use dl_runtime::locked;
 
 use crate::text::counted;
 
@@ -31,7 +33,7 @@ struct Group {
 impl Causes {
     /// Counts a file for which `action` failed.
     pub(crate) fn add(&self, action: &'static str, name: impl Display, why: impl Display) {
-        let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = locked(&self.0);
         let why = why.to_string();
         let key = (action, without_numbers(&why));
         let is_known = groups.contains_key(&key) || groups.len() < CAUSES;
@@ -49,7 +51,7 @@ impl Causes {
 
     /// Reports all failures since the last call, one text for each cause.
     pub(crate) fn drain(&self, mut print: impl FnMut(String)) {
-        let groups = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let groups = std::mem::take(&mut *locked(&self.0));
         for ((action, _), group) in groups {
             print(group.text(action));
         }

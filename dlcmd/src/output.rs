@@ -5,8 +5,9 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use dl_runtime::locked;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
@@ -107,7 +108,7 @@ impl Notes {
     }
 
     fn sink(&self) -> MutexGuard<'_, Box<dyn Write + Send>> {
-        self.sink.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.sink)
     }
 }
 

@@ -83,20 +83,6 @@ pub(crate) fn counted(count: u64, word: &str) -> String {
     format!("{count} {word}{plural}")
 }
 
-/// Parses a size: a number and one of `KiB MiB GiB TiB`, or nothing.
-pub(crate) fn bytes_of(text: &str) -> Option<u64> {
-    let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
-    let factor = match text.get(digits.len()..)? {
-        "" => 1,
-        "KiB" => 1 << 10,
-        "MiB" => 1 << 20,
-        "GiB" => 1 << 30,
-        "TiB" => 1_u64 << 40,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(factor)
-}
-
 /// A number of bytes, from 1 KiB on followed by the size in binary units:
 /// `12582912 bytes (12.00 MiB)`.
 pub(crate) fn sized(bytes: u64) -> String {

@@ -2,9 +2,10 @@
 //!
 //! Must hold: a printed time parses to the same point; the time zone of the machine plays no role.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use dl_format::Stamp;
+use dl_runtime::units;
 
 const DAY: i64 = 86_400;
 const NANOS: i64 = 1_000_000_000;
@@ -46,30 +47,15 @@ pub(crate) fn stamp_text(stamp: Stamp) -> String {
     exact_text(i64::try_from(stamp.get()).unwrap_or(i64::MAX).saturating_mul(1000))
 }
 
-/// Parses RFC 3339, or an age before `now`: a number and one of `s m h d w`.
+/// Parses RFC 3339, or an age before `now`: a number and its unit.
 pub(crate) fn parse(text: &str, now: SystemTime) -> Result<Stamp, String> {
     if let Some(micros) = rfc3339(text) {
         return Ok(Stamp::new(micros));
     }
-    let age = duration(text).ok_or_else(|| {
+    let age = units::duration(text).ok_or_else(|| {
         "type a time such as 2026-11-20T11:25:00Z, or an age such as 30m, 2h or 7d".to_owned()
     })?;
     Ok(Stamp::at(now.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH)))
-}
-
-/// Parses a number and one of `s m h d w`.
-pub(crate) fn duration(text: &str) -> Option<Duration> {
-    let unit = text.chars().last()?;
-    let seconds = match unit {
-        's' => 1,
-        'm' => 60,
-        'h' => 3600,
-        'd' => 86_400,
-        'w' => 604_800,
-        _ => return None,
-    };
-    let count: u64 = text.strip_suffix(unit)?.parse().ok()?;
-    count.checked_mul(seconds).map(Duration::from_secs)
 }
 
 /// Microseconds since 1970.
@@ -148,6 +134,8 @@ const DAYS_BEFORE_1970: i64 = 719_468;
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn shown(seconds: i64) -> String {

@@ -3,10 +3,10 @@
 //! Must hold: they are notes, so not shown with --quiet and never on stdout. A short interruption
 //! gets no note, and many waiting requests get one note together.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dl_runtime::Clock;
+use dl_runtime::{Clock, locked};
 use libdiesel::{OnRetry, Retry};
 
 use crate::output::Notes;
@@ -32,7 +32,7 @@ pub(crate) fn notes_to(notes: &Arc<Notes>, clock: &Arc<dyn Clock>) -> OnRetry {
     let last = Mutex::<LastNote>::default();
     Arc::new(move |retry| {
         let now = clock.monotonic();
-        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = locked(&last);
         if retry.waited < HITCH || now < last.silent_until {
             return;
         }

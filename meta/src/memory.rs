@@ -5,13 +5,14 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::ops::{Bound, ControlFlow};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use dl_format::{
     ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Fold, Stamp, StoreId, Version,
 };
+use dl_runtime::locked;
 
 use crate::tasks::Tasks;
 use crate::types::{bound_elsewhere, deleted_entries, still_in_use};
@@ -54,7 +55,7 @@ impl Memory {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

@@ -4,11 +4,12 @@
 //! is dropped. The time of a job never goes back, whatever the clocks of its servers say.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
 use dl_format::{DatasetId, MemberId, Stamp, TaskId, Version};
+use dl_runtime::locked;
 
 use crate::{Error, Kind};
 
@@ -193,6 +194,6 @@ impl Tasks {
     }
 
     fn groups(&self) -> MutexGuard<'_, HashMap<TaskKey, Group>> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.groups)
     }
 }

@@ -6,10 +6,11 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use dl_runtime::locked;
 use libdiesel::{
     Counts, DirPath, Error, FilePath, Listing, OrderSettings, Partition, ResumeToken,
     ShuffleOptions, StatItem, Tail, Worker,
@@ -55,7 +56,7 @@ impl Dataset {
         let lost = Arc::clone(&self.lost);
         move |error| {
             if let Some(error) = error {
-                *lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                *locked(&lost) = Some(error);
             }
         }
     }
@@ -71,7 +72,7 @@ impl Dataset {
 
     /// Raises a stored error, once.
     pub(crate) fn raise_lost(&self, py: Python<'_>) -> PyResult<()> {
-        match self.lost.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        match locked(&self.lost).take() {
             Some(error) => Err(error).or_raise(py),
             None => Ok(()),
         }

@@ -4,8 +4,9 @@
 //! page loses no paths.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use dl_runtime::locked;
 use libdiesel::{Error, ListEntry, Listing};
 use pyo3::prelude::*;
 
@@ -67,7 +68,7 @@ impl Walk {
                 }
             }
             let left = Arc::clone(&self.left);
-            let fill = move || left.lock().unwrap_or_else(PoisonError::into_inner).fill();
+            let fill = move || locked(&left).fill();
             wait(py, fill)?.or_raise(py)?;
         }
     }

@@ -4,9 +4,11 @@
 //! Must hold: idle and lent memory together never exceed the memory that was lent at some moment.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
+
+use crate::locked;
 
 /// Idle buffers.
 #[derive(Default)]
@@ -60,7 +62,7 @@ impl Buffers {
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.idle)
     }
 }
 

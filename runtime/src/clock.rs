@@ -5,10 +5,12 @@
 
 use std::fmt::Debug;
 use std::pin::Pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
+
+use crate::locked;
 
 /// A boxed future that may cross threads.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -108,7 +110,7 @@ impl ManualClock {
     }
 
     fn wall(&self) -> MutexGuard<'_, SystemTime> {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.now)
     }
 }
 

@@ -7,9 +7,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt::{Debug, Display};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use crate::locked;
 use crate::storage::{Error, Kind};
 use crate::{Clock, Random};
 
@@ -182,8 +183,7 @@ impl<K: Copy + Debug> Faults<K> {
     }
 
     fn plan<T>(&self, operation: &'static str, with: impl FnOnce(&mut Plan<K>) -> T) -> T {
-        let mut plans: MutexGuard<'_, _> =
-            self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut plans: MutexGuard<'_, _> = locked(&self.plans);
         with(plans.entry(operation).or_insert(Plan { script: VecDeque::new(), rates: None }))
     }
 }

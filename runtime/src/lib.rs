@@ -1,6 +1,6 @@
 //! A process's surroundings, behind interfaces that tests control: time, randomness, tasks, blocking
-//! work, memory, copies with checksums, the request to stop, retries, logs, texts of addresses, PEM, errors of
-//! stores and injected faults.
+//! work, memory, locks, copies with checksums, the request to stop, retries, logs, texts of addresses,
+//! PEM, sizes and times as typed, errors of stores and injected faults.
 //!
 //! Must hold: no other crate reads a clock, blocks a thread or draws randomness by itself (except for the
 //! keys of hash maps, which have no visible effect), so that a test gives the same result every time.
@@ -12,6 +12,7 @@ mod buffers;
 mod clock;
 mod copying;
 pub mod fault;
+mod lock;
 mod masked;
 pub mod pem;
 mod random;
@@ -20,10 +21,12 @@ mod shutdown;
 pub mod storage;
 mod tasks;
 pub mod telemetry;
+pub mod units;
 
 pub use buffers::Buffers;
 pub use clock::{BoxFuture, Clock, ManualClock, SystemClock, since_boot};
 pub use copying::copy_checked;
+pub use lock::locked;
 pub use masked::masked;
 pub use random::{OsRandom, Random, SeededRandom};
 pub use retry::{Backoff, Deadline, Elapsed, retry};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use clap::error::ContextValue;
-use dl_runtime::masked;
+use dl_runtime::{masked, units};
 use serde::Deserialize;
 
 use crate::settings::Live;
@@ -473,20 +473,14 @@ fn bytes(setting: &'static str, text: &str) -> Result<u64, ConfigError> {
     size(text).ok_or_else(|| refused(setting, text, problem))
 }
 
+/// Bytes, with their unit.
 fn size(text: &str) -> Option<u64> {
-    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
-    units.iter().find_map(|(unit, shift)| {
-        text.strip_suffix(unit)?.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
-    })
+    units::size(text).filter(|_| text.ends_with('B'))
 }
 
 fn duration(setting: &'static str, text: &str) -> Result<Duration, ConfigError> {
-    let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
-    let millis = units.iter().find_map(|(unit, millis)| {
-        text.strip_suffix(unit)?.trim().parse::<u64>().ok()?.checked_mul(*millis)
-    });
     let problem = "give a time with its unit, as in 500ms, 30s, 5m or 1h";
-    millis.map(Duration::from_millis).ok_or_else(|| refused(setting, text, problem))
+    units::duration(text).ok_or_else(|| refused(setting, text, problem))
 }
 
 #[cfg(test)]

@@ -5,12 +5,12 @@
 //! a disk that hangs takes a single thread.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dl_runtime::{BoxFuture, masked};
+use dl_runtime::{BoxFuture, locked, masked};
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use tokio::sync::OnceCell;
@@ -47,7 +47,7 @@ impl DeferredStore {
 
     /// Continues the opening, or begins an opening.
     fn poll_open(&self, context: &mut Context<'_>) -> Poll<Result<Arc<dyn Store>, Error>> {
-        let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opening = locked(&self.opening);
         let begin = || -> Opening {
             let url = self.url.clone();
             Box::pin(async move { open(&url).await })

@@ -5,12 +5,12 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dl_runtime::Clock;
+use dl_runtime::{Clock, locked};
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use tokio::sync::Semaphore;
@@ -49,7 +49,7 @@ impl Line {
         let Some(rate) = rate else { return };
         let now = clock.monotonic();
         let free_at = {
-            let mut line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut line = locked(&self.0);
             *line = now.max(*line) + Duration::from_secs_f64(units as f64 / rate.get() as f64);
             *line
         };
@@ -78,7 +78,7 @@ impl ThrottleStore {
     }
 
     fn throttle(&self) -> Throttle {
-        *self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
+        *locked(&self.throttle)
     }
 
     /// All calls share the line of bytes.

@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::iter;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use anyhow::{Result, bail, ensure};
 use dl_format::{Crc32c, FilePath};
 use dl_proto::StatItem;
+use dl_runtime::locked;
 
 /// Writes of a path in the message about a wrong read.
 const SHOWN: usize = 4;
@@ -159,7 +160,7 @@ impl HistoryChecker {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 }
 

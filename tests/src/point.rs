@@ -3,8 +3,9 @@
 //! Must hold: writes forwarded before the kill are done, later writes are not forwarded. The
 //! process is a child that nobody has waited for, so its id is not reused.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use dl_runtime::locked;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The side of a write on which the process dies.
@@ -69,7 +70,7 @@ impl KillPoint {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 }
 

@@ -7,12 +7,12 @@
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use dl_runtime::fault::{Fault, Faults, Rates};
-use dl_runtime::{Clock, Random, SystemClock};
+use dl_runtime::{Clock, Random, SystemClock, locked};
 use dl_store::Throttle;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -114,7 +114,7 @@ impl Proxy {
 
     /// Sets the latency of each request and the bandwidth of all bodies together.
     pub fn set_throttle(&self, throttle: Throttle) {
-        *self.throttle.lock().unwrap_or_else(PoisonError::into_inner) = throttle;
+        *locked(&self.throttle) = throttle;
     }
 }
 
@@ -144,7 +144,7 @@ impl Passing {
             Some(b"DELETE" | b"POST") => "DELETE",
             _ => "GET",
         };
-        let throttle = *self.throttle.lock().unwrap_or_else(PoisonError::into_inner);
+        let throttle = *locked(&self.throttle);
         self.clock.sleep(throttle.latency).await;
         let fault = self.faults.next(method);
         let answer = match fault {
@@ -219,7 +219,7 @@ impl Passing {
         let Some(rate) = throttle.bytes_per_second else { return };
         let now = self.clock.monotonic();
         let free_at = {
-            let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut line = locked(&self.line);
             *line = now.max(*line) + Duration::from_secs_f64(bytes as f64 / rate.get() as f64);
             *line
         };

@@ -3,11 +3,11 @@
 //! Must hold: bytes keep their order, and all connections share the bandwidth of each direction.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Result;
-use dl_runtime::{Clock, SystemClock};
+use dl_runtime::{Clock, SystemClock, locked};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -76,7 +76,7 @@ impl Direction {
             }
             let now = clock.monotonic();
             let until = {
-                let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut free_at = locked(&self.free_at);
                 let takes = Duration::from_secs_f64(count as f64 / f64::from(bytes_per_second));
                 *free_at = now.max(*free_at) + takes;
                 *free_at

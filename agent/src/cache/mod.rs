@@ -27,11 +27,11 @@ mod waiters;
 mod wants;
 
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use dl_node::{Gauge, Table};
-use dl_runtime::Clock;
+use dl_runtime::{Clock, locked};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::Policy;
@@ -137,7 +137,7 @@ impl Cache {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// The memory budget in bytes.

@@ -11,11 +11,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::thread::sleep;
 use std::time::Duration;
 
 use dl_format::DatasetId;
+use dl_runtime::locked;
 use rustix::fs::{
     AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, flock, fstat,
     fstatvfs, futimens, mkdirat, openat, stat, statat, unlinkat,
@@ -168,7 +169,7 @@ impl Folder {
 
     /// Changes copies, and the sum of their bytes, while no other process does.
     fn change<T>(&self, change: impl FnOnce(&mut u64) -> io::Result<T>) -> io::Result<T> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = locked(&self.turn);
         let file = &self.usage;
         // A stopped process may hold the lock.
         patiently(&mut || Ok(file.try_lock()?))?;
@@ -265,7 +266,7 @@ impl Folder {
     }
 
     fn damaged(&self) -> MutexGuard<'_, HashSet<CopyName>> {
-        self.damaged.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.damaged)
     }
 
     /// Removes a copy with wrong bytes, unless it was replaced meanwhile.

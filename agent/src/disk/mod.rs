@@ -14,11 +14,11 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use dl_format::{ChunkId, DatasetId};
-use dl_runtime::Clock;
+use dl_runtime::{Clock, locked};
 use serde::{Deserialize, Serialize};
 
 pub use clean::{DiskDataset, DiskFate, clean_disk};
@@ -133,7 +133,7 @@ impl Disks {
     }
 
     fn shelves(&self) -> MutexGuard<'_, HashMap<DatasetId, Shelf>> {
-        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.shelves)
     }
 
     /// Lists the copies of a dataset, as far as its folders have changed.

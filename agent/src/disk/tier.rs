@@ -6,12 +6,12 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, UNIX_EPOCH};
 
 use dl_format::DatasetId;
 use dl_runtime::blocking::ThreadLimit;
-use dl_runtime::{Clock, blocking};
+use dl_runtime::{Clock, blocking, locked};
 use tokio::sync::Semaphore;
 
 use super::copy::{Access, BLOCK, CopyFile, CopyName, Unfinished, is_full};
@@ -107,7 +107,7 @@ impl Tier {
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.health)
     }
 
     /// The path in the settings.

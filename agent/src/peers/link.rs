@@ -7,13 +7,13 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use dl_format::MemberId;
-use dl_runtime::{Clock, spawn};
+use dl_runtime::{Clock, locked, spawn};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -122,7 +122,7 @@ impl Link {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, LinkState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// The state of the link, and the time of the last change.
@@ -217,7 +217,7 @@ impl Link {
             };
             let mut stream = TcpStream::connect(&self.address).await?;
             stream.set_nodelay(true)?;
-            let key = way.key.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let key = locked(&way.key).clone();
             let key = key.ok_or(io::ErrorKind::NotConnected)?;
             handshake::prove(&mut stream, &key, way.me, self.member, &*self.clock).await?;
             match both {

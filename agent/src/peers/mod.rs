@@ -18,13 +18,13 @@ pub(crate) mod tls;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
 use dl_format::{DatasetId, MemberId, Version};
 use dl_proto::{TaskMember, TaskMembership};
-use dl_runtime::Clock;
+use dl_runtime::{Clock, locked};
 use tokio::sync::Notify;
 
 use crate::descriptors::Descriptors;
@@ -150,7 +150,7 @@ impl Peers {
     }
 
     fn group(&self) -> MutexGuard<'_, Group> {
-        self.group.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.group)
     }
 
     /// Takes an answer of the servers; returns whether the members have changed. Needs a runtime.
@@ -180,7 +180,7 @@ impl Peers {
         members.extend(rest.collect::<Vec<_>>());
         let has_secret = *is_open && joined.secret.len() == SECRET;
         let key = has_secret.then(|| JobKey::new(&joined.secret, dataset, version));
-        *group.key.lock().unwrap_or_else(PoisonError::into_inner) = key;
+        *locked(&group.key) = key;
         let mut links = std::mem::take(&mut group.links);
         let can_serve =
             |member: &&TaskMember| member.id == *me || *is_open && !member.address.is_empty();
@@ -233,7 +233,7 @@ impl Peers {
 
     /// The key for handshakes.
     pub(crate) fn key(&self) -> Option<JobKey> {
-        self.group().key.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.group().key).clone()
     }
 
     /// The certificate of a member, if it has one; none for an unknown member.

@@ -6,11 +6,12 @@
 mod record;
 mod terms;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use dl_format::{Stamp, TaskName, Version};
 use dl_proto::TaskMembership;
+use dl_runtime::locked;
 
 pub(crate) use record::{FoundName, Record, Records};
 pub(crate) use terms::Terms;
@@ -35,7 +36,7 @@ struct Answers {
 
 impl Registration {
     fn answers(&self) -> MutexGuard<'_, Answers> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 
     /// Notes the answer to a registration.

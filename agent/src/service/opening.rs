@@ -5,12 +5,12 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dl_format::{DatasetId, DatasetName, Version};
 use dl_node::{Hello, Servers};
-use dl_runtime::{Shutdown, spawn};
+use dl_runtime::{Shutdown, locked, spawn};
 use libdiesel::agent::Owner;
 use libdiesel::{Error, Kind};
 use tokio::sync::OnceCell;
@@ -108,7 +108,7 @@ impl Opener {
     /// Waits until the member has signed off from all datasets, for a limited time after the request
     /// to stop.
     pub(crate) async fn leave(&self) {
-        let stays = std::mem::take(&mut *self.stays.lock().unwrap_or_else(PoisonError::into_inner));
+        let stays = std::mem::take(&mut *locked(&self.stays));
         let leaving = async {
             for stay in stays {
                 let _ = stay.await;
@@ -141,7 +141,7 @@ impl Opener {
         let opened = number.get_or_try_init(open).await.copied();
         if opened.is_err() {
             // Names of missing datasets must not accumulate.
-            let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut attempts = locked(&self.attempts);
             attempts.retain(|one| one.number.initialized() || Arc::strong_count(&one.number) > 2);
         }
         opened
@@ -149,7 +149,7 @@ impl Opener {
 
     /// The common attempt of all workers that want the same version.
     fn attempt(&self, wanted: Wanted) -> Arc<OnceCell<usize>> {
-        let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut attempts = locked(&self.attempts);
         let state = self.cache.state();
         let is_open = |number: &usize| state.opens.get(*number).is_some();
         attempts.retain(|one| one.number.get().is_none_or(is_open));
@@ -288,7 +288,7 @@ impl Opener {
         self.cache.link_events.listed();
         let (cache, shutdown) = (Arc::clone(&self.cache), self.shutdown.clone());
         let stay = spawn(Arc::clone(&self.member).stay(cache, number, open, shutdown));
-        let mut stays = self.stays.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stays = locked(&self.stays);
         stays.retain(|stay| !stay.is_finished());
         stays.push(stay);
         Ok(number)

@@ -5,11 +5,11 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::{self, IoSlice};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use dl_format::MemberId;
-use dl_runtime::{Clock, Shutdown, spawn};
+use dl_runtime::{Clock, Shutdown, locked, spawn};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -177,7 +177,7 @@ impl PeerServer {
             served.await;
             drop(descriptor);
         });
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = locked(&self.sessions);
         sessions.retain(|_, server| !server.is_finished());
         if let Some(before) = sessions.insert(key, serving.abort_handle()) {
             before.abort();
@@ -214,7 +214,7 @@ impl PeerServer {
             let (request, permit) = tokio::select! {
                 next = next => next?,
                 () = session.is_over.notified() => {
-                    let failed = session.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    let failed = locked(&session.failed).take();
                     return Err(failed.unwrap_or_else(invalid_message));
                 }
                 () = self.end.requested() => {
@@ -242,7 +242,7 @@ impl PeerServer {
                 let answered = session.answer(&cache, dataset, request, &files).await;
                 drop(permit);
                 if let Err(why) = answered {
-                    *session.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+                    *locked(&session.failed) = Some(why);
                     session.is_over.notify_one();
                 }
             });
@@ -414,11 +414,11 @@ impl Session {
     }
 
     fn wanted(&self) -> MutexGuard<'_, HashSet<u32>> {
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.wanted)
     }
 
     fn writer(&self) -> MutexGuard<'_, Option<Writer>> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.writer)
     }
 }
 

@@ -3,11 +3,11 @@
 //! Must hold: all sides of a ratio use the same store in the same state.
 
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result};
 use dl_meta::{Memory, Stop};
-use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock};
+use dl_runtime::{Clock, OsRandom, Shutdown, SystemClock, locked};
 use dl_server::{DiskReserve, Doors, Limits, NameCache, ServerContext};
 use dl_store::{Store, Throttle, ThrottleStore};
 use libdiesel::{Client, ConnectOptions};
@@ -70,6 +70,6 @@ impl SlowServer {
 
     /// Slows the store from now on.
     pub(crate) fn set_throttle(&self, throttle: Throttle) {
-        *self.throttle.lock().unwrap_or_else(PoisonError::into_inner) = throttle;
+        *locked(&self.throttle) = throttle;
     }
 }

@@ -6,10 +6,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
+use dl_runtime::locked;
+
 use super::Dataset;
 use crate::epoch::Epoch;
 use crate::error::Error;
-use crate::process::locked;
 use crate::worker::View;
 
 /// A file of a batch: its number in the snapshot, with its bytes or the error.

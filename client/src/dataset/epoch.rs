@@ -7,12 +7,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dl_runtime::since_boot;
+use dl_runtime::{locked, since_boot};
 
 use crate::epoch::{FileRead, FileSource};
 use crate::error::Error;
 use crate::order::Cursor;
-use crate::process::locked;
 use crate::remote::{EpochReader, RemoteDataset, read_separately};
 use crate::snapshot::Snapshot;
 use crate::worker::{AgentOrder, AgentReader, Obstacle};

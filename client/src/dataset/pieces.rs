@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use bytes::Bytes;
+use dl_runtime::locked;
 
 use crate::error::{Error, Kind};
-use crate::process::locked;
 
 /// Pieces kept, at most: for a few readers of successive ranges, in up to 16 MiB.
 const PIECES_MAX: usize = 4;

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use dl_runtime::locked;
+
 use crate::order::Cursor;
 
 /// Gives the files of an order to the threads of one process.
@@ -100,7 +102,7 @@ impl Turns {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.inner)
     }
 }
 

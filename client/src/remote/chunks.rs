@@ -12,9 +12,9 @@ use dl_format::ChunkId;
 use dl_proto::{
     CHUNK_RANGES_MAX, ChunkPiece, ChunkRange, Dataset as DatasetInfo, GetChunksRequest, pb,
 };
+use dl_runtime::locked;
 
 use crate::error::{Error, Kind};
-use crate::process::locked;
 use crate::remote::connections::{Connection, Try};
 use crate::remote::dataset::RemoteDataset;
 use crate::remote::failure::Failure;

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dl_format::{ChunkId, ChunkIdMaker};
-use dl_runtime::{Clock, OsRandom, Random, SystemClock};
+use dl_runtime::{Clock, OsRandom, Random, SystemClock, locked};
 use tokio::runtime::Runtime;
 
 use crate::error::{Error, Kind};
-use crate::process::{PerProcess, locked};
+use crate::process::PerProcess;
 
 /// Processors per thread of the runtime, which only moves bytes between connections and callers.
 /// More threads cost more wakeups.

@@ -14,9 +14,9 @@ use dl_format::FilePath;
 use dl_proto::{
     Dataset as DatasetInfo, REQUEST_PATH_BYTES, STAT_PATHS_MAX, StatItem, StatRequest, pb,
 };
+use dl_runtime::locked;
 
 use crate::error::{Error, Kind};
-use crate::process::locked;
 use crate::remote::connections::Connections;
 use crate::remote::failure::Failure;
 use crate::remote::session::Session;

@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
 use dl_proto::{MESSAGE_BYTES_MAX, PiecedReply, PutFrames, check_fields, pb};
+use dl_runtime::locked;
 use futures::future::MapOk;
 use futures::{TryFutureExt, stream};
 use http_body::Frame;
@@ -23,7 +24,6 @@ use tonic::codegen::Service;
 use tonic::codegen::http::{Request, Response};
 use tonic::transport::{Channel, Error};
 
-use crate::process::locked;
 use crate::remote::flow::Flow;
 use crate::remote::segments::Segments;
 

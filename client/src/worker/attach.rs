@@ -13,13 +13,13 @@ use dl_node::{
     Arena, FilesAlone, FromAgent, Gauge, Hello, Maps, PROTOCOL, PinPage, Pinned, Servers, Shape,
     Socket, Table, ToAgent, WantedVersion, Welcome,
 };
-use dl_runtime::since_boot;
+use dl_runtime::{locked, since_boot};
 
 use super::address::{AgentAddress, is_absence};
 use super::handover::snapshot_file;
 use super::recent::RecentFiles;
 use crate::error::{Error, Kind};
-use crate::process::{Owned, PerProcess, locked};
+use crate::process::{Owned, PerProcess};
 use crate::snapshot::{Snapshot, SnapshotCache};
 use crate::task::TaskOptions;
 

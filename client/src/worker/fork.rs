@@ -11,8 +11,10 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, Once, Weak};
 use std::time::Duration;
 
+use dl_runtime::locked;
+
 use super::attach::{Attached, ChildPins};
-use crate::process::{PerProcess, locked};
+use crate::process::PerProcess;
 
 /// Time for an agent during a fork.
 const TIMEOUT: Duration = Duration::from_millis(100);

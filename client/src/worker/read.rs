@@ -12,13 +12,13 @@ use std::time::Duration;
 use arc_swap::{ArcSwapOption, Guard};
 use bytes::Bytes;
 use dl_node::{Begin, Gauge, Pinned, ToAgent, copy_bytes, copy_of, milliseconds};
-use dl_runtime::since_boot;
+use dl_runtime::{locked, since_boot};
 
 use super::attach::{Attached, Attacher, pause_after};
 use super::fork;
 use super::gather::Batch;
 use crate::error::Error;
-use crate::process::{PerProcess, locked};
+use crate::process::PerProcess;
 use crate::snapshot::{FilePlace, Snapshot};
 
 /// A file of a quarter of a chunk and more comes with its chunk.

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, Once};
 
 use bytes::Bytes;
 use dl_node::{Begin, HINTS_MAX};
+use dl_runtime::locked;
 
 use super::begin::message_of;
 use super::obstacle::Obstacle;
 use super::read::AgentReader;
 use crate::order::{Cursor, Worker};
-use crate::process::locked;
 
 /// Files ahead whose chunks a wait names.
 const FILES_AHEAD: usize = 4_096;

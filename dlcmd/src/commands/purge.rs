@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
+use dl_runtime::units;
 use libdiesel::admin::{PurgeProgress, PurgeRequest};
 use serde::Serialize;
 
@@ -14,7 +15,6 @@ use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::text::{counted, escaped, sized};
-use crate::time;
 
 /// Reclaim the space of overwritten and deleted files
 ///
@@ -60,7 +60,7 @@ impl Arguments {
         if let Some(address) = &self.dataset {
             whole_dataset("purge", address)?;
         }
-        let grace = time::duration(&self.grace).ok_or_else(|| {
+        let grace = units::duration(&self.grace).ok_or_else(|| {
             let grace = escaped(self.grace.as_bytes());
             Failure::usage(format!("--grace {grace}: type a time such as 0s, 30m, 2h or 7d"))
         })?;

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
+use dl_runtime::units;
 use indicatif::BinaryBytes;
 use libdiesel::admin::{JobStatus, MemberStatus, ServerStatus, StatusReply, StatusRequest};
 
@@ -16,7 +17,6 @@ use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::text::{counted, escaped};
-use crate::time;
 
 /// Interval between two looks for a stop.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -50,7 +50,7 @@ pub(crate) fn run(
     context: &Context,
     out: &mut Output<'_>,
 ) -> Result<Exit, Failure> {
-    let every = time::duration(&arguments.every).filter(|every| !every.is_zero());
+    let every = units::duration(&arguments.every).filter(|every| !every.is_zero());
     let every = every.ok_or_else(|| {
         let text = escaped(arguments.every.as_bytes());
         Failure::usage(format!("top: --every {text} is no time such as 2s or 1m"))

@@ -11,11 +11,11 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use dl_format::{Attributes, FilePath, FileRecord};
-use dl_runtime::{Clock, SystemClock};
+use dl_runtime::{Clock, SystemClock, locked};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, fgetxattr,
@@ -214,7 +214,7 @@ impl Target {
             return;
         }
         // Other threads wait, so their temporary files are not taken for abandoned files.
-        let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut swept = locked(&self.swept);
         if swept.len() < SWEPT_MAX && swept.insert(folder.hash) {
             self.names.sweep(&folder.descriptor, SystemClock::new().now());
         }
@@ -230,7 +230,7 @@ impl Target {
     }
 
     fn folders(&self) -> std::sync::MutexGuard<'_, HashMap<Bytes, Arc<Folder>>> {
-        self.folders.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.folders)
     }
 }
 

@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use dl_runtime::locked;
 use rustix::fs::{AtFlags, FileType, RawDir, fstat, statat};
 use rustix::io::Errno;
 
@@ -319,7 +320,7 @@ impl Walk {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

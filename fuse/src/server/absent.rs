@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use dl_runtime::since_boot;
+use dl_runtime::{locked, since_boot};
 use rustix::io::Errno;
 
 use super::{Served, Version, errno};
@@ -66,7 +66,7 @@ struct State {
 
 impl AbsentReads {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// The number of reads that wait for a thread.

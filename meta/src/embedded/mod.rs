@@ -20,12 +20,12 @@ mod writer;
 
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
-use dl_runtime::{Clock, blocking};
+use dl_runtime::{Clock, blocking, locked};
 use redb::{ReadTransaction, ReadableTable};
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -96,7 +96,7 @@ impl Progress {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

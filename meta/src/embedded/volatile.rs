@@ -4,10 +4,10 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use dl_runtime::fault::CutPoint;
-use dl_runtime::{Clock, Random};
+use dl_runtime::{Clock, Random, locked};
 use redb::{Database, StorageBackend};
 
 use super::database::Opener;
@@ -74,7 +74,7 @@ impl VolatileFile {
     }
 
     fn images(&self) -> MutexGuard<'_, Images> {
-        self.images.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.images)
     }
 
     pub(super) fn opener(&self) -> Result<Opener, redb::Error> {

@@ -7,8 +7,9 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hash;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use dl_runtime::locked;
 use tokio::sync::oneshot;
 
 use super::failure::Failure;
@@ -48,7 +49,7 @@ impl<K, Q, A> fmt::Debug for Gathering<K, Q, A> {
 
 impl<K: Copy + Eq + Hash, Q, A> Gathering<K, Q, A> {
     fn queues(&self) -> MutexGuard<'_, HashMap<K, Queue<Q, A>>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.queues)
     }
 
     /// Puts a question into the queue; true with few groups in flight: the caller then calls

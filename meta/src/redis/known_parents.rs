@@ -5,10 +5,11 @@
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use dl_format::Entry;
+use dl_runtime::locked;
 
 use super::keys::Keys;
 
@@ -54,7 +55,7 @@ impl KnownParents {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.known)
     }
 }
 

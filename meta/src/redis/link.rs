@@ -7,10 +7,10 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use dl_runtime::address::ClientFiles;
-use dl_runtime::{blocking, pem};
+use dl_runtime::{blocking, locked, pem};
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
@@ -56,7 +56,7 @@ impl Dropped {
         let any = !info.get("maxmemory_policy").starts_with("volatile-");
         let keys = info.get("evicted_keys").parse().unwrap_or_default();
         let run = info.run();
-        let mut looks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut looks = locked(&self.0);
         let before = looks.insert(node.clone(), Look { run: Arc::clone(&run), keys, any });
         before.is_some_and(|look| look.run == run && keys > look.keys && look.any && any)
     }

@@ -6,9 +6,10 @@
 //! a walk of a large folder longer than the grace period of a purge.)
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use dl_format::{ChunkId, DatasetId};
+use dl_runtime::locked;
 use redis::Value;
 
 use super::Shared;
@@ -180,7 +181,7 @@ impl Shared {
     }
 
     pub(super) fn logged(&self) -> MutexGuard<'_, Logged> {
-        self.logged.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.logged)
     }
 }
 

@@ -39,12 +39,12 @@ mod write;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use dl_format::{ChunkId, Committed, DatasetId, DatasetName, EntrySet, FilePath, Stamp, StoreId};
-use dl_runtime::{Clock, OsRandom, Random};
+use dl_runtime::{Clock, OsRandom, Random, locked};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 
@@ -205,19 +205,19 @@ impl Shared {
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.health)
     }
 
     fn failed(&self) -> MutexGuard<'_, Option<(Duration, Failure)>> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.failed)
     }
 
     fn large(&self) -> MutexGuard<'_, LargeFolders> {
-        self.large.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.large)
     }
 
     fn all_known(&self) -> MutexGuard<'_, HashMap<DatasetId, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.known)
     }
 
     fn known(&self, id: DatasetId) -> Option<Keys> {
@@ -232,7 +232,7 @@ impl Shared {
     }
 
     fn stamps(&self) -> MutexGuard<'_, Stamps> {
-        self.stamps.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.stamps)
     }
 
     fn forget(&self, id: DatasetId) {

@@ -6,10 +6,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use dl_runtime::{Backoff, Clock, Deadline, Random};
+use dl_runtime::{Backoff, Clock, Deadline, Random, locked};
 use futures::future::join_all;
 use futures::stream::{FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
@@ -99,7 +99,7 @@ impl Router {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// A number that changes with every new connection, every move of a shard and every sign of a loss.

@@ -9,10 +9,10 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use dl_runtime::{Clock, SystemClock};
+use dl_runtime::{Clock, SystemClock, locked};
 use redis::{AsyncConnectionConfig, Value};
 use tempfile::TempDir;
 
@@ -69,7 +69,7 @@ impl Server {
     }
 
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.child)
     }
 
     /// Starts the process again, after [`Server::kill`].

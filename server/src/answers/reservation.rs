@@ -4,9 +4,10 @@
 //! Must hold: a request with memory never waits for more, so that requests never wait for each other;
 //! a request takes little when little is left, and is slower for it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use dl_proto::Kind;
+use dl_runtime::locked;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::error::Error;
@@ -78,7 +79,7 @@ impl Reservation {
     }
 
     fn keep(&self, permit: OwnedSemaphorePermit) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(permit);
+        locked(&self.0).push(permit);
     }
 }
 

@@ -4,11 +4,12 @@
 //! Must hold: a single message at a time is under way, so that messages are made as the client takes
 //! them; frames come in the order of the messages.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, ready};
 
 use bytes::Bytes;
 use dl_proto::{PiecedReply, ReplyFrames};
+use dl_runtime::locked;
 use futures::{StreamExt, stream};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
@@ -23,7 +24,7 @@ struct MessageFrames(Arc<Mutex<Option<ReplyFrames>>>);
 
 impl MessageFrames {
     fn lock(&self) -> MutexGuard<'_, Option<ReplyFrames>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 
     /// The next frame of the message; none when the connection has all of them.

@@ -7,7 +7,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Router;
@@ -16,7 +16,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use dl_runtime::{Clock, Deadline};
+use dl_runtime::{Clock, Deadline, locked};
 use futures::{FutureExt, future};
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -82,7 +82,7 @@ struct Phase {
 
 impl Stage {
     fn phase(&self) -> MutexGuard<'_, Phase> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 }
 

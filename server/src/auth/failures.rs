@@ -4,10 +4,10 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dl_runtime::Clock;
+use dl_runtime::{Clock, locked};
 use tokio::sync::Semaphore;
 
 /// Most addresses in memory.
@@ -44,7 +44,7 @@ impl Failures {
     pub(crate) fn count(&self, peer: IpAddr) -> u32 {
         let now = self.clock.monotonic();
         let peer = neighbourhood(peer);
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut peers = locked(&self.peers);
         let is_late = |failed: &Failed| now.saturating_sub(failed.last) < REMEMBERED;
         if peers.len() >= PEERS_MAX && !peers.contains_key(&peer) {
             peers.retain(|_, failed| is_late(failed));

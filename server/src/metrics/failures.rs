@@ -3,10 +3,11 @@
 //! Must hold: a bounded number is kept, and equal failures take one place. A lock is taken for failures alone.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use dl_format::Stamp;
 use dl_proto::FailedRequest;
+use dl_runtime::locked;
 use tonic::Code;
 
 /// Most failures kept.
@@ -38,7 +39,7 @@ impl Failures {
             code: name.to_owned(),
             why: why.chars().take(WHY_CHARS).collect(),
         };
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = locked(&self.0);
         let is_same = |other: &FailedRequest| {
             (&other.method, &other.code, &other.why)
                 == (&failure.method, &failure.code, &failure.why)
@@ -52,7 +53,7 @@ impl Failures {
 
     /// The last failures.
     pub(crate) fn all(&self) -> Vec<FailedRequest> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = locked(&self.0);
         kept.iter().cloned().collect()
     }
 }

@@ -3,9 +3,10 @@
 //! Must hold: a rebuild that makes progress changes its counts; between rebuilds all counts are zero.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use dl_proto::RecoverProgress;
+use dl_runtime::locked;
 
 use super::text::{Kind, Text};
 
@@ -24,7 +25,7 @@ pub(crate) struct RebuildMetrics(Mutex<Option<HashMap<String, Objects>>>);
 
 impl RebuildMetrics {
     fn running(&self) -> MutexGuard<'_, Option<HashMap<String, Objects>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 
     pub(crate) fn begin(&self) {

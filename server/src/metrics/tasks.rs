@@ -4,13 +4,13 @@
 //! their end. Labels respect the caller's permissions.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use dl_format::MemberId;
 use dl_meta::TaskKey;
 use dl_proto::TaskCounters;
-use dl_runtime::Clock;
+use dl_runtime::{Clock, locked};
 
 use super::text::{Kind, Text};
 
@@ -152,7 +152,7 @@ impl TaskMetrics {
 
     /// Forgets members and jobs after a long silence; gives the jobs left.
     fn known(&self, now: Duration) -> MutexGuard<'_, HashMap<TaskKey, Task>> {
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = locked(&self.tasks);
         tasks.retain(|_, task| {
             task.members.retain(|_, member| now.saturating_sub(member.heard) < KEPT_FOR);
             !task.members.is_empty()

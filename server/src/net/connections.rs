@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
-use dl_runtime::Clock;
+use dl_runtime::{Clock, locked};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
@@ -164,7 +164,7 @@ impl ConnectionLimiter {
 impl ConnectionLimits {
     /// Connections without a valid request so far.
     fn newcomers(&self) -> MutexGuard<'_, VecDeque<Weak<Connection>>> {
-        let mut newcomers = self.newcomers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut newcomers = locked(&self.newcomers);
         let is_new = |one: &Weak<Connection>| one.upgrade().is_some_and(|one| one.is_new());
         newcomers.retain(is_new);
         newcomers

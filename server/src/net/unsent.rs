@@ -4,11 +4,11 @@
 //! apart from an answer that waits for the server.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dl_runtime::Clock;
+use dl_runtime::{Clock, locked};
 use http_body_util::BodyExt;
 use tonic::body::Body;
 
@@ -47,7 +47,7 @@ impl UnsentAnswers {
     pub(crate) fn hold(&self, body: Body, memory: Arc<Reservation>) -> Body {
         let (clock, pieces) = (Arc::clone(&self.clock), AtomicUsize::new(0));
         let answer = Arc::new(Answer { _memory: memory, clock, pieces, moved: AtomicU64::new(0) });
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answers = locked(&self.answers);
         answers.retain(|answer| answer.strong_count() > 0);
         answers.push(Arc::downgrade(&answer));
         drop(answers);
@@ -63,7 +63,7 @@ impl UnsentAnswers {
             let waited = now.saturating_sub(answer.moved.load(Ordering::Relaxed));
             answer.pieces.load(Ordering::Relaxed) > 0 && u128::from(waited) >= patience.as_millis()
         };
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let answers = locked(&self.answers);
         answers.iter().filter_map(Weak::upgrade).any(is_stuck)
     }
 }

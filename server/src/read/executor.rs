@@ -8,9 +8,10 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
+use dl_runtime::locked;
 use dl_store::{ByteRange, Key, ObjectRange, Store};
 use futures::StreamExt;
 use futures::future::join_all;
@@ -293,7 +294,7 @@ impl Executor {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queues> {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.busy)
     }
 }
 

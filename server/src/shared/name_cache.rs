@@ -3,11 +3,12 @@
 //! Must hold: a caller with a shared reading knows when the reading began; at most one reading runs, without
 //! a lock.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use dl_format::{DatasetName, NameRecord, NameState};
 use dl_proto::Kind;
+use dl_runtime::locked;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use tokio::task::AbortHandle;
@@ -75,7 +76,7 @@ struct Readings {
 
 impl NameCache {
     fn readings(&self) -> MutexGuard<'_, Readings> {
-        self.readings.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.readings)
     }
 
     /// The result of the last reading, however old.

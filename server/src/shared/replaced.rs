@@ -5,10 +5,11 @@
 //! version; a restart begins anew.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use dl_format::{DatasetId, Version};
+use dl_runtime::locked;
 
 /// The time, on the monotonic clock, at which each version was seen to be replaced.
 type Since = HashMap<Version, Duration>;
@@ -48,7 +49,7 @@ impl Replaced {
     }
 
     fn seen(&self) -> MutexGuard<'_, HashMap<DatasetId, Since>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.seen)
     }
 }
 

@@ -12,7 +12,7 @@ mod sweep;
 mod winners;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use dl_format::layout::SNAPSHOT_PIECE_LEN;
@@ -20,6 +20,7 @@ use dl_format::snapshot::Manifest;
 use dl_format::{DatasetId, Version};
 use dl_meta::DatasetRecord;
 use dl_proto::{GetSnapshotRequest, Kind, REPLY_BYTES, SnapshotPiece};
+use dl_runtime::locked;
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use self::build::Built;
@@ -186,7 +187,7 @@ impl Snapshots {
     }
 
     fn damaged(&self) -> MutexGuard<'_, HashMap<DatasetId, Damaged>> {
-        self.damaged.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.damaged)
     }
 
     /// The recent damage that fails a build of the version.
@@ -254,7 +255,7 @@ impl Snapshots {
 
     /// The build in progress, or a new build, which ends also without waiting callers. True if new.
     fn build(&self, context: &ServerContext, dataset: DatasetId) -> (watch::Receiver<Ended>, bool) {
-        let mut building = self.building.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut building = locked(&self.building);
         // The sender of a panicked build is dropped.
         building.retain(|_, build| build.borrow().is_none() && build.has_changed().is_ok());
         if let Some(build) = building.get(&dataset) {

@@ -10,10 +10,10 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dl_runtime::{Clock, Deadline, OsRandom, blocking, masked};
+use dl_runtime::{Clock, Deadline, OsRandom, blocking, locked, masked};
 use tokio::sync::watch;
 
 use self::etcd::Etcd;
@@ -174,19 +174,19 @@ impl<T: Send + Sync + 'static> Followed<T> {
 
     /// The text in force; empty while a task follows it.
     pub fn text(&self) -> String {
-        let following = self.following.lock().unwrap_or_else(PoisonError::into_inner);
+        let following = locked(&self.following);
         following.as_ref().map(|(_, text)| text.clone()).unwrap_or_default()
     }
 
     /// Time since a newer text could not be had or used; zero when the text in force is the newest.
     pub(crate) fn stale_for(&self) -> Duration {
-        let since = *self.stale_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = *locked(&self.stale_since);
         since.map_or(Duration::ZERO, |since| self.clock.monotonic().saturating_sub(since))
     }
 
     /// Applies changes while the server runs. Only the first caller follows; further callers wait for ever.
     pub async fn follow(&self) -> Infallible {
-        let taken = self.following.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let taken = locked(&self.following).take();
         let Some((mut stream, mut held)) = taken else { return std::future::pending().await };
         let mut told = Told::default();
         loop {
@@ -198,7 +198,7 @@ impl<T: Send + Sync + 'static> Followed<T> {
     /// Applies a new usable text. `held` is the text in force, `told` the problems logged.
     fn take(&self, found: Result<String, String>, held: &mut String, told: &mut Told) {
         self.take_text(found, held, told);
-        let mut since = self.stale_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut since = locked(&self.stale_since);
         let is_stale = !told.0.is_empty();
         *since = is_stale.then(|| since.unwrap_or_else(|| self.clock.monotonic()));
     }

@@ -3,12 +3,12 @@
 //! Must hold: many questions are no load for the stores. A short silence of a store is tolerated.
 
 use std::fmt::Display;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use dl_format::{IDENTITY_KEY, IdentityRecord, StoreId};
 use dl_meta::{Damage, DatasetRecord, DatasetState, Refusal};
-use dl_runtime::{Deadline, Elapsed};
+use dl_runtime::{Deadline, Elapsed, locked};
 use dl_store::StoreExt;
 use futures::future;
 use tokio::sync::Semaphore;
@@ -112,13 +112,13 @@ impl HealthProbe {
     /// The state of the stores, at most [`HOLDS`] old.
     pub(crate) async fn health(&self) -> Health {
         let _turn = self.turn.acquire().await;
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let last = locked(&self.last).clone();
         let now = self.context.clock.monotonic();
         match last {
             Some(health) if now < health.at + HOLDS => health,
             last => {
                 let health = self.ask(last).await;
-                *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(health.clone());
+                *locked(&self.last) = Some(health.clone());
                 health
             }
         }

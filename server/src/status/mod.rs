@@ -13,14 +13,14 @@ mod servers;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
 use dl_format::{DatasetId, MemberId, Stamp, TaskId, Version};
 use dl_meta::{DatasetRecord, DatasetState, Heartbeat, TaskGroup, TaskKey, TaskTerms};
 use dl_proto::{DepartedMember, ServerRecord, TaskCounters, pb};
-use dl_runtime::Deadline;
+use dl_runtime::{Deadline, locked};
 use futures::{StreamExt, stream};
 use prost::Message;
 use tokio::sync::Semaphore;
@@ -320,7 +320,7 @@ impl Board {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

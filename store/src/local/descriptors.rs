@@ -4,7 +4,9 @@
 //! object's name still belongs to the file.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use dl_runtime::locked;
 
 use crate::Key;
 
@@ -46,7 +48,7 @@ impl<F> Descriptors<F> {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<F>>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.files)
     }
 }
 

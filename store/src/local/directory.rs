@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use dl_runtime::{Buffers, OsRandom, Random};
+use dl_runtime::{Buffers, OsRandom, Random, locked};
 
 use super::descriptors::Descriptors;
 use super::files::{Entry, Errno, Files, Node, OpenFile, Result};
@@ -140,7 +140,7 @@ impl<F: Files> Directory<F> {
     }
 
     fn known(&self) -> MutexGuard<'_, HashSet<Box<str>>> {
-        self.durable.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.durable)
     }
 
     fn link_body(&self, dir: &str, path: &str, body: &[u8]) -> Result<()> {

@@ -5,9 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use dl_runtime::fault::{Cut, CutPoint};
+use dl_runtime::locked;
 
 use super::LocalStore;
 use super::directory::Directory;
@@ -89,7 +90,7 @@ impl Name {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    locked(mutex)
 }
 
 fn dead(_: Cut) -> Errno {

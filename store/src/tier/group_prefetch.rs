@@ -5,9 +5,10 @@
 //! fetched at a time, and about an object a second while readers wait for the slow store.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use dl_runtime::locked;
 use futures::TryStreamExt;
 use tokio::sync::Semaphore;
 
@@ -45,7 +46,7 @@ impl GroupPrefetch {
     /// The group of an object, if the caller is to prefetch it now.
     fn begin(&self, key: &Key, now: Duration) -> Option<Prefix> {
         let group = (self.group)(key)?;
-        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = locked(&self.groups);
         let rests = |until: &Option<Duration>| until.is_none_or(|until| now < until);
         if groups.get(&group).is_some_and(rests) {
             return None;
@@ -56,7 +57,7 @@ impl GroupPrefetch {
     }
 
     fn end(&self, group: Prefix, now: Duration) {
-        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = locked(&self.groups);
         groups.insert(group, Some(now.saturating_add(RELIST_INTERVAL)));
     }
 }

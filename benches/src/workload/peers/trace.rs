@@ -9,13 +9,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ChildStdout;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{sleep, spawn};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_format::FilePath;
-use dl_runtime::since_boot;
+use dl_runtime::{locked, since_boot};
 use libdiesel::{Dataset, ShuffleOptions};
 use serde::{Deserialize, Serialize};
 
@@ -250,7 +250,7 @@ impl TracedReader {
 
     /// Reports so far.
     pub(super) fn reports(&self) -> Vec<Report> {
-        self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.reports).clone()
     }
 
     /// True after the process has finished its work; an error for a failed process.
@@ -267,7 +267,7 @@ impl TracedReader {
 fn listen(stdout: BufReader<ChildStdout>, reports: &Mutex<Vec<Report>>, has_ended: &AtomicBool) {
     for line in stdout.lines().map_while(Result::ok) {
         let report = serde_json::from_str::<Report>(&line);
-        reports.lock().unwrap_or_else(PoisonError::into_inner).extend(report);
+        locked(reports).extend(report);
     }
     has_ended.store(true, Ordering::Release);
 }

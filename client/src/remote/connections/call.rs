@@ -8,13 +8,12 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dl_runtime::{Clock, Deadline};
+use dl_runtime::{Clock, Deadline, locked};
 
 use super::attempt::{SILENCE, Try, attended};
 use super::replies::Replies;
 use super::server::Server;
 use crate::error::{Error, Kind};
-use crate::process::locked;
 use crate::remote::failure::Failure;
 use crate::remote::options::{OnRetry, Retry};
 

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dl_format::FileRecord;
 use dl_proto::{Dataset as DatasetInfo, REPLY_BYTES};
+use dl_runtime::locked;
 use tokio::sync::watch;
 
 use crate::epoch::{FileRead, FileSource};
 use crate::error::{Error, Kind};
 use crate::order::Cursor;
-use crate::process::locked;
 use crate::remote::chunks::get_chunks;
 use crate::remote::dataset::RemoteDataset;
 use crate::remote::epoch::chunk_bytes::{ChunkBytes, range_of};

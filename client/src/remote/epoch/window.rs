@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use dl_runtime::locked;
 
 use crate::error::Error;
 use crate::order::{ChunkPlan, Cursor};
@@ -236,7 +237,7 @@ impl Window {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.inner)
     }
 }
 

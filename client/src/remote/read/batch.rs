@@ -11,9 +11,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use dl_format::{EntryVersion, FileRecord};
 use dl_proto::{Dataset as DatasetInfo, ReadPiece, ReadRequest, STAT_PATHS_MAX, StatItem, pb};
+use dl_runtime::locked;
 
 use crate::error::{Error, Kind};
-use crate::process::locked;
 use crate::remote::connections::{Connection, Try};
 use crate::remote::failure::Failure;
 use crate::remote::read::ReadItem;

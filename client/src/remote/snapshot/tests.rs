@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use dl_runtime::locked;
 use tonic::Status;
 
 use super::*;
 use crate::dataset::Dataset;
-use crate::process::locked;
 use crate::remote::testing::{Script, dataset, info};
 use crate::snapshot::tests::{empty, forged, version};
 

@@ -10,6 +10,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use dl_format::FilePath;
+use dl_runtime::locked;
 use tokio::sync::watch;
 
 use crate::error::Error;
@@ -291,7 +292,7 @@ impl Ledger {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

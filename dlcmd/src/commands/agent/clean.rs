@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use dl_agent::{DiskDataset, DiskFate, clean_disk};
-use dl_runtime::{Clock, SystemClock};
+use dl_runtime::{Clock, SystemClock, units};
 use serde::Serialize;
 
 use crate::address::Address;
@@ -16,7 +16,6 @@ use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::text::{escaped, shown, sized};
-use crate::time;
 
 #[derive(Debug, Args)]
 pub(super) struct Clean {
@@ -59,7 +58,7 @@ pub(super) fn run(
         return Err(Failure::usage(why));
     }
     let older = older.map(|text| {
-        time::duration(&text).ok_or_else(|| {
+        units::duration(&text).ok_or_else(|| {
             let text = escaped(text.as_bytes());
             Failure::usage(format!("--older {text}: type a time such as 12h or 7d"))
         })

@@ -7,8 +7,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::panic;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use dl_runtime::locked;
 use libdiesel::agent::older_log;
 use rustix::fs::OFlags;
 use tracing::level_filters::LevelFilter;
@@ -64,7 +65,7 @@ fn append(path: &Path) -> io::Result<File> {
 impl Write for &Log {
     /// Writes a whole message.
     fn write(&mut self, message: &[u8]) -> io::Result<usize> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = locked(&self.open);
         let length = message.len() as u64;
         if open.bytes > 0 && open.bytes.saturating_add(length) > self.bytes_max {
             fs::rename(&self.path, older_log(&self.path))?;

@@ -16,6 +16,7 @@ use std::time::Duration;
 use clap::builder::PossibleValue;
 use clap::{Args, Subcommand, ValueEnum};
 use dl_agent::{Budget, Eviction, PeerAddress, PeerConfig, PeerTls, Policy, Status};
+use dl_runtime::units;
 use libdiesel::{TaskOptions, agent};
 
 use super::whole_dataset;
@@ -23,8 +24,7 @@ use crate::address::Address;
 use crate::context::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
-use crate::text::{bytes_of, escaped};
-use crate::time;
+use crate::text::escaped;
 pub(crate) use log::begin as begin_log;
 use tiers::Tiers;
 
@@ -164,7 +164,7 @@ impl Settings {
     fn plan(&self) -> Result<AgentPlan, Failure> {
         let tiers = self.tiers.as_deref().map(Tiers::parse).transpose()?.unwrap_or_default();
         let memory = self.memory.as_ref().map(|text| {
-            bytes_of(text).ok_or_else(|| {
+            units::size(text).ok_or_else(|| {
                 let text = escaped(text.as_bytes());
                 Failure::usage(format!("--memory {text}: type a size such as 512MiB or 64GiB"))
             })
@@ -172,7 +172,7 @@ impl Settings {
         // A size on the command line is meant more than the environment's tiers.
         let memory = memory.transpose()?.or(tiers.memory);
         let idle = self.idle.as_ref().map(|text| {
-            time::duration(text).ok_or_else(|| {
+            units::duration(text).ok_or_else(|| {
                 let text = escaped(text.as_bytes());
                 Failure::usage(format!("--idle {text}: type a time such as 30s, 10m or 2h"))
             })

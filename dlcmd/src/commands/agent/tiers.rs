@@ -5,9 +5,10 @@
 use std::path::PathBuf;
 
 use dl_agent::DiskConfig;
+use dl_runtime::units;
 
 use crate::exit::Failure;
-use crate::text::{bytes_of, escaped, shown};
+use crate::text::{escaped, shown};
 
 /// Most folders of an agent.
 const FOLDERS_MAX: usize = 4;
@@ -34,7 +35,7 @@ impl Tiers {
         let mut tiers = Self::default();
         for (number, tier) in text.split(',').enumerate() {
             let size = tier.rsplit_once(':');
-            let size = size.and_then(|(name, size)| Some((name.trim(), bytes_of(size.trim())?)));
+            let size = size.and_then(|(name, size)| Some((name.trim(), units::size(size.trim())?)));
             let (name, bytes) = size.ok_or_else(|| wrong("a tier has no size"))?;
             match name {
                 MEMORY if number == 0 => tiers.memory = Some(bytes),

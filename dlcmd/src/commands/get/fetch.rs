@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dl_format::{DirPath, FilePath, FileRecord};
+use dl_runtime::locked;
 use libdiesel::{Dataset, Kind, ListEntry, ReadItem};
 use serde::Serialize;
 
@@ -92,7 +93,7 @@ impl<'a> GetState<'a> {
     }
 
     fn summary(&self) -> MutexGuard<'_, Summary> {
-        self.summary.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.summary)
     }
 
     /// Whether the file is missing or differs on this machine.
@@ -123,7 +124,7 @@ impl<'a> GetState<'a> {
 
     fn fail(&self, file: &Wanted, why: &str, exit: Exit) {
         self.summary().failed += 1;
-        self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(exit);
+        locked(&self.first).get_or_insert(exit);
         let at = self.target.shown(file.at.as_bytes());
         self.failures.add("get", format_args!("{} as {}", file.path, shown(&at)), why);
     }

@@ -13,14 +13,14 @@ use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use clap::Args;
 use dl_format::{FilePath, FileRecord};
-use dl_runtime::since_boot;
+use dl_runtime::{locked, since_boot, units};
 use libdiesel::{Dataset, ListEntry, StatItem};
 use rustix::fs::FileType;
 
@@ -33,7 +33,6 @@ use crate::local::{Target, own_umask, special};
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::text::{counted, escaped, shown, sized};
-use crate::time;
 
 /// The first and the longest interval between two looks for a source.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -108,7 +107,7 @@ impl Arguments {
     fn plan(self) -> Result<GetPlan, Failure> {
         let Self { source, target, tar, sync, threads, wait } = self;
         let wait = wait.map(|text| {
-            time::duration(&text).ok_or_else(|| {
+            units::duration(&text).ok_or_else(|| {
                 let text = escaped(text.as_bytes());
                 Failure::usage(format!("--wait {text}: type a time such as 30s or 5m"))
             })
@@ -381,7 +380,7 @@ fn fetch_all(
 fn fetch_batches(shared: &GetState<'_>, batches: &Mutex<Receiver<Batch>>) -> Result<(), Failure> {
     let mut ended = Ok(());
     loop {
-        let batch = batches.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let batch = locked(batches).recv();
         let Ok(batch) = batch else { return ended };
         if !shared.is_stopped() {
             let fetched = shared.fetch(&batch);

@@ -7,10 +7,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use dl_runtime::units;
+
 use crate::context::Global;
 use crate::exit::Failure;
 use crate::text::escaped;
-use crate::time;
 
 /// Time for a read of absent files.
 const TIMEOUT: Duration = Duration::from_secs(25);
@@ -23,7 +24,7 @@ const SHORT: &str = "give a time of at least 1s, such as 30s or 5m";
 
 /// A time of at least a second.
 fn interval(text: &str) -> Option<Duration> {
-    time::duration(text).filter(|time| *time >= Duration::from_secs(1))
+    units::duration(text).filter(|time| *time >= Duration::from_secs(1))
 }
 
 /// The value of `--follow`.

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use dl_format::FilePath;
-use dl_runtime::Shutdown;
+use dl_runtime::{Shutdown, locked};
 use libdiesel::{Dataset, StatItem};
 
 use super::send::{COMPARED, FOLDERS};
@@ -268,7 +268,7 @@ impl<'a> PathChecker<'a> {
     }
 
     fn found(&self) -> std::sync::MutexGuard<'_, Vec<(FilePath, PathKind)>> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(self.found)
     }
 }
 

@@ -9,11 +9,11 @@ use std::ffi::CStr;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use dl_format::{Attributes, FilePath, FileRecord};
-use dl_runtime::Shutdown;
+use dl_runtime::{Shutdown, locked};
 use libdiesel::format::PackError;
 use libdiesel::{Dataset, Flushed, StatItem};
 
@@ -85,7 +85,7 @@ impl<'a> PutState<'a> {
     /// Waits until all sent files are acknowledged or have failed.
     pub(super) fn flush(&self) -> Result<(), Failure> {
         let Flushed { files, bytes, failed } = self.dataset.flush()?;
-        let mut sum = self.flushed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sum = locked(&self.flushed);
         sum.files += files;
         sum.bytes += bytes;
         sum.failed.extend(failed);
@@ -104,7 +104,7 @@ impl<'a> PutState<'a> {
     }
 
     fn fresh(&self) -> std::sync::MutexGuard<'_, Vec<Candidate>> {
-        self.fresh.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.fresh)
     }
 
     /// Notes a recently modified file; returns whether the list is full.

@@ -9,12 +9,12 @@ mod index;
 mod tests;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
 use dl_runtime::blocking::ThreadLimit;
-use dl_runtime::{Clock, Deadline};
+use dl_runtime::{Clock, Deadline, locked};
 use futures::TryStreamExt;
 use tokio::task::JoinHandle;
 
@@ -260,15 +260,15 @@ impl Copies {
 
     /// The index, locked.
     pub(super) fn index(&self) -> MutexGuard<'_, Index> {
-        self.inner.index.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.inner.index)
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {
-        self.inner.health.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.inner.health)
     }
 
     fn locked_counts(&self) -> MutexGuard<'_, CopyCounts> {
-        self.inner.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.inner.counts)
     }
 
     fn count(&self, add: impl FnOnce(&mut CopyCounts)) {

@@ -1,13 +1,13 @@
 //! Honest clients on a slow link, and clients that wait for the server.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use dl_format::{Attributes, ChunkShape, DatasetName, FilePath};
 use dl_meta::{Memory, Stop};
-use dl_runtime::OsRandom;
 use dl_runtime::fault::{CutPoint, Fault, Faults};
+use dl_runtime::{OsRandom, locked};
 use dl_server::{Limits, ServerContext, prepare};
 use dl_store::FaultStore;
 use dl_tests::cluster::{Cluster, clock, context, in_memory};
@@ -37,7 +37,7 @@ fn file(number: u8) -> Result<FilePath> {
 type Said = Arc<Mutex<Vec<String>>>;
 
 fn said(said: &Said) -> String {
-    said.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
+    locked(said).join("\n")
 }
 
 /// A client with a request time-out in seconds.
@@ -49,7 +49,7 @@ fn client(address: &str, seconds: u64) -> Result<(Client, Said)> {
         request_timeout: Duration::from_secs(seconds),
         on_retry: Some(Arc::new(move |retry| {
             let note = format!("{} {}: {}", retry.action, retry.subject, retry.reason);
-            notes.lock().unwrap_or_else(PoisonError::into_inner).push(note);
+            locked(&notes).push(note);
         })),
         ..ConnectOptions::default()
     };
