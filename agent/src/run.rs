@@ -168,6 +168,9 @@ async fn drive(cache: Arc<Cache>, idle: Duration) {
     loop {
         let fetches = cache.state().retry_queue(cache.now());
         fetches.into_iter().for_each(|fetch| cache.fetch(fetch));
+        if !cache.disks.is_empty() {
+            cache.write_copies();
+        }
         cache.fetch_ahead();
         let now = clock.monotonic();
         if now >= next_beat {

@@ -3,7 +3,8 @@
 //!
 //! Must hold: each slot has one owner, and is filled only without pins. The counts add up. Each
 //! waiter is answered once. No kept chunk leaves for another chunk while an order is read. A chunk is
-//! written to a disk by one task, from a slot that keeps its bytes.
+//! written to a disk by one task, from a slot that keeps its bytes. A chunk that memory keeps no longer is
+//! queued for a disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -406,6 +407,13 @@ impl World {
         if is_read {
             assert_eq!(self.state.residency.evicted(), evicted, "{text}: evicted in an order");
         }
+        let is_lost = |chunk: &u32| {
+            let held = self.state.residency.get(key(*chunk)).map(|held| held.stage);
+            let is_demoted =
+                matches!(held, Some(Stage::Full { retention: Retention::Transient, .. }));
+            is_demoted && self.state.disk.may_queue(key(*chunk))
+        };
+        assert!(!kept.iter().any(is_lost), "{text}: on no tier soon");
         let is_evicting = self.state.residency.evicted() > evicted;
         if has_other && !is_shrinking && !may_hand_over && !is_evicting {
             let gone: Vec<_> = kept.difference(&self.kept()).copied().collect();

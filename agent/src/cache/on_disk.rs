@@ -148,7 +148,7 @@ impl Cache {
     }
 
     /// Begins to write chunks that wait for it; true if a chunk is being written.
-    fn write_copies(self: &Arc<Self>) -> bool {
+    pub(crate) fn write_copies(self: &Arc<Self>) -> bool {
         loop {
             let next = self.state().next_to_write();
             let Some((key, pinned)) = next else { break };
@@ -256,6 +256,15 @@ impl State {
             true if self.disk.may_queue(key) => self.disk.queue(key),
             false if self.disk.may_queue_extra(key) => self.disk.queue_extra(key),
             _ => {}
+        }
+    }
+
+    /// Queues chunks that memory keeps no longer.
+    pub(super) fn queue_demoted(&mut self) {
+        for key in self.residency.take_demoted() {
+            if self.disk.may_queue(key) {
+                self.disk.queue(key);
+            }
         }
     }
 
