@@ -180,9 +180,8 @@ fmt:
 	cargo fmt --all --check
 
 clippy:
-	cargo clippy --locked --all-targets -- -D warnings
 	PYO3_NO_PYTHON=1 PYO3_BUILD_EXTENSION_MODULE=1 \
-		cargo clippy --locked --package dl-python -- -D warnings
+		cargo clippy --locked --workspace --all-targets -- -D warnings
 
 # What the end-to-end tests and the demos in them start. Cargo builds no binaries for the tests of another package.
 programs:
