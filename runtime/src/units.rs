@@ -29,6 +29,7 @@ pub fn duration(text: &str) -> Option<Duration> {
 
 /// A number with one of the units.
 fn number_of(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let text = text.trim();
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
     let unit = text.get(digits.len()..)?.trim_start();
     let (_, factor) = units.iter().find(|(name, _)| *name == unit)?;
@@ -41,7 +42,7 @@ mod tests {
 
     #[test]
     fn sizes_and_times_have_a_number_and_a_unit() {
-        let sizes = [("7", 7), ("7B", 7), ("64 MiB", 64 << 20), ("2TiB", 2 << 40)];
+        let sizes = [("7", 7), ("7B", 7), (" 64 MiB", 64 << 20), ("2TiB", 2 << 40)];
         for (text, bytes) in sizes {
             assert_eq!(size(text), Some(bytes), "{text}");
         }

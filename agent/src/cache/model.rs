@@ -3,8 +3,8 @@
 //!
 //! Must hold: each slot has one owner, and is filled only without pins. The counts add up. Each
 //! waiter is answered once. No kept chunk leaves for another chunk while an order is read. A chunk is
-//! written to a disk by one task, from a slot that keeps its bytes. A chunk that memory keeps no longer is
-//! queued for a disk.
+//! written to a disk by one task, from a slot that keeps its bytes. Own chunks in
+//! memory that no tier keeps wait for a disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -264,6 +264,10 @@ impl World {
             Step::Retry(seconds) => {
                 self.now += Duration::from_secs(seconds);
                 let fetches = self.state.retry_queue(self.now);
+                let State { residency, served, disk, keeps, .. } = &self.state;
+                let may_wait = |key: &ChunkKey| served.owns(*key) && disk.may_queue(*key);
+                let forgotten = residency.transient().find(may_wait);
+                assert!(!keeps || forgotten.is_none(), "on no tier: {forgotten:?}");
                 fetches.into_iter().for_each(|fetch| self.start(Some(fetch)));
             }
             Step::AskOfPeer(chunk) => self.ask_of_peer(chunk),
@@ -407,13 +411,6 @@ impl World {
         if is_read {
             assert_eq!(self.state.residency.evicted(), evicted, "{text}: evicted in an order");
         }
-        let is_lost = |chunk: &u32| {
-            let held = self.state.residency.get(key(*chunk)).map(|held| held.stage);
-            let is_demoted =
-                matches!(held, Some(Stage::Full { retention: Retention::Transient, .. }));
-            is_demoted && self.state.disk.may_queue(key(*chunk))
-        };
-        assert!(!kept.iter().any(is_lost), "{text}: on no tier soon");
         let is_evicting = self.state.residency.evicted() > evicted;
         if has_other && !is_shrinking && !may_hand_over && !is_evicting {
             let gone: Vec<_> = kept.difference(&self.kept()).copied().collect();

@@ -259,13 +259,16 @@ impl State {
         }
     }
 
-    /// Queues chunks that memory keeps no longer.
-    pub(super) fn queue_demoted(&mut self) {
-        for key in self.residency.take_demoted() {
-            if self.disk.may_queue(key) {
-                self.disk.queue(key);
-            }
+    /// Queues own chunks in memory that no tier keeps, as far as the queue has room: chunks that memory
+    /// keeps no longer, and chunks that left a full queue.
+    pub(super) fn queue_passing(&mut self) {
+        if !self.keeps || !self.disk.takes() {
+            return;
         }
+        let is_own = |key: &ChunkKey| self.served.owns(*key) && self.disk.may_queue(*key);
+        let passing = self.residency.transient().filter(is_own);
+        let passing: Vec<_> = passing.take(self.disk.room_in_queue()).collect();
+        passing.into_iter().for_each(|key| self.disk.queue(key));
     }
 
     /// How many own chunks of a part of a dataset are neither on a disk nor kept in memory.

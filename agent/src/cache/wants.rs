@@ -130,7 +130,6 @@ impl State {
         let most = self.keep_max();
         self.count_uses(now);
         let Some(slot) = self.residency.filled(key, span, is_mine, may_evict, most) else { return };
-        self.queue_demoted();
         if self.residency.eviction() != Eviction::Keep {
             // Those of the chunk before in the slot.
             self.connections.uses(slot);
@@ -182,7 +181,7 @@ impl State {
         self.follow();
         self.count_uses(now);
         self.residency.shrink(self.keep_max());
-        self.queue_demoted();
+        self.queue_passing();
         self.announce_file_requests();
         self.announce_large_groups();
         let mut fetches = Vec::new();

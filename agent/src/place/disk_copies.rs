@@ -189,7 +189,12 @@ impl DiskCopies {
 
     /// Whether an extra copy of a chunk may be queued.
     pub fn may_queue_extra(&self, key: ChunkKey) -> bool {
-        self.has_spare() && self.queue.len() < QUEUE_MAX && self.may_queue(key)
+        self.has_spare() && self.room_in_queue() > 0 && self.may_queue(key)
+    }
+
+    /// How many further chunks may wait without another leaving the queue.
+    pub fn room_in_queue(&self) -> usize {
+        QUEUE_MAX.saturating_sub(self.queue.len())
     }
 
     /// Queues an own chunk to be written. An extra copy, or the chunk that waits longest, leaves a full

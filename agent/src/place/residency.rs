@@ -72,8 +72,6 @@ pub struct Residency {
     reserved: u32,
     eviction: Eviction,
     evicted: u64,
-    /// Chunks that are kept no longer, since the last look.
-    demoted: Vec<ChunkKey>,
     /// Changes with the set of chunks that other agents may ask for.
     generation: u32,
 }
@@ -90,7 +88,6 @@ impl Residency {
             reserved: 0,
             eviction,
             evicted: 0,
-            demoted: Vec::new(),
             generation: 0,
         }
     }
@@ -312,13 +309,7 @@ impl Residency {
             Retention::Kept => self.kept.victims().next(),
         };
         victim.into_iter().for_each(|key| self.retain(key, Retention::Transient));
-        self.demoted.extend(victim.filter(|_| what == Retention::Kept));
         victim.is_some()
-    }
-
-    /// The chunks that were kept until a demotion since the last call.
-    pub fn take_demoted(&mut self) -> Vec<ChunkKey> {
-        std::mem::take(&mut self.demoted)
     }
 
     /// Makes chunks transient until at most `most` stay.

@@ -60,7 +60,9 @@ impl Arguments {
         if let Some(address) = &self.dataset {
             whole_dataset("purge", address)?;
         }
-        let grace = units::duration(&self.grace).ok_or_else(|| {
+        // 30ms is probably meant as 30m.
+        let whole = units::duration(&self.grace).filter(|grace| grace.subsec_nanos() == 0);
+        let grace = whole.ok_or_else(|| {
             let grace = escaped(self.grace.as_bytes());
             Failure::usage(format!("--grace {grace}: type a time such as 0s, 30m, 2h or 7d"))
         })?;

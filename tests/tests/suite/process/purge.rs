@@ -87,6 +87,8 @@ fn purge_and_verify_report_actions_and_findings() -> Result<()> {
     dl(&server, ["verify", "--checksums", "dl://ds"])?.code(0)?;
     dl(&server, ["verify", "dl://other"])?.code(3)?;
     dl(&server, ["purge", "dl://other"])?.code(3)?;
-    dl(&server, ["purge", "--grace", "soon", "dl://ds"])?.code(2)?;
+    for grace in ["soon", "30ms"] {
+        dl(&server, ["purge", "--grace", grace, "dl://ds"])?.code(2)?;
+    }
     Ok(())
 }
