@@ -17,7 +17,7 @@ def test_a_trainer_of_two_processes_reads_each_file_once_per_epoch(scene, tmp_pa
     told, disk = tmp_path / "told", tmp_path / "disk"
     on_disks = trainer.endswith(" on disks")
     environment = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "TMPDIR": str(tmp_path)}
-    # The processes meet on the loopback, whatever the name of the machine stands for.
+    # The processes meet on the loopback, also on machines whose name has another address.
     environment["GLOO_SOCKET_IFNAME"] = "lo"
     if on_disks:
         disk.mkdir()

@@ -3,8 +3,8 @@
 //!
 //! Must hold: each slot has one owner, and is filled only without pins. The counts add up. Each
 //! waiter is answered once. No kept chunk leaves for another chunk while an order is read. A chunk is
-//! written to a disk by one task, from a slot that keeps its bytes. Own chunks in
-//! memory that no tier keeps wait for a disk.
+//! written to a disk by one task, from a slot that keeps its bytes. Own chunks in memory
+//! that no tier keeps wait for a disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
